@@ -1,1 +1,1 @@
-"""Remesh under programs that others wrote: one module for each host, imported by who asks for it."""
+"""Remesh in programs that others wrote: one module for each host program, imported by the user who wants it."""

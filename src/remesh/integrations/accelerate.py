@@ -4,7 +4,7 @@
 
 Models, optimizers, schedulers, the scaler, registered objects and each rank's random numbers go into the directory
 that the script names, in one step: a crash leaves the checkpoint before. Optimizer states lie under the names of their
-parameters, so another number of processes, or none, finds its own.
+parameters, so another number of processes, or a single one, finds its own.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class RemeshAccelerator(Accelerator):
         return str(folder)
 
     def load_state(self, input_dir: Any = None, load_kwargs: Any = None, **load_model_func_kwargs: Any) -> None:
-        """Fill models, optimizers and all else from a checkpoint, of any number of processes."""
+        """Fill models, optimizers and the rest from a checkpoint that any number of processes saved."""
         self._check_can_save("loading", {**load_model_func_kwargs, **(load_kwargs or {})})
         if input_dir is None and self.project_configuration.automatic_checkpoint_naming:
             found = _numbered(Path(self.project_dir, "checkpoints"))
@@ -89,7 +89,7 @@ class RemeshAccelerator(Accelerator):
         self.step = loaded["step"]
 
     def _state(self) -> dict[str, Any]:
-        """All but random numbers; objects that load their own state stand in it themselves."""
+        """The state without random numbers; objects that load their own state stand in it themselves."""
         models: dict[str, Any] = {}
         optimizers: dict[str, Any] = {}
         for model, of_model, name in self._with_optimizers():

@@ -3,7 +3,7 @@
     dcp.save(state, storage_writer=DcpWriter(path))
     dcp.load(state, storage_reader=DcpReader(path))
 
-Planners stay torch's, or the user's: what they plan is carried as it is. What lies on disk is a checkpoint of native
+Planners stay torch's or the user's; their plans are carried out unchanged. What lies on disk is a checkpoint of native
 torch with block checksums and our index beside it, committed in one step, so that `remesh.load`, ``remesh ckpt`` and
 torch's ``FileSystemReader`` read it too.
 
@@ -77,7 +77,7 @@ class Pickles(Enum):
 class DcpWriter(StorageWriter):
     """Where ``dcp.save`` writes: the directory or URL ``path``, or the ``checkpoint_id`` of the call.
 
-    Either the whole checkpoint is there or none; one that is there is never written over. All ranks see the directory.
+    A checkpoint is there in full or not at all; an existing one is never overwritten. All ranks must see the directory.
     """
 
     def __init__(self, path: Directory | None = None, *, pickles: Pickles = Pickles.SAFE) -> None:
@@ -168,7 +168,7 @@ class DcpWriter(StorageWriter):
 
 
 class DcpReader(StorageReader):
-    """What ``dcp.load`` reads: a checkpoint of torch DCP in the directory or URL ``path``, whoever wrote it.
+    """What ``dcp.load`` reads: a checkpoint of torch DCP in the directory or URL ``path``, by any writer.
 
     Its index is read without unpickling; blocks with a checksum are compared with it.
     """
@@ -248,7 +248,7 @@ def _is_place(checkpoint_id: Any) -> bool:
 
 
 def _is_pickle(blob: bytes) -> bool:
-    """Whether ``torch.save`` made it, of which every file is a zip archive."""
+    """Whether ``torch.save`` made these bytes: each of its files is a zip archive."""
     return blob.startswith(b"PK")
 
 
@@ -268,7 +268,7 @@ def _tensor_of(item: WriteItem, planner: SavePlanner) -> torch.Tensor:
 
 
 def _check_planner_data(planner_data: Any, directory: Location) -> None:
-    """See that no class is in the planner's data, which would make the whole index one that must not be read."""
+    """Raise if the planner's data has a class: the whole index could then not be read without running code."""
     try:
         load_inert(pickle.dumps(planner_data), directory / METADATA_FNAME)
     except CheckpointFormatError as raised:
@@ -322,7 +322,7 @@ def _tensor_metadata(stored: StoredTensor) -> TensorStorageMetadata:
 def _chunk_reads(
     checkpoint: OpenCheckpoint, items: Sequence[ReadItem], places: Sequence[torch.Tensor]
 ) -> list[ChunkRead]:
-    """One read for every chunk of which something is wanted, in the order of files and places."""
+    """One read for every chunk that is needed at least in part, in the order of files and places in them."""
     chunks = _chunks_by_index(checkpoint.manifest, {item.storage_index.fqn for item in items})
     reads: dict[Extent, ChunkRead] = {}
     for item, place in zip(items, places, strict=True):

@@ -6,8 +6,8 @@ parallelism leaves its *partition*: flat vectors of the parameters' master value
     ZeRO 1, 2    group by group, the ranks' partitions one after another hold the parameters one after another
     ZeRO 3       each parameter is padded to a multiple of the ranks and cut evenly; a rank's parts follow one another
 
-1. The files are read by ``torch.load(weights_only=True)``; objects of DeepSpeed's own classes, of which nothing is
-   wanted, become empty ones, and any other class is refused.
+1. The files are read by ``torch.load(weights_only=True)``; objects of DeepSpeed's own classes, which are
+   not needed, become empty ones, and any other class is refused.
 2. Partitions are put together by the shapes that the model's file tells; their sums must fit.
 3. The result: ``model`` (master values), ``optimizer`` (moments by parameter), ``groups``, second names of ``shared``
    parameters, buffers, and the program's own values. DeepSpeed is not needed.
@@ -93,7 +93,7 @@ def read_zero(folder: Path) -> dict[str, Any]:
 
 
 def _groups_of(part: _Partition, shapes: Sequence[Mapping[str, Any]], tag: Path) -> list[dict[str, Any]]:
-    """Options of each group, with its parameters: a group names its vectors, of which ZeRO 3 makes several."""
+    """Options of each group, with its parameters: a group names its vectors, and ZeRO 3 makes several for each."""
     numbers = [number for group in part.groups for number in group["params"]]
     if numbers != list(range(len(shapes))):
         raise _bad(tag, f"groups of the vectors {numbers}, expected each of {len(shapes)} once, in order")
@@ -168,7 +168,7 @@ def _partition_of(path: Path) -> _Partition:
 
 
 def _moment(found: Any, length: int, kind: str, path: Path) -> torch.Tensor:
-    """One kind of a group's state, as long as its master values, or longer by padding that only these have lost."""
+    """One moment of a group: as long as its master values, or longer by padding that was taken off those alone."""
     if not isinstance(found, torch.Tensor) or found.ndim != 1 or len(found) < length:
         shape = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
         raise _bad(path, f"{kind!r} of the optimizer's state as {shape}, expected a vector of {length} elements")
@@ -188,7 +188,7 @@ def _tag_in(folder: Path) -> Path:
 
 
 def _files(tag: Path, pattern: str) -> list[Path]:
-    """Of the ranks in their order; refused if the model itself was cut."""
+    """The files of the ranks, in order; a model that was itself cut is refused."""
     found = sorted(tag.glob(pattern), key=lambda path: [int(number) for number in re.findall(r"\d+", path.name)])
     if not found:
         raise _bad(tag, f"no file {pattern}, expected one of each rank")

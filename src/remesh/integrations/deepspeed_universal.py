@@ -40,7 +40,7 @@ _OLDEST_VERSION = "0.19.8"
 
 @dataclass(frozen=True, slots=True)
 class WrittenForDeepSpeed:
-    """What became of a checkpoint."""
+    """What was written for DeepSpeed."""
 
     tag: Path
     num_parameters: int
@@ -67,11 +67,11 @@ class _Optimizer:
 
 
 def write_universal(source: OpenCheckpoint, target: Path) -> WrittenForDeepSpeed:
-    """Write the folder; `CheckpointMismatchError` for a checkpoint that lacks what DeepSpeed wants, before a byte is.
+    """Write the folder; `CheckpointMismatchError` before a byte is written if the checkpoint lacks anything.
 
-    The source has ``model.<parameter>``, and ``optimizer.<parameter>.<moment>`` with ``groups``, as what comes of
-    ``--from deepspeed-zero``, or ``optimizer.state.<parameter>.<moment>`` with ``optimizer.param_groups``, as torch has
-    it. One tensor at a time is in memory.
+    The source has ``model.<parameter>``, and ``optimizer.<parameter>.<moment>`` with ``groups``, as written by
+    ``--from deepspeed-zero``, or ``optimizer.state.<parameter>.<moment>`` with ``optimizer.param_groups``, as in
+    torch. One tensor at a time is in memory.
     """
     optimizer = _optimizer_of(source)
     _check_complete(source, optimizer)
@@ -152,7 +152,7 @@ def _check_complete(source: OpenCheckpoint, optimizer: _Optimizer) -> None:
 
 
 def _steps_of(source: OpenCheckpoint, optimizer: _Optimizer) -> float:
-    """The step of all parameters: DeepSpeed counts one for all."""
+    """The step of all parameters: DeepSpeed counts one step for all of them."""
     steps = {float(read_box(source, f"{optimizer.prefix}{name}.step")) for name in optimizer.parameters}
     if len(steps) > 1:
         raise _bad(source, f"parameters at steps {sorted(steps)}, expected all at one")
@@ -178,7 +178,7 @@ def _client_state_of(source: OpenCheckpoint) -> tuple[dict[str, Any], tuple[str,
 
 
 def _buffers_of(source: OpenCheckpoint, optimizer: _Optimizer) -> tuple[str, ...]:
-    """What of the model no group has, without second names of parameters."""
+    """The model's tensors that are in no group of the optimizer, without second names of parameters."""
     known = {*optimizer.parameters, *(source.common.get("shared") or {})}
     names = [name.removeprefix("model.") for name in source.manifest.tensors if name.startswith("model.")]
     return tuple(name for name in names if name not in known)

@@ -3,7 +3,7 @@
 Definitions. A *source* is a tensor under its name in the checkpoint, whole. A *target* is a parameter of the engine on
 one rank of its tensor parallelism. A `Rule` says of which `SourcePart`s a target is made, one after another along the
 rows of its matrix; a target of experts is a stack of such matrices. The first rule whose name fits, and whose sources
-are all there, holds; a table is a tuple of rules, and a user puts rules of an own before it.
+are all there, holds; a table is a tuple of rules, and users put rules of their own before it.
 
 1. Every target finds its rule; each part becomes a box of its source, and strides in the memory of the target.
 2. All boxes in one target make a `Piece` under the name of the source: what `remesh.reshard` and `remesh.Refit` take.
@@ -57,7 +57,7 @@ class SourcePart:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Of which parts a target is made."""
+    """The parts of which a target is made, for targets whose names fit."""
 
     target: str
     """Pattern of the whole name."""
@@ -141,7 +141,7 @@ class WantedWeights:
     """``(to, from)`` to be copied behind every move: targets that are made of the same source as another one."""
 
     def copy_ties(self) -> None:
-        """Make all copies."""
+        """Copy every parameter that a source fills to the other parameters tied to it."""
         with torch.no_grad():
             for to, source in self.copies:
                 to.copy_(source)
@@ -210,7 +210,7 @@ class _Mapping:
             )
 
     def pieces(self) -> dict[str, Piece]:
-        """What was found, by source."""
+        """The pieces that were found, by source."""
         return {
             name: Piece(tensor, tuple(self.sources[name]), tuple(shards))
             for name, (tensor, shards) in self.found.items()
@@ -294,5 +294,5 @@ class _Mapping:
 
 
 def _row_dim(rule: Rule, part: SourcePart, num_dims: int) -> int:
-    """Of a part in the dims of its source, the one that runs along the rows of the target."""
+    """The dim of a part's source that runs along the rows of the target."""
     return num_dims - 1 if part.is_transposed else int(rule.experts is Experts.STACKED)

@@ -1,4 +1,4 @@
-"""Is the program there that a module plugs into, and new enough? If not, one line says which extra brings it."""
+"""Is the host program of a module installed, and new enough? If not, one line says which extra brings it."""
 
 from __future__ import annotations
 

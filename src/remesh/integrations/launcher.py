@@ -54,7 +54,7 @@ class elastic_launch:
 def launch_agent(
     config: LaunchConfig, entrypoint: Callable[..., Any] | str | None, args: Sequence[Any]
 ) -> dict[int, Any]:
-    """Run this node's workers to their end; what each returned, by its global rank.
+    """Run this node's workers to their end; returns what each worker returned, by global rank.
 
     Called by the main thread, for signals end a job in order. Raises torch's ``ChildFailedError`` when a worker of this
     node failed for good, `PeerError` when one of another node did.

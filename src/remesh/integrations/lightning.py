@@ -38,13 +38,13 @@ _REST = "what Lightning keeps beside model and optimizers"
 
 
 class RemeshCheckpointIO(CheckpointIO):
-    """Files as Lightning's own: a path, or a URL of any store. The one before stays until the new one is there in full.
+    """Files as Lightning's own: a path, or a URL of any store. An older file stays until the new one is complete.
 
-    What could not be loaded again without running code is refused when it is saved.
+    A value that could not be loaded again without running code is refused when it is saved.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Write it durably; called by the first process alone."""
+        """Write the checkpoint durably; called by the first process alone."""
         _refuse_options(storage_options)
         place = location_of(path)
         with told_as_checkpoint_errors(f"saving checkpoint {place}"):
@@ -52,7 +52,7 @@ class RemeshCheckpointIO(CheckpointIO):
             store_of(place).put(place, dump_object(checkpoint, "Lightning's checkpoint"))
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
-        """Read it, tensors on the CPU. Called by every process."""
+        """Read the checkpoint, with tensors on the CPU; called by every process."""
         if map_location not in (None, "cpu", torch.device("cpu")):
             raise ConfigError(f"loading checkpoint {path}: map_location is {map_location!r}, expected the CPU")
         if weights_only is False:
@@ -101,7 +101,7 @@ class RemeshModelParallelStrategy(ModelParallelStrategy):
         save(state, os.fspath(self.broadcast(filepath)))
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """Fill model and optimizers; returns the rest. Called by every process, of any number."""
+        """Fill model and optimizers, and return the rest; called by every process, of any number of processes."""
         path = os.fspath(self.broadcast(checkpoint_path))
         assert self.model is not None, "Lightning sets a model up before it loads"
         optimizers = {str(number): one for number, one in enumerate(self.optimizers)}

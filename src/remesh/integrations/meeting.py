@@ -8,9 +8,9 @@ _STORES: dict[tuple[str, int, bool], dist.TCPStore] = {}
 
 
 def store_at(address: str, port: int, *, is_server: bool) -> dist.TCPStore:
-    """The store at a place, served by this process or by another one: the one of before, while it answers.
+    """The store at a place, served by this process or another; an earlier connection is used while it answers.
 
-    One that has gone with its process is given up, and whoever serves there now is asked.
+    A store that has ended with its process is given up, and the process that serves at the place now is asked.
     """
     key = (address, port, is_server)
     if key not in _STORES or not _answers(_STORES[key]):

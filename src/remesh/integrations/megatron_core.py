@@ -1,9 +1,9 @@
-"""Megatron Core's ``dist_checkpointing`` is ours, for all that imports it: Megatron-LM, Megatron-Bridge, NeMo.
+"""Puts Remesh in place of Megatron Core's ``dist_checkpointing``, for Megatron-LM, Megatron-Bridge, NeMo.
 
     from remesh.integrations.megatron_core import put_in_place; put_in_place()    # the first line of a script
 
-Every module of theirs has one of ours with the same names (`remesh.dist_checkpointing`). Python finds ours where theirs
-are asked for, so whatever builds sharded tensors, wraps strategies or saves has one set of classes.
+Each module of Megatron Core's has a module with the same names in `remesh.dist_checkpointing`. Python finds that one
+where Megatron's is imported, so whatever builds sharded tensors, wraps strategies or saves has one set of classes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _OURS = "remesh.dist_checkpointing"
 def put_in_place() -> None:
     """Let every import of Megatron's checkpoints find Remesh's; called before anything of Megatron is imported.
 
-    Twice does no harm. Raises `ConfigError` where Megatron Core is missing, too old, or has imported its own already.
+    A second call does no harm. Raises `ConfigError` if Megatron Core is missing, too old, or has imported its own.
     """
     check_host("megatron-core", (0, 12))
     found = sys.modules.get(_THEIRS)

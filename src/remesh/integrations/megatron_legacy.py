@@ -75,17 +75,17 @@ RENAMED = (
 
 
 def cut_of(rules: Sequence[tuple[str, HowCut]], name: str) -> HowCut | None:
-    """How a tensor of the model is cut; None where no rule tells."""
+    """How a tensor of the model is cut; None if no rule has its name."""
     return next((cut for pattern, cut in rules if re.fullmatch(pattern, name)), None)
 
 
 def kind_of(name: str, num_dims: int, has_rates: bool) -> tuple[bool, bool]:
-    """The group that Megatron puts a parameter into: has it weight decay, has it a rate of its own."""
+    """The group that Megatron puts a parameter into: whether it has weight decay, and a learning rate of its own."""
     return num_dims > 1 and not name.endswith(".bias"), has_rates and name in (EMBEDDING, HEAD)
 
 
 def kinds_of(groups: Sequence[Mapping[str, Any]]) -> list[tuple[bool, bool]]:
-    """The same of groups as a checkpoint has them."""
+    """The kinds of the groups that a checkpoint has."""
     return [
         (bool(group.get("wd_mult", group.get("weight_decay"))), bool(group.get("is_decoupled_lr"))) for group in groups
     ]
@@ -101,7 +101,7 @@ class _Merged:
     unknown: list[str] = field(default_factory=list)
 
     def add(self, of_ranks: Sequence[_ByKind], place: Path) -> None:
-        """Put together what the ranks of tensor parallelism have of one stage."""
+        """Put together the parts of one stage that the ranks of tensor parallelism have."""
         if any(_names_in(one) != _names_in(of_ranks[0]) for one in of_ranks):
             raise _bad(place, "ranks of tensor parallelism that have other tensors, expected the same names on all")
         for kind, tensors in of_ranks[0].items():
@@ -189,7 +189,7 @@ def _iteration_in(folder: Path) -> Path:
 
 
 def _parts_of(place: Path) -> list[list[dict[str, Any]]]:
-    """What the files hold: rank of tensor parallelism -> rank of the pipeline -> part."""
+    """The contents of the files: rank of tensor parallelism -> rank of the pipeline -> part."""
     if any(place.glob("mp_rank_*/distrib_optim.pt")):
         raise _bad(
             place,
@@ -216,7 +216,7 @@ def _parts_of(place: Path) -> list[list[dict[str, Any]]]:
 
 
 def _first_layers(stages: Sequence[Mapping[str, Any]]) -> list[dict[str, int]]:
-    """Of each stage: key of each chunk -> number of the first layer in it."""
+    """For each stage: key of each chunk -> number of the first layer in it."""
     chunks = [_chunks_of(stage) for stage in stages]
     firsts: list[dict[str, int]] = [{} for _ in stages]
     count = 0
@@ -237,7 +237,7 @@ def _layers_of(chunk: Mapping[str, Any]) -> set[str]:
 
 
 def _extra_states(part: Mapping[str, Any]) -> Iterator[str]:
-    """What of a layer has a state that is no tensor, under the name of all layers."""
+    """The names of a layer's states that are no tensors, as Megatron's new kind names them for all layers."""
     for key in _chunks_of(part):
         for match in map(_LAYER.fullmatch, part[key]):
             if match and match[3].endswith("._extra_state"):
@@ -312,7 +312,7 @@ def _fitting(value: Any, parameter: torch.Tensor, what: str, place: Path) -> tor
 
 
 def _drop_tied_head(by_kind: _ByKind, place: Path) -> None:
-    """The last stage has a copy of the embedding, which is stored once."""
+    """Drop the last stage's copy of the embedding, which is stored once."""
     for kind, tensors in by_kind.items():
         head = tensors.pop(HEAD, None)
         if head is not None and not head.equal(tensors[EMBEDDING]):
@@ -320,7 +320,7 @@ def _drop_tied_head(by_kind: _ByKind, place: Path) -> None:
 
 
 def _stacked(tensors: Mapping[str, torch.Tensor], place: Path) -> dict[str, torch.Tensor]:
-    """The same, those of all layers as one each."""
+    """The same tensors, with those of all layers stacked into one."""
     found: dict[str, torch.Tensor] = {}
     layers: dict[str, dict[int, torch.Tensor]] = {}
     for name, tensor in tensors.items():
@@ -344,7 +344,7 @@ def _stacked(tensors: Mapping[str, torch.Tensor], place: Path) -> dict[str, torc
 
 
 def _common_of(part: Mapping[str, Any], steps: set[float], place: Path) -> dict[str, Any]:
-    """What is no tensor, as Megatron's new kind has it. Random numbers belong to ranks, and stay behind."""
+    """The values that are no tensors, as Megatron's new kind has them; ranks' random numbers are left out."""
     if len(steps) > 1:
         raise _bad(place, f"parameters at steps {sorted(steps)}, expected one step of all")
     args = without_stand_ins(part["args"])

@@ -1,9 +1,9 @@
 """How does a checkpoint become one of Megatron's old kind? As the parts that its loop resumes from, for any mesh.
 
-For ``remesh ckpt convert --to megatron-legacy``, the way back of `megatron_legacy`, whose words and rules are used.
+For ``remesh ckpt convert --to megatron-legacy``, the reverse of `megatron_legacy`, whose terms and rules it uses.
 
 1. Every tensor of the checkpoint is one of the model, or a state of one. Names that no rule has, and all else that the
-   parts have no place for, are told at once, before a byte is written.
+   parts have no place for, are reported at once, before a byte is written.
 2. Layers are dealt out evenly over the chunks. A part holds its cut of each tensor, read from the files alone: one
    part at a time is in memory.
 3. States of the optimizer stand under numbers, which follow the parameters in the order in which Megatron makes them:
@@ -61,7 +61,7 @@ _UNEVEN = (
 
 @dataclass(frozen=True, slots=True)
 class LegacyMesh:
-    """The ranks that parts are for."""
+    """The mesh of ranks for which parts are written."""
 
     tensor: int
     pipeline: int
@@ -81,7 +81,7 @@ class _LegacyChunk:
 
 @dataclass(frozen=True, slots=True)
 class _Writing:
-    """What is written."""
+    """What all parts of one conversion are written from."""
 
     source: OpenCheckpoint
     args: Namespace
@@ -108,7 +108,7 @@ class _Writing:
 
 
 def mesh_told(source: OpenCheckpoint) -> LegacyMesh:
-    """The ranks that the checkpoint was saved on, by its arguments."""
+    """The mesh on which the checkpoint was saved, by the arguments in it."""
     args = _args_of(source)
     return LegacyMesh(
         int(getattr(args, "tensor_model_parallel_size", 1)),
@@ -167,7 +167,7 @@ def _plan(source: OpenCheckpoint, mesh: LegacyMesh, rules: Sequence[tuple[str, H
 
 
 def _check_names(plan: _Writing) -> None:
-    """Raise for tensors that are none of the model's nor states of one, and for those without a state or a rule."""
+    """Raise for tensors that are neither the model's nor states of one, and for those without a state or a rule."""
     tensors, source = plan.source.manifest.tensors, plan.source
     model = [name for name in tensors if not name.startswith("optimizer.")]
     wanted = {f"optimizer.state.{kind}.{name}" for kind in plan.kinds for name in model}
@@ -208,12 +208,12 @@ def _check_values(plan: _Writing) -> None:
 
 
 def _order_of(module_name: str) -> int | None:
-    """Where in the order of modules a parameter is made."""
+    """The place of a parameter in the order in which Megatron makes modules."""
     return next((at for at, start in enumerate(_ORDER) if module_name.startswith((f"{start}.", f"{start}_"))), None)
 
 
 def _module_name(plan: _Writing, name: str) -> str:
-    """What the modules of the model call a tensor, those of a layer without the layer."""
+    """The name of a tensor in the model's modules; in a layer, the name without the layer."""
     short = name.removeprefix(_STACK)
     if name.startswith(_STACK) and getattr(plan.args, "transformer_impl", "local") == "local":
         for local, stored in RENAMED:
@@ -222,7 +222,7 @@ def _module_name(plan: _Writing, name: str) -> str:
 
 
 def _part_of(plan: _Writing, rank: int, stage: int) -> dict[str, Any]:
-    """All that is in the file of a rank."""
+    """All that the file of one rank holds."""
     common = plan.source.common
     args = Namespace(**vars(plan.args))
     args.tensor_model_parallel_size, args.pipeline_model_parallel_size = plan.mesh.tensor, plan.mesh.pipeline
@@ -262,7 +262,7 @@ def _local_name(plan: _Writing, name: str, layer: int | None, chunk: _LegacyChun
 
 
 def _extra_states(plan: _Writing, chunk: _LegacyChunk) -> dict[str, None]:
-    """Names under which Megatron's modules keep what is no tensor: here nothing."""
+    """Names under which Megatron's modules keep values that are no tensors; here they hold nothing."""
     found: dict[str, None] = {}
     for unique_key in plan.source.manifest.objects:
         name = unique_key.split("/")[0]
@@ -295,7 +295,7 @@ def _read(plan: _Writing, name: str, layer: int | None, rank: int, kind: str = "
 
 
 def _optimizer_of(plan: _Writing, parameters: Sequence[tuple[str, int | None]], rank: int) -> dict[str, Any]:
-    """What the optimizer of a part holds: states by number, groups, and the master values of halves."""
+    """The optimizer's state in a part: states by number, groups, and the master values of half-precision parameters."""
     told = plan.source.common["optimizer"]
     inner = told.get("optimizer", told)
     groups = without_stand_ins(inner["param_groups"])

@@ -42,7 +42,7 @@ def take_random_rows(rows: dict[str, Piece]) -> None:
 
 
 def num_ranks_of(rows: Any) -> int:
-    """How many ranks a stored tensor of rows is of."""
+    """The number of ranks whose rows a stored tensor has."""
     return int(rows.global_shape[0])
 
 

@@ -1,4 +1,4 @@
-"""What do files of ``torch.save`` hold that another program wrote? Plain values, and stand-ins of its own objects."""
+"""How are another program's files of ``torch.save`` read? As plain values, with stand-ins for its own objects."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from remesh.checkpoint.formats.stand_ins import stand_ins_for
 
 
 def read_torch_file(path: Path, program: str, own: Sequence[str]) -> dict[str, Any]:
-    """The dict in a file, on the CPU; ``own`` are the beginnings of names of classes that become stand-ins.
+    """The dict in a file, on the CPU; classes whose names begin with one of ``own`` become stand-ins.
 
-    Raises `CheckpointFormatError` for other classes, and for what is no dict.
+    Raises `CheckpointFormatError` for other classes, and for a file that holds no dict.
     """
     try:
         with torch.serialization.safe_globals([*SAFE_GLOBALS, *stand_ins_for(str(path), own)]):

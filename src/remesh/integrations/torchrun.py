@@ -1,14 +1,14 @@
-"""``torchrun --rdzv-backend remesh``: a meeting whose store survives the host that it was on.
+"""``torchrun --rdzv-backend remesh``: a rendezvous whose store survives the host that it was on.
 
-torch's own rendezvous decides who is in, and its agent does all else; what changes is where its state lives. Every
-agent keeps a store of its own beside the one in force. When that one is lost, the agents of the last round agree on
-another by a majority of those that may be alive (`remesh.elastic.failover`), bring along the state as each last saw
-it, and go on there: torch's agent hears of none of it, and starts its workers again without the node that is gone.
+torch's own rendezvous decides which nodes are in, and its agent does the rest; only the place of the state changes.
+Every agent keeps a store of its own beside the one in force. When that one is lost, the agents of the last round agree
+on another store by a majority of those that may be alive (`remesh.elastic.failover`), bring along the state as each
+last saw it, and go on there. torch's agent does not notice; it restarts its workers without the lost node.
 
     torch's agent ── next_rendezvous ──> MovableRendezvous ── state ──> MovableState ─┐
                                              └── the round's keys ──> MovableStore ─┴─> the store in force (JobHome)
 
-Whoever starts jobs by functions of torch, as ``accelerate launch`` does, names the backend in its `LaunchConfig`.
+A program that starts jobs by torch's functions, as ``accelerate launch`` does, names the backend in `LaunchConfig`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ T = TypeVar("T")
 
 
 def create_rendezvous(parameters: RendezvousParameters) -> RendezvousHandler:
-    """This node's handler, connected to the store in force. ConfigError when another job is there.
+    """This node's handler, connected to the store in force. Raises ConfigError if that is another job's store.
 
     ``parameters.endpoint`` names one place or several, with commas: the first is where the store begins, and a node
     that comes later asks all of them.
@@ -106,7 +106,7 @@ class JobHome:
         self.num_moves = 0
 
     def request(self, ask: Callable[[JobStore], T]) -> T:
-        """The answer of the store in force. RendezvousConnectionError when there is none to be had."""
+        """The answer of the store in force; raises RendezvousConnectionError if no store answers."""
         while True:
             with self._lock:
                 store, before = self._store, self.num_moves
@@ -117,7 +117,7 @@ class JobHome:
                         self._move(error)
 
     def settle(self, nodes: Sequence[NodeInfo]) -> None:
-        """These nodes, in the order of their ranks, are in the round that begins."""
+        """Note the nodes of the round that begins, in the order of their ranks."""
         with self._lock:
             members = tuple(MeshMember(rank, node.index, 0, 0) for rank, node in enumerate(nodes))
             number = 1 if self._latest is None else self._latest.number + 1
@@ -129,7 +129,7 @@ class JobHome:
             self._nodes |= {node.index: node for node in nodes}
 
     def follow(self) -> None:
-        """If the job went on elsewhere while this node did not answer: go there."""
+        """Go to the store in force if the job moved to another one while this node did not answer."""
         with self._lock:
             moved = self.request(self._home.read_moved)
             if moved is not None and self._latest is not None:
@@ -138,7 +138,7 @@ class JobHome:
                     self.num_moves += 1
 
     def close(self) -> None:
-        """Serve and ask no more."""
+        """Stop serving a store and asking others."""
         self._stack.close()
 
     def _mover(self) -> MovingNode:
@@ -190,7 +190,7 @@ class MovableState(RendezvousBackend):
         return None if self._seen is None else (_bytes_of(self._seen), self._seen, found == value)
 
     def _bring(self) -> tuple[bytes, Any] | None:
-        """In a store that is new here: what somebody else has brought, or what was last seen here."""
+        """The state in a store that is new to this node: what another node brought, or what this node saw last."""
         seen, self._num_moves = self._seen, self._home.num_moves
         if seen is not None:
             self._home.request(lambda store: store.put_once(_STATE, seen))

@@ -1,6 +1,6 @@
-"""What torch finds by the entry point ``torchrun.handlers``, each time that it loads its rendezvous.
+"""The entry point ``torchrun.handlers``, which torch looks up each time that it loads its rendezvous.
 
-Torch asks in the middle of its own import, and in programs that use another rendezvous, too: so nothing is loaded here.
+torch does so in the middle of its own import, and also for other rendezvous backends, so nothing is loaded here.
 """
 
 from __future__ import annotations

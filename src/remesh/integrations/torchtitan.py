@@ -1,4 +1,4 @@
-"""torchtitan's checkpoint manager with the files of Remesh: saves in one step, checksums, any number of ranks.
+"""torchtitan's checkpoint manager with files of Remesh: committed in one step, checksummed, for any number of ranks.
 
     checkpoint=RemeshCheckpointManager.Config(enable=True, interval=500)    # in a config; was CheckpointManager.Config
 
@@ -30,7 +30,7 @@ class RemeshCheckpointManager(CheckpointManager):
 
     @dataclass(kw_only=True, slots=True)
     class Config(CheckpointManager.Config):
-        """As torchtitan's own."""
+        """The same options as torchtitan's own."""
 
     def __init__(self, config: Config, **parts: Any) -> None:
         if config.enable and config.async_mode == AsyncMode.ASYNC_WITH_PINNED_MEM.value:
@@ -50,7 +50,7 @@ class RemeshCheckpointManager(CheckpointManager):
         enable_garbage_collection: bool = False,
         to_hf: bool = False,
     ) -> Any:
-        """Save; in the background what comes back tells when it is done."""
+        """Save the states; a save in the background returns a future of its end."""
         if to_hf:
             return super().dcp_save(state_dict, checkpoint_id, async_mode, enable_garbage_collection, to_hf)
         writer, saving = DcpWriter(checkpoint_id), None
@@ -65,7 +65,7 @@ class RemeshCheckpointManager(CheckpointManager):
     def dcp_load(
         self, state_dict: dict[str, Any], checkpoint_id: str, from_hf: bool = False, from_quantized: bool = False
     ) -> None:
-        """Fill the states."""
+        """Fill the states from a checkpoint."""
         if from_hf:
             super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)
             return

@@ -41,7 +41,7 @@ class RemeshTrainer(Trainer):
     """A ``Trainer`` that saves and resumes with Remesh."""
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """As ever; True goes on from the newest checkpoint that is complete, or from the beginning if there is none."""
+        """Train as Trainer does; True resumes from the newest complete checkpoint, or starts anew if there is none."""
         self._refuse_what_it_cannot()
         folder = resume_from_checkpoint or None
         if folder is True:
@@ -69,7 +69,7 @@ class RemeshTrainer(Trainer):
                 remove_checkpoint(location_of(old))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """Nothing yet: the model is loaded with its optimizer, when both are as they will be trained."""
+        """Load nothing yet: the model is loaded with its optimizer, once both are wrapped for training."""
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None:
@@ -84,7 +84,7 @@ class RemeshTrainer(Trainer):
         self.lr_scheduler.load_state_dict(loaded["scheduler"])
 
     def _load_scaler(self, checkpoint: str | None) -> None:
-        """There is none."""
+        """Load nothing: there is no scaler."""
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         num_ranks = dist.get_world_size() if dist.is_initialized() else 1
@@ -95,7 +95,7 @@ class RemeshTrainer(Trainer):
             take_random_rows(load({"random": random_rows()}, checkpoint)["random"])
 
     def _lay_out(self, told: str, folder: Path) -> None:
-        """The Trainer reads its own state from a file: what the checkpoint has of it, written by one rank."""
+        """Write the Trainer's state from the checkpoint into the file that the Trainer reads; done by one rank."""
         if self.args.should_save:
             replace_whole(folder / TRAINER_STATE_NAME, told.encode())
 
@@ -123,7 +123,7 @@ class RemeshTrainer(Trainer):
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of Remesh in an output directory, the oldest first; what is torn or another's is passed over."""
+    """The complete checkpoints of Remesh in an output directory, oldest first; torn and foreign ones are skipped."""
     found = []
     for path in folder.iterdir() if folder.is_dir() else ():
         if match := _NAME.fullmatch(path.name):

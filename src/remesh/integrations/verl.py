@@ -11,7 +11,7 @@ they hold, and no trainer rank has a whole tensor.
     buckets   | q_proj k_proj norm | embed_tokens | ...      as many tensors as fit into update_weights_bucket_megabytes
     ranks     actors 0 .. A-1, rollout workers A .. A+R-1: one group beside the default groups of both
 
-Each update meets anew when members have changed, and goes on in the same group, with the same plans, when not.
+When members have changed, an update makes a new group; otherwise it uses the same group and the same plans.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class RemeshCheckpointEngine(CheckpointEngine):
         self._num_actors = 0
 
     def prepare(self) -> dict[str, Any]:
-        """Who this worker is; actor rank 0 also says where all meet."""
+        """This worker's description; that of actor rank 0 also says where all meet."""
         if not self._is_master:
             return {"name": self._own_name}
         if self._server is None:
@@ -74,7 +74,7 @@ class RemeshCheckpointEngine(CheckpointEngine):
     def build_topology(
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict[str, Any]]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        """What every worker gets for `init_process_group`: actors come first."""
+        """The arguments of every worker for `init_process_group`; actors have the first ranks."""
         size, members = actor_wg_world_size + rollout_world_size, [one["name"] for one in metadata]
         place = {key: metadata[0][key] for key in ("address", "port")}
         ranks = list(range(size))
@@ -86,7 +86,7 @@ class RemeshCheckpointEngine(CheckpointEngine):
         return of(ranks[:actor_wg_world_size]), of(ranks[actor_wg_world_size:])
 
     def init_process_group(self, rank: int, members: Sequence[str], num_actors: int, place: dict[str, Any]) -> None:
-        """Meet the others, unless they are those of the last update."""
+        """Meet the other workers, unless they are those of the last update."""
         if list(members) == list(self._members):
             return
         self._leave()
@@ -97,7 +97,7 @@ class RemeshCheckpointEngine(CheckpointEngine):
         self._resharder = Resharder(self._group)
 
     def finalize(self) -> None:
-        """Nothing to give back: buckets live as long as an update."""
+        """Do nothing: buckets are freed at the end of each update."""
 
     async def send_weights(self, weights: Any, global_steps: int | None = None) -> dict[str, float]:
         """Send what verl's trainer yields, or the shards of its engine; on every actor."""
@@ -141,7 +141,7 @@ class RemeshCheckpointEngine(CheckpointEngine):
         return together.mine, actors[0]
 
     def _equal_parts(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, Piece]]:
-        """Of every whole tensor, the part that this actor sends, copied: the next one may lie in the same memory."""
+        """This actor's part of every whole tensor, copied, since the next tensor may lie in the same memory."""
         for name, tensor in weights:
             start, stop = (tensor.numel() * one // self._num_actors for one in (self._rank, self._rank + 1))
             shards, at = [], 0
@@ -151,7 +151,7 @@ class RemeshCheckpointEngine(CheckpointEngine):
             yield name, Piece(tensor.detach().reshape(-1)[start:stop].clone(), tuple(tensor.shape), tuple(shards))
 
     def _buckets(self, held: Iterator[tuple[str, Piece]]) -> Iterator[dict[str, Piece]]:
-        """As many as fit, by the size of the whole, so that all actors cut at the same places."""
+        """Buckets of as many tensors as fit, by their whole sizes, so that all actors cut at the same places."""
         bucket: dict[str, Piece] = {}
         filled = 0
         for name, piece in held:
@@ -174,7 +174,7 @@ def _describe(bucket: Mapping[str, Piece]) -> list[Any]:
 
 
 def _shards(held: Iterable[tuple[str, torch.Tensor, Any]]) -> Iterator[tuple[str, Piece]]:
-    """What verl's engines export of their own: local parts with torch's mesh and placements."""
+    """The shards that verl's engines export: local parts with torch's mesh and placements."""
     for name, local, spec in held:
         shape = tuple(spec.full_shape)
         if spec.place is not None or spec.to_hf_chunk is not None:

@@ -9,8 +9,8 @@ those of Hugging Face in the trainer, and vLLM's fused and sharded ones in the e
     trainer_init -> init_transfer_engine on every worker: meet, map names; what does not fit is raised on all
     send_weights -> start_weight_update, update_weights (all move at the same time), finish_weight_update
 
-Engines that join or leave: ``trainer_init`` once more, with a client of those that are there. What an update brings is
-what the source yields: with `ShardedModule.only`, adapted layers alone or what has changed; all else stays as it is.
+When engines join or leave, ``trainer_init`` is called again, with a client of those that are there. An update brings
+what the source yields: with `ShardedModule.only`, adapted layers alone or what has changed; the rest stays as it is.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class RemeshWorkerInitInfo(WeightTransferInitInfo):
 
 @dataclass
 class RemeshUpdateInfo(WeightTransferUpdateInfo):
-    """An update says nothing beside."""
+    """An update needs no information besides the weights."""
 
 
 class RemeshTrainerEngine(TrainerWeightTransferEngine[RemeshTrainerInitInfo]):
@@ -146,7 +146,7 @@ class RemeshTrainerEngine(TrainerWeightTransferEngine[RemeshTrainerInitInfo]):
         return {name: held_by(tensor, metas[name], self.rank) for name, tensor in self.source.iter_local()}
 
     def _while_asking(self, ask: Callable[[], Any], act: Callable[[], Any]) -> None:
-        """Act; on the sender, the engines are asked at the same time, and what they raise comes first."""
+        """Call ``act``; the sender also calls the engines at the same time, and raises their error first."""
         if not self.is_sender:
             act()
             return
@@ -165,7 +165,7 @@ class RemeshTrainerEngine(TrainerWeightTransferEngine[RemeshTrainerInitInfo]):
 
 
 class RemeshWorkerEngine(WeightTransferEngine[RemeshWorkerInitInfo, RemeshUpdateInfo]):
-    """The engines' side, on every worker. A model with names of its own: a subclass with other ``rules``."""
+    """The engines' side, on every worker. For a model with other names, a subclass sets other ``rules``."""
 
     init_info_cls = RemeshWorkerInitInfo
     update_info_cls = RemeshUpdateInfo
@@ -176,7 +176,7 @@ class RemeshWorkerEngine(WeightTransferEngine[RemeshWorkerInitInfo, RemeshUpdate
     _wanted: WantedWeights | None = None
 
     def init_transfer_engine(self, init_info: RemeshWorkerInitInfo) -> None:
-        """Meet the trainers, and find where each of their tensors belongs; once more when members have changed."""
+        """Meet the trainers, and find where each of their tensors belongs; called again when members have changed."""
         self.shutdown()
         parallel = self.parallel_config
         number = init_info.first_worker + parallel.data_parallel_index * parallel.world_size + parallel.rank
@@ -186,13 +186,13 @@ class RemeshWorkerEngine(WeightTransferEngine[RemeshWorkerInitInfo, RemeshUpdate
         self._resharder = Resharder(self._group)
 
     def start_weight_update(self) -> None:
-        """Nothing: weights go where they belong."""
+        """Do nothing: weights are written straight into the parameters."""
 
     def finish_weight_update(self) -> None:
-        """Nothing."""
+        """Do nothing: an update is complete when its weights are received."""
 
     def receive_weights(self, update_info: RemeshUpdateInfo) -> None:
-        """Fill the model's parameters in place. Raises on all ranks alike; what has not arrived is then unknown."""
+        """Fill the model's parameters in place. All ranks raise alike; the parameters' values are then unknown."""
         if self._resharder is None or self._wanted is None:
             raise ConfigError(
                 "receiving weights: this worker is not connected to a trainer; call init_weight_transfer_engine first"
@@ -227,7 +227,7 @@ class RemeshWorkerEngine(WeightTransferEngine[RemeshWorkerInitInfo, RemeshUpdate
 def _agree(
     step: Callable[[], dict[str, torch.Tensor | Piece]], group: dist.ProcessGroup | None
 ) -> Together[dict[str, torch.Tensor | Piece]]:
-    """What this rank sends, and the names of what every rank does; on all ranks of an update."""
+    """What this rank sends, and the names of what all ranks send; called on all ranks of an update."""
     return step_together(step, group, "updating weights", tell=sorted)
 
 

@@ -1,6 +1,6 @@
-"""What vLLM finds by the entry point ``vllm.general_plugins``, in each of its processes: the name of the engines.
+"""The entry point ``vllm.general_plugins``, by which each process of vLLM learns the name of the engines.
 
-Trainers that import no part of vLLM's engine call it themselves. Nothing else is loaded before somebody asks for it.
+Trainers that import no part of vLLM's engine call `register` themselves. Nothing else is loaded before it is used.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _ENGINES = {
 
 
 def register() -> None:
-    """Make ``backend="remesh"`` known to vLLM, in a release that has weight transfer. Twice does no harm."""
+    """Make ``backend="remesh"`` known to vLLM, in a release that has weight transfer. A second call does no harm."""
     try:
         factories = importlib.import_module("vllm.distributed.weight_transfer.factory")
     except ImportError:

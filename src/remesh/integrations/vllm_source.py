@@ -1,4 +1,4 @@
-"""What does a rank of a trainer hold, as vLLM tells it? Shards with their boxes, of which nothing is gathered."""
+"""What does a trainer's rank hold, in vLLM's terms? Shards with their boxes; nothing is gathered."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vllm.distributed.weight_transfer.base import (  # noqa: E402 - what is miss
 
 
 class ShardedModule(ModuleSource):
-    """vLLM's ``ModuleSource`` that gathers nothing, whatever the placements: FSDP2 with tensor parallelism, partial."""
+    """A ``ModuleSource`` of vLLM that gathers nothing, for any placements: FSDP2 with tensor parallelism, partial."""
 
     only: Collection[str] | None = None
     """Names of what the next updates bring, the same on every trainer rank; None for all."""
@@ -45,7 +45,7 @@ class ShardedModule(ModuleSource):
 
 
 def held_by(tensor: torch.Tensor, meta: ParamMeta, rank: int) -> torch.Tensor | Piece:
-    """What a source yields, with the boxes that its metadata tells."""
+    """A tensor that a source yields, with its box by the source's metadata."""
     if isinstance(tensor, DTensor) or meta.owners is None or meta.placements is None:
         return tensor
     coordinate = [int(at) for at in np.unravel_index(meta.owners.index(rank), meta.mesh_shape)]

@@ -1,1 +1,1 @@
-"""Unmodified torch.distributed programs: process groups and a store of ours, launch, restart."""
+"""Runs unmodified torch.distributed programs: their process groups and store, their launch and restart."""

@@ -1,17 +1,18 @@
-"""Which collectives can begin anew, and what has to be kept for that?
+"""Which collectives can begin anew after a cut, and what has to be kept for that?
 
-A cut may come while a rank is inside of a collective that another one has not entered. It can be dropped with its group
-and begun in the next one if
+A cut may come while a rank is inside of a collective that another rank has not entered. The collective can be dropped
+with its process group and begun in the next group if
 
-1. it can be complete on nobody before that other rank has entered it, and
+1. it cannot be complete on any rank before that other rank has entered it, and
 2. its inputs are then what they were.
 
-    everybody waits for everybody   barrier, all_reduce, all_gather, reduce_scatter, all_to_all in equal parts
-    who receives waits for the root broadcast, scatter; a root may be through long before the others
-    the root waits for everybody    reduce, gather; who sends may be through long before the root
+    every rank waits for all others  barrier, all_reduce, all_gather, reduce_scatter, all_to_all in equal parts
+    receivers wait for the root      broadcast, scatter; a root may be through long before the others
+    the root waits for all others    reduce, gather; a sender may be through long before the root
 
-Inputs stay as they are, but where outputs lie in the same tensors: of those a copy is kept, if it is small. All else
-has to end on all members before a cut, as has whatever moves no element, since nobody may wait for that.
+Inputs stay as they are unless outputs lie in the same tensors; of such inputs a copy is kept, if it is small. All
+other collectives have to end on all members before a cut, and so do those that move no element, since no rank may wait
+in one.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Kept = Sequence[tuple[torch.Tensor, torch.Tensor]]
 
 
 def keep_for_anew(name: str, arguments: Sequence[Any], options: Mapping[str, Any], rank: int) -> Kept | None:
-    """What a collective needs to begin anew; None if it cannot. ``rank``: of this process in the group."""
+    """What a collective needs to begin anew; None if it cannot. ``rank`` is this process's rank in the group."""
     if name == "barrier":
         return ()
     rule = _RULES.get(name)
@@ -37,7 +38,7 @@ def keep_for_anew(name: str, arguments: Sequence[Any], options: Mapping[str, Any
 
 
 def restore(kept: Kept) -> None:
-    """Make the tensors what they were."""
+    """Give the tensors the values that they had."""
     for tensor, before in kept:
         # Of no interest to autograd, which would take it for a change by the program.
         tensor.data.copy_(before)

@@ -58,7 +58,7 @@ class Backends:
                     setattr(module, constructor, stand_in)
 
     def descriptors(self) -> list[int]:
-        """Of all connections of groups and store."""
+        """Return the descriptors of all connections of the groups and the store."""
         return [*self._link.descriptors(), *descriptors_of_loops()]
 
     def rendezvous(self, rank: int, size: int) -> Iterator[tuple[Store, int, int]]:
@@ -74,7 +74,7 @@ class Backends:
         self, original: Callable[..., Any], size: int, rank: int, members: Sequence[int], backend: Any, *rest: Any,
         **options: Any,
     ) -> Any:  # fmt: skip
-        """Call torch's function that makes every group; no ``members`` are the world's."""
+        """Call torch's function that makes every group; without ``members`` the group has all ranks of the world."""
         store, name, *others = rest
         self._refuse_unknown(name, str(backend))
         if not members:

@@ -1,7 +1,8 @@
-"""What of ours does a child of the program inherit? The numbers of our descriptors, and nothing behind them.
+"""What does a child of the program inherit from Remesh? The numbers of its descriptors, with no connection behind them.
 
-A forked child has copies of all connections of its parent. It has no use for those of groups, and as long as it holds
-them no image could be taken of it. The numbers stay in use: what closes them in the child must not close others.
+A forked child has copies of all connections of its parent. It does not need those of process groups, and no image can
+be taken of it while it holds them. The numbers stay in use, so that code of the child that closes them closes nothing
+else.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ class ForkGuard:
     """Looks at each fork of this process."""
 
     def __init__(self, find_ours: Callable[[], Iterable[int]]) -> None:
-        """``find_ours`` tells descriptors that no child is to have."""
+        """``find_ours`` returns the descriptors that no child may have."""
         self._find_ours = find_ours
         self._found: list[int] = []
         os.register_at_fork(before=self._look, after_in_parent=self._forget, after_in_child=self._blind)

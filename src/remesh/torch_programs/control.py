@@ -1,4 +1,4 @@
-"""What does our thread in a program do? It answers the keeper of its rank, and sheds and grows when it is told.
+"""What does Remesh's thread in a program do? It answers its rank's keeper, and sheds and grows groups when told to.
 
     keeper      ask, shed, open, final   ──>
                                          <──   here, status, shed, final
@@ -27,7 +27,7 @@ _NOTICE_PAUSE_S: Final = 0.002
 
 
 class Carried(Protocol):
-    """What of a program takes part in a cut."""
+    """The parts of a program that take part in a cut."""
 
     def describe(self, *, has_ended: bool = False) -> Status: ...
     def shed(self) -> str: ...
@@ -35,7 +35,7 @@ class Carried(Protocol):
 
 
 def token_of(notice: Notice) -> Token:
-    """What proves that we belong to the job."""
+    """The token that proves that this process belongs to the job."""
     return Token("", bytes.fromhex(notice.secret))
 
 
@@ -43,7 +43,7 @@ class ControlThread:
     """The program's end of the line to its keeper."""
 
     def __init__(self, gate: Gate, rank: int, place: Path = Path(CHANNEL_PATH)) -> None:
-        """``place`` is the file of notices."""
+        """``place`` is the file in which the keeper leaves notices."""
         self._gate, self._rank, self._place = gate, rank, place
         self.carried: Carried | None = None
         """None until the program has made its first group."""
@@ -61,9 +61,9 @@ class ControlThread:
         self._thread.start()
 
     def say_goodbye(self) -> None:
-        """The program is about to end: what it has sent and received is needed by cuts that come later.
+        """Tell the keeper what the program, which is about to end, has sent and received: later cuts need it.
 
-        Not between a cut and what follows it: others count on us to grow groups with them.
+        This waits until a cut is over: the other ranks count on this one to grow groups with them.
         """
         while os.getpid() == self._pid:
             self._gate.wait_until_open()
@@ -73,7 +73,7 @@ class ControlThread:
                     return
 
     def descriptors(self) -> list[int]:
-        """Of the line, while there is one."""
+        """The descriptor of the line to the keeper, while there is one."""
         return [] if self._line is None or self._line.fileno() < 0 else [self._line.fileno()]
 
     def _run(self) -> None:

@@ -44,7 +44,7 @@ class _HowFar:
 
 
 def _how_far(entered: int, target: int, works: Sequence[CollectiveWork], *, is_inside: bool) -> _HowFar:
-    """``works``: those that have not ended; ``is_inside``: a call of a collective has not come back."""
+    """``works`` are those that have not ended; ``is_inside`` says that a collective's call has not returned."""
     works = [work for work in works if work.number <= entered]
     loose = {work.number: work for work in works if work.can_begin_anew}
     bound = [work for work in works if not work.can_begin_anew or work.number <= target]
@@ -68,7 +68,7 @@ def _how_far(entered: int, target: int, works: Sequence[CollectiveWork], *, is_i
 
 
 def _count_messages(groups: Groups) -> tuple[dict[int, int], dict[int, int]]:
-    """Sent and received, by world rank."""
+    """Count the messages sent and received, by world rank."""
     sent: dict[int, int] = {}
     received: dict[int, int] = {}
     for group in groups.all:
@@ -114,7 +114,7 @@ class GroupsAtCut:
         )
 
     def shed(self) -> str:
-        """Let go of all connections; why that could not be done, "" if it was. The gate is closed."""
+        """Let go of all connections; returns why that could not be done, "" if it was done. The gate is closed."""
         live = self._groups.live
         if any(group.has_open_ends for group in live):
             # gloo has no other way to end a wait.
@@ -128,7 +128,7 @@ class GroupsAtCut:
     def grow(self, prefix: str, address: tuple[str, int], ended: Sequence[int]) -> None:
         """Make the groups again, with keys of this prefix in the store at this address. All ranks do this.
 
-        ``ended``: ranks whose programs are over. Groups that a member has left are not made again.
+        ``ended`` are the ranks whose programs are over. Groups that a member has left are not made again.
         """
         self._link.move(address)
         reunion = Reunion(CarriedStore(self._link, prefix, of_control=True), self._rank)
@@ -148,7 +148,7 @@ class GroupsAtCut:
 
 
 def _wait_until_gone() -> str:
-    """Until gloo's loops have ended, and their descriptors with them."""
+    """Wait until gloo's loops have ended, and their descriptors are closed."""
     began_s, has_collected = time.monotonic(), False
     while gloo_loops():
         waited_s = time.monotonic() - began_s

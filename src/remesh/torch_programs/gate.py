@@ -1,11 +1,11 @@
 """When may a thread of the program communicate, and what has it entered? One gate stands before a process's groups.
 
-    open       all passes                                                  the program's ordinary life
-    holding    collectives pass up to their targets, all else passes       waves of the collective clock
+    open       everything passes                                           the program's ordinary life
+    holding    collectives pass up to their targets, the rest passes       waves of the collective clock
     closed     nothing passes, and nothing that has ended is told          drain, shed, image, grow
 
-A collective is counted by its group's *key* when it is entered. What else speaks to others (a message, the store) is
-not counted here, but *passes*: a closed gate waits until nobody does.
+A collective is counted by its group's *key* when it is entered. Other communication (a message, a request to the store)
+is not counted here, but *passes*: a gate that closes waits until no thread is passing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Gate:
         """Threads that wait for a target, and on which key."""
 
     def enter(self, key: str) -> int:
-        """Count a collective and go into it, as soon as that may be, and return its number; `leave` follows."""
+        """Wait until the collective may be entered, count it, and return its number; `leave` follows."""
         with self._lock:
             if not self.is_open:
                 self._wait_for(key)
@@ -47,25 +47,25 @@ class Gate:
             return number
 
     def leave(self, key: str, *, was_begun: bool = True) -> None:
-        """The call has come back; a collective that was refused by the library was not entered."""
+        """Say that the call has returned; a collective that the library refused does not count as entered."""
         with self._lock:
             self.inside[key] -= 1
             if not was_begun:
                 self.entered[key] -= 1
 
     def begin_passing(self) -> None:
-        """Say something that is not counted, as soon as that may be; `end_passing` follows."""
+        """Wait until communication that is not counted may begin; `end_passing` follows."""
         with self.changed:
             self._wait_until_open()
             self.num_passing += 1
 
     def end_passing(self) -> None:
-        """It has been said."""
+        """End what `begin_passing` began."""
         with self.changed:
             self.num_passing -= 1
 
     def wait_until_open(self) -> None:
-        """Come back once the gate is not closed."""
+        """Return once the gate is not closed."""
         with self.changed:
             self._wait_until_open()
 
@@ -93,11 +93,11 @@ class Gate:
             self.changed.notify_all()
 
     def target_of(self, key: str) -> int:
-        """Up to which number collectives pass, as was told last; the lock is held by the caller."""
+        """The number up to which collectives pass, as last told; the caller holds the lock."""
         return 0 if self._targets is None else self._targets.get(key, 0)
 
     def held_keys(self) -> list[str]:
-        """Where threads wait for a target; the lock is held by the caller."""
+        """The keys at which threads wait for a target; the caller holds the lock."""
         return sorted(set(self._held.values()))
 
     def _wait_for(self, key: str) -> None:

@@ -1,9 +1,9 @@
-"""What does a program hold in place of a process group? One of ours, with a real one in it that comes and goes.
+"""What does a program hold as its process group? A `CarriedGroup`, with a real group in it that comes and goes.
 
 A `CarriedGroup` counts and holds collectives by the gate, and forwards them to the real group in the same process. At
 a cut the real group is destroyed, and with it its connections, listeners and threads; afterwards it is made again under
-the same object, here or on another host. Nothing is forwarded but what is named here: torch's C++ side would fall back
-on the pretending backend beneath, which is told to raise.
+the same object, here or on another host. Only the calls that are named here are forwarded: for any other, torch's C++
+side would fall back on the pretending backend beneath, which raises.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class GroupPlace:
-    """Which group it is, and who takes part."""
+    """Which process group it is, and which ranks are its members."""
 
     key: str
     """The same text on all members, and on no other group of the job."""
@@ -84,7 +84,7 @@ class _Posted:
 
 @dataclass(slots=True)
 class Messages:
-    """Point to point of one group."""
+    """The point-to-point messages of one process group."""
 
     sent: dict[tuple[int, int], _MessageStream] = field(default_factory=dict)
     """By (rank in the group, tag)."""
@@ -97,7 +97,7 @@ class CarriedGroup(ProcessGroup):
     """A process group of the program."""
 
     def __init__(self, gate: Gate, place: GroupPlace, recipe: Recipe, store: Store) -> None:
-        """All members call this; comes back once the real group is there."""
+        """All members call this; it returns once the real group exists."""
         super().__init__(place.rank, len(place.members))  # type: ignore[call-arg]  # stubs lack this one
         self.place = place
         self._gate, self._recipe = gate, recipe
@@ -119,7 +119,7 @@ class CarriedGroup(ProcessGroup):
             gate.leave(place.key, was_begun=self._real is not None)
 
     def _put_name_beneath(self) -> None:
-        """A group's name lives in a backend: one that moves nothing, and says so to whoever calls it."""
+        """Keep the group's name in a backend, as torch needs: one that moves nothing, and raises when it is called."""
         options = FakeProcessGroup.Options()
         options.error_on_collective = True
         fake = FakeProcessGroup._create_internal(self.place.rank, len(self.place.members), options)
@@ -129,7 +129,7 @@ class CarriedGroup(ProcessGroup):
     # --- what torch asks of a group ---
 
     def _set_sequence_number_for_group(self) -> None:
-        """The real one has it."""
+        """Do nothing: the real group has its sequence number."""
 
     def getBackendName(self) -> str:
         # DDP's logger asks a group that says "gloo" for a backend of that kind, which this object has not.
@@ -162,7 +162,7 @@ class CarriedGroup(ProcessGroup):
 
     @property
     def is_live(self) -> bool:
-        """Whether it is to be grown again after a cut."""
+        """Whether this group is to be grown again after a cut."""
         return not self._broken
 
     @property
@@ -250,7 +250,7 @@ class CarriedGroup(ProcessGroup):
         return [work for work in open_works if not work.settle()]
 
     def count_messages(self, sent: dict[int, int], received: dict[int, int]) -> None:
-        """Add what has ended, by world rank."""
+        """Add the numbers of messages that have ended, by world rank."""
         with self._lock:
             for streams, counts in ((self._messages.sent, sent), (self._messages.received, received)):
                 for (peer, _), stream in streams.items():
@@ -263,7 +263,7 @@ class CarriedGroup(ProcessGroup):
         return bool(self._messages.open) or any(not work.settle() for work in self._open)
 
     def shed(self, limit_s: float) -> bool:
-        """Let go of the real group, whose connections are cut already where somebody waits in it; whether all have."""
+        """Let go of the real group, cut off already if a thread waits in it; whether all threads let go."""
         self._real = self._backend = None
         held = [each for each in self._messages.open if not each.work.let_go(limit_s)]
         return not held and all(work.settle() or work.let_go(limit_s) for work in self._open)
@@ -280,26 +280,26 @@ class CarriedGroup(ProcessGroup):
         self._real, self._backend = real, backend
 
     def break_off(self, why: str) -> None:
-        """It is not grown again, since a member has left it: from now on it raises."""
+        """Raise at every use from now on: a member has left the group, so it is not grown again."""
         self._broken = why
         for work in self._open:
             if not work.settle():
                 work.break_off(f"waiting in group {self.place.key} of ranks {list(self.place.members)}: {why}")
 
     def begin_anew(self) -> None:
-        """Begin what was open at the cut, in its order."""
+        """Begin the collectives that were open at the cut again, in their order."""
         for work in self._open:
             if not work.settle():
                 work.begin_anew()
 
     def received_counts(self) -> list[list[int]]:
-        """[peer, tag, messages that have ended] of every stream to this rank."""
+        """Return [peer, tag, messages that have ended] of every stream to this rank."""
         return [[peer, tag, stream.ended] for (peer, tag), stream in sorted(self._messages.received.items())]
 
     def post_again(self, received_by: Callable[[int], Sequence[Sequence[int]]]) -> None:
-        """Post what was open at the cut, but for messages that have arrived.
+        """Post the messages that were open at the cut, except those that have arrived.
 
-        ``received_by`` gives the `received_counts` of a member: what it has is the truth about what was sent.
+        ``received_by`` gives the `received_counts` of a member: its counts decide which messages are sent again.
         """
         arrived: dict[int, dict[int, int]] = {}
         still_open = []
@@ -318,7 +318,7 @@ class CarriedGroup(ProcessGroup):
 
 
 class _Options:
-    """Where torch notes what the real backend is not told."""
+    """The options that torch sets on a backend, which the real one is not given."""
 
 
 def _forwarded(name: str) -> Callable[..., CollectiveWork]:
@@ -363,5 +363,5 @@ class Groups:
 
     @property
     def live(self) -> list[CarriedGroup]:
-        """Those that the program has not destroyed, in an order that all members have."""
+        """The groups that the program has not destroyed, in an order that is the same on all members."""
         return sorted((group for group in self.all if group.is_live), key=lambda group: group.place.key)

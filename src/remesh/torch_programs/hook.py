@@ -1,4 +1,4 @@
-"""How do our stand-ins get into a program that imports torch when it likes? By a finder that waits for that import.
+"""How do stand-ins get into a program, whenever it imports torch? By an import finder that waits for that import.
 
 Nothing of torch is imported here: a program may choose its environment before it does.
 """
@@ -14,7 +14,7 @@ from types import ModuleType
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds one module as the others do, and has something done once it has been loaded."""
+    """Finds one module as the other finders do, and calls a function once it has been loaded."""
 
     def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
         self._name, self._then = name, then
@@ -33,7 +33,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.abc.Loader):
-    """The loader of a module, and what is done after it."""
+    """The loader of a module, and the function that is called after it."""
 
     def __init__(self, loader: importlib.abc.Loader, then: Callable[[ModuleType], None]) -> None:
         self._loader, self._then = loader, then

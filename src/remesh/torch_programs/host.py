@@ -1,7 +1,7 @@
 """``python -m remesh.torch_programs.host INDEX JOB --hosts HOSTS ...``: starts the keepers of one host, waits for them.
 
-It says in words what a host lacks that its keepers would all fail by. When one of them fails the others have some time
-to hear of it, and are ended then.
+It reports what the host lacks, if that would make all keepers fail. When one keeper fails, the others have some time
+to hear of it, and are then ended.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LEAVE_S: Final = 10.0
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Start the keepers and wait; what is returned is the exit status of the process."""
+    """Start the keepers and wait; returns the exit status of the process."""
     parser = argparse.ArgumentParser(prog="remesh.torch_programs.host")
     parser.add_argument("job", type=Path)
     parser.add_argument("--hosts", required=True)
@@ -62,7 +62,7 @@ def _check_folder(job: Path, checkpoint: int | None, host: Host) -> None:
 
 
 def _wait(keepers: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Until all have ended."""
+    """Wait until all keepers have ended."""
     until_s = None
     while any(keeper.poll() is None for keeper in keepers):
         has_failed = any(keeper.returncode for keeper in keepers)

@@ -1,4 +1,4 @@
-"""``python -m remesh.torch_programs.keeper JOB --rank R ...``: what stands beside one rank's program, and images it.
+"""``python -m remesh.torch_programs.keeper JOB --rank R ...``: the process beside one rank's program, which images it.
 
 Neither torch nor NumPy is imported here. The keeper hears the coordinator and its program, one event at a time:
 
@@ -68,7 +68,7 @@ class StayOver(PeerError):
 
 @dataclass(frozen=True, slots=True)
 class Surround:
-    """Where a rank's program finds the others, and its files."""
+    """Where a rank's program finds the other ranks, and its files."""
 
     seat: RankSeat
     store: tuple[str, int]
@@ -124,7 +124,7 @@ class Keeper:
         start_hashing_ahead(self._upper.pid)
 
     def restore(self, checkpoint: Checkpoint, policy: OpenFilePolicy) -> None:
-        """Bring it back from a checkpoint."""
+        """Restore the program from a checkpoint."""
         report = checkpoint.manifest["ranks"][rank_name(self._rank)]
         for output, length in zip(self._outputs, report["outputs"], strict=True):
             # The program writes again what it wrote after the checkpoint.
@@ -223,7 +223,7 @@ class Keeper:
             self._write_image()
 
     def _obey(self, message: Message) -> bool:
-        """Do what is said; False when it is time to go."""
+        """Do what the coordinator says; False when the keeper is to end."""
         match message["type"]:
             case "program":
                 self._hear_program(message["message"], message["line"])
@@ -294,7 +294,7 @@ class Keeper:
         self._control.send({"type": "status", "wave": message["wave"], "status": self._final.to_json()})
 
     def _look_for_refusals(self) -> list[str]:
-        """What stands against an image whatever the program's groups do."""
+        """The reasons against an image that do not depend on the program's groups."""
         if self._upper is None or self._ended is not None:
             return []
         with contextlib.suppress(Error, OSError):  # it may end at any moment
@@ -389,7 +389,7 @@ class Keeper:
 
 
 def main(arguments: list[str]) -> int:
-    """Be a rank's keeper until the job ends; what is returned is the exit status of the process."""
+    """Be a rank's keeper until the job ends; returns the exit status of the process."""
     parser = argparse.ArgumentParser(prog="remesh.torch_programs.keeper")
     parser.add_argument("job", type=Path)
     parser.add_argument("--rank", type=int, required=True)

@@ -1,7 +1,7 @@
 """How does a program learn where its keeper is, before it has a connection, and after a cut? By a notice in a file.
 
-The file is bound into the program's mount namespace under a path that is the same on every host, and stays in its
-place: a notice is written behind the number that makes it valid.
+The file is bound into the program's mount namespace under a path that is the same on every host, and is never replaced:
+a notice is written into it first, and then the number that makes the notice valid.
 
     8 bytes   number, larger than that of the notice before
     8 bytes   length of the JSON
@@ -29,7 +29,7 @@ _MAX_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Where a program finds the others now."""
+    """Where a program finds its keeper and the other ranks now."""
 
     number: int
     keeper: tuple[str, int]

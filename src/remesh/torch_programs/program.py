@@ -1,7 +1,7 @@
-"""``python -m remesh.torch_programs.program [-m] SCRIPT ARGUMENTS``: a program of torch.distributed, in our house.
+"""``python -m remesh.torch_programs.program [-m] SCRIPT ARGUMENTS``: runs a program of torch.distributed under Remesh.
 
-The program finds itself as if Python had started it. What it finds changed is what torch gives for gloo, NCCL and the
-store of its rendezvous, once it has imported torch.
+To the program all looks as if Python had started it. Only what torch gives for gloo, NCCL and the store of its
+rendezvous is different, once the program has imported torch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class CarriedProgram:
         self._backends: Backends | None = None
 
     def run(self, arguments: list[str]) -> None:
-        """Run it to its end."""
+        """Run the program to its end."""
         after_import(_TORCH, self._on_torch)
         after_import(_COMPILER_RULES, _leave_out_ours)
         self._control.start()
@@ -71,7 +71,7 @@ class CarriedProgram:
         return self._find_backends().rendezvous(rank, size)
 
     def _find_backends(self) -> Backends:
-        """Made at the first need, when torch has been imported as a whole."""
+        """Return the backends, made at the first call, when torch has been imported as a whole."""
         if self._backends is None:
             from remesh.torch_programs.backends import Backends  # noqa: PLC0415  imports torch, as the program has
             from remesh.torch_programs.store import StoreLink  # noqa: PLC0415  as above
@@ -85,9 +85,9 @@ class CarriedProgram:
 
 
 def _leave_out_ours(rules: ModuleType) -> None:
-    """Have torch.compile run our code as it is.
+    """Have torch.compile run Remesh's code without tracing it.
 
-    It sees each frame of Python that C++ calls while compiled code runs, and would trace into our groups otherwise.
+    torch.compile sees each Python frame that C++ calls while compiled code runs; it would trace into carried groups.
     """
     rules.add(__package__)
 

@@ -25,7 +25,7 @@ def command_on(
 ) -> list[str]:
     """The command that runs ``command`` on a host; ``environ`` tells whether this process has an allocation of Slurm.
 
-    What starts commands elsewhere passes different parts of the environment on: what ours needs stands in it.
+    Ways to start a command pass on different parts of the environment, so the command itself sets what Remesh needs.
     """
     if bed is not None:
         return command_inside(bed.door_of(host.name), command)

@@ -1,12 +1,12 @@
-"""How do ranks meet after a cut, to make their groups again? By counting in the job's store, which all reach.
+"""How do ranks meet after a cut, to make their groups again? By counters in the job's store, which all reach.
 
     live/KEY    how many members still have the group    |  each rank adds one for each of its groups,
     arrived     how many ranks have said all they have   |  then one here; the last says that all have
-    RANK        what has been received from whom, by group, for those who have sent something to it
+    RANK        what that rank has received, by group and sender, for the ranks that have sent something to it
 
-A rank asks for as many values as it has groups, and for those of ranks that it had open messages to: each reading what
-all others say would be quadratic. Nobody needs a rank that has ended, or one that has made no group yet: then nobody
-has a group, as all ranks are in the first one.
+A rank asks for as many values as it has groups, and for those of ranks that it had open messages to: if each rank read
+what all others say, the cost would be quadratic. No rank waits for one that has ended, or for one that has made no
+group yet: in that case no rank has a group, as all ranks are in the first one.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Received = Sequence[Sequence[int]]
 
 
 class Reunion:
-    """One rank's part in it."""
+    """One rank's part in the meeting after a cut."""
 
     def __init__(self, store: Store, rank: int) -> None:
-        """``store`` has nothing of another cut."""
+        """``store`` holds no values of another cut."""
         self._store, self._rank = store, rank
 
     def arrive(self, received: dict[str, Received], num_ranks: int) -> None:
-        """Say what has been received, by key of each group that this rank has, and wait for so many ranks in all."""
+        """Say what this rank has received, by group key, and wait until ``num_ranks`` in all have done so."""
         self._store.set(str(self._rank), json.dumps(received))
         for key in received:
             self._store.add(f"live/{key}", 1)
@@ -47,7 +47,7 @@ class Reunion:
         return [int(count) == len(place.members) for place, count in zip(places, counts, strict=True)]
 
     def find_gone(self, place: GroupPlace, ended: Sequence[int]) -> list[int]:
-        """World ranks of the members that have a group no more."""
+        """World ranks of the members that no longer have a group."""
         return [rank for rank in place.members if rank in ended or place.key not in self._received(rank)]
 
     def received_by(self, place: GroupPlace, peer: int) -> Received:
@@ -55,7 +55,7 @@ class Reunion:
         return self._received(place.members[peer])[place.key]
 
     def store_of(self, place: GroupPlace) -> Store:
-        """What the group is made over."""
+        """The store over which the group is made again."""
         return PrefixStore(f"{place.key}/", self._store)
 
     def _received(self, rank: int) -> dict[str, Received]:

@@ -65,7 +65,7 @@ class TorchPlacement:
             )
 
     def describe(self) -> dict[str, object]:
-        """As JSON values."""
+        """Return the placement as JSON values."""
         return asdict(self)
 
 
@@ -130,7 +130,7 @@ def _tell_address(entrance: Entrance) -> str:
 def _start_hosts(
     folder: JobFolder, hosts: Sequence[Host], bed: testbed.Testbed | None, words: Sequence[str]
 ) -> dict[str, subprocess.Popen[bytes]]:
-    """By host: what starts the keepers of its ranks, and ends after them."""
+    """Start on each host the process that starts its ranks' keepers and ends after them; returns them by host."""
     for_all = [str(folder.path), "--hosts", describe_hosts(hosts), *words]
     started = {}
     for index, host in enumerate(hosts):
@@ -160,7 +160,7 @@ def _lead(coordinator: Coordinator, starters: Mapping[str, subprocess.Popen[byte
 
 
 def _end_hosts(starters: Mapping[str, subprocess.Popen[bytes]]) -> None:
-    """What has not ended by itself; keepers on other hosts end when they hear no more of us."""
+    """End the processes that have not ended by themselves; keepers on other hosts end when the leader is silent."""
     for starter in starters.values():
         if starter.poll() is None:
             os.killpg(starter.pid, signal.SIGKILL)
@@ -184,7 +184,7 @@ def _write_store(part: Path, store: ProgramStore) -> dict[str, Any]:
 
 
 def _read_store(checkpoint: Checkpoint, spec: JobSpec) -> dict[str, str]:
-    """The store's content at a checkpoint, whose torch and script must be those of now."""
+    """The store's content at a checkpoint, whose torch and script must be the same as now."""
     for what, now in (("torch", _torch_version()), ("script", _digest_of_script(spec))):
         then = checkpoint.manifest.get(what, [])
         if then != [now]:
@@ -204,7 +204,7 @@ def _read_store(checkpoint: Checkpoint, spec: JobSpec) -> dict[str, str]:
 
 
 def _torch_version() -> str:
-    """Without importing it."""
+    """The version of the installed torch, found without importing it."""
     try:
         return version("torch")
     except PackageNotFoundError as error:
@@ -212,7 +212,7 @@ def _torch_version() -> str:
 
 
 def _digest_of_script(spec: JobSpec) -> str:
-    """SHA-256 of the script; the name of a module, which nobody has found yet."""
+    """The SHA-256 of the script; for a module its name, since its file has not been looked up yet."""
     if spec.argv[0] == "-m":
         return f"-m {spec.argv[1]}"
     path = Path(spec.folder) / spec.argv[0]

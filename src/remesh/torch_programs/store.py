@@ -33,7 +33,7 @@ class StoreLink:
         """Kept alive: torch holds the C++ side of a store alone, which without the other can do nothing."""
 
     def move(self, address: tuple[str, int]) -> None:
-        """The store is elsewhere from now on."""
+        """Use the store at another address from now on."""
         self._address = address
 
     def ask(self, message: Message) -> Any:
@@ -45,7 +45,7 @@ class StoreLink:
             self._gate.end_passing()
 
     def ask_now(self, message: Message) -> Any:
-        """The store's answer, whatever the gate: for the control thread."""
+        """The store's answer, whether the gate is open or not: for the control thread."""
         with self._lock:
             line = self._idle.pop() if self._idle else None
         if line is None:
@@ -59,12 +59,12 @@ class StoreLink:
         return answer["value"]
 
     def descriptors(self) -> list[int]:
-        """Of all connections that nobody speaks through now."""
+        """The descriptors of all connections that no thread uses now."""
         with self._lock:
             return [line.fileno() for line in self._idle]
 
     def drop(self) -> None:
-        """Close all connections; the next question makes one anew."""
+        """Close all connections; the next request opens a new one."""
         with self._lock:
             idle, self._idle = self._idle, []
         for line in idle:
@@ -72,10 +72,10 @@ class StoreLink:
 
 
 class CarriedStore(Store):
-    """The job's store, as torch and the program know stores."""
+    """The job's store, as a ``Store`` of torch."""
 
     def __init__(self, link: StoreLink, prefix: str = "", *, of_control: bool = False) -> None:
-        """``of_control``: for the control thread, which passes a closed gate."""
+        """With ``of_control`` the store is for the control thread, which passes a closed gate."""
         super().__init__()
         self._prefix = prefix
         self._link = link

@@ -1,6 +1,6 @@
-"""Where do the ranks of a job keep what they tell each other by name? With its leader, who outlives their programs.
+"""Where do the ranks of a job keep what they tell each other by name? With the leader, which outlives their programs.
 
-torch's own store would have a server in rank 0, of kinds of descriptors that no image holds, and its content would be
+torch's own store would have a server in rank 0, with kinds of descriptors that no image holds, and its content would be
 lost at a restart. Here it is a table, part of every checkpoint. A caller asks one thing at a time and gets one answer;
 one that waits for keys gets it when they are there, or without them after the time that it named.
 """
@@ -36,7 +36,7 @@ class ProgramStore:
     """The store of one job, served by a thread; a context manager."""
 
     def __init__(self, token: Token, listener: socket.socket, content: Mapping[str, str], log: Callable[[str], None]):
-        """Values are bytes as text, a character a byte."""
+        """``content`` has values as text, one character for each byte."""
         self._table = dict(content)
         self._lock = threading.Lock()
         self._waiters: dict[_Waiter, None] = {}
@@ -62,12 +62,12 @@ class ProgramStore:
             os.close(descriptor)
 
     def content(self) -> dict[str, str]:
-        """What it holds now."""
+        """What the store holds now."""
         with self._lock:
             return dict(self._table)
 
     def forget(self, prefix: str) -> None:
-        """Drop the keys that begin so."""
+        """Drop the keys that begin with a prefix."""
         with self._lock:
             self._table = {key: value for key, value in self._table.items() if not key.startswith(prefix)}
 
@@ -100,7 +100,7 @@ class ProgramStore:
                 self._look(waiter)
 
     def _look(self, waiter: _Waiter) -> None:
-        """Answer it if all its keys are there; otherwise it waits, unless its time is over."""
+        """Answer a waiting caller if all its keys are there, or its time is over; otherwise it goes on waiting."""
         with self._lock:
             lacks = next((key for key in waiter.keys if key not in self._table), None)
             values = [self._table[key] for key in waiter.keys] if lacks is None else None
@@ -112,7 +112,7 @@ class ProgramStore:
             self._lacking.setdefault(lacks, []).append(waiter)
 
     def _forget(self, waiter: _Waiter) -> None:
-        """It does not wait any more."""
+        """Take a caller off the waiting ones."""
         del self._waiters[waiter]
         beside = self._lacking[waiter.lacks]
         beside.remove(waiter)
@@ -143,7 +143,7 @@ def _append(table: _Table, message: Message) -> None:
 
 
 def _compare_set(table: _Table, message: Message) -> str:
-    """The value after it; where there is none and one was expected, torch answers with that."""
+    """The value after the operation; if there is none and one was expected, the expected value, as in torch."""
     key, expected, desired = (str(message[name]) for name in ("key", "expected", "desired"))
     if table.get(key, "") == expected:
         table[key] = desired

@@ -1,8 +1,8 @@
-"""What does a program hold while a collective or a message is under way? A work of ours, which lets go of the real one.
+"""What does a program hold while a collective or message is under way? A work of Remesh, which lets go of the real one.
 
 A work of gloo keeps its group's connections, so the real one is dropped as soon as it has ended. Some end only once
-somebody waits for them (gloo's reduce-scatter), and to wait twice would copy the result twice: whoever waits holds the
-work's turn, and at a round a thread of ours waits for what nobody waits for.
+some thread waits for them (gloo's reduce-scatter), and to wait twice would copy the result twice. So the thread that
+waits holds the work's turn, and during a round a thread of Remesh waits for the works that no other thread waits for.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _NO_TIMEOUT = timedelta(0)
 
 
 class _HeldWork(Work):
-    """The real work beneath one of ours, which comes and goes, and whose turn it is to wait for it."""
+    """The real work beneath a carried one, which comes and goes, and whose turn it is to wait for it."""
 
     def __init__(self, gate: Gate, post: Callable[[], Work]) -> None:
-        """``post`` hands it to the real group."""
+        """``post`` hands the work to the real group."""
         super().__init__()
         self._gate = gate
         self._turn = threading.Lock()
@@ -36,11 +36,11 @@ class _HeldWork(Work):
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether some thread waits for its end."""
+        """Whether some thread waits for the work's end."""
         return self._turn.locked()
 
     def let_go(self, limit_s: float) -> bool:
-        """Forget the real work, whose connections are cut; False if somebody still waits for it after the time."""
+        """Forget the real work, whose connections are cut; False if a thread still waits for it after the limit."""
         if not self._turn.acquire(timeout=limit_s):
             return False
         self._inner = None
@@ -48,13 +48,13 @@ class _HeldWork(Work):
         return True
 
     def wait_aside(self) -> None:
-        """Have a thread of ours wait for it, unless somebody does."""
+        """Have a thread of Remesh wait for the work, unless another thread does."""
         if not self.is_over and not self.is_waited_for:
             threading.Thread(target=self._wait_quietly, name="remesh-work", daemon=True).start()
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody has to wait for it."""
+        """Whether no thread has to wait for the work."""
         raise NotImplementedError
 
     def _wait_quietly(self) -> None:
@@ -67,12 +67,12 @@ class _HeldWork(Work):
 class CollectiveWork(_HeldWork):
     """A collective that was entered.
 
-    One that can begin anew may be cut off, with its group: who waits for it then waits until it has begun and ended in
-    the next one.
+    One that can begin anew may be cut off, with its group: a thread that waits for it then waits until it has begun and
+    ended in the next group.
     """
 
     def __init__(self, gate: Gate, number: int, post: Callable[[], Work], kept: Kept | None) -> None:
-        """``post`` hands it to the real group, now and again after a cut, if ``kept`` says that it can begin anew."""
+        """``post`` hands the work to the real group, now and, if ``kept`` says that it can begin anew, after a cut."""
         super().__init__(gate, post)
         self.number = number
         """In its group, from 1 on."""
@@ -104,7 +104,7 @@ class CollectiveWork(_HeldWork):
         return True
 
     def settle(self) -> bool:
-        """Whether it has ended, looked at without waiting."""
+        """Whether the collective has ended; does not wait."""
         inner = self._inner
         if inner is None:
             return self._has_ended
@@ -146,20 +146,20 @@ class CollectiveWork(_HeldWork):
         self._be_over()
 
     def _be_over(self) -> None:
-        """Keep nothing of the real work, nor of its tensors."""
+        """Mark the work as over, and keep neither the real work nor its tensors."""
         self._has_ended, self._inner, self._post, self._kept = True, None, None, None
 
     # --- a cut ---
 
     def begin_anew(self) -> None:
-        """Hand it to the group that was grown again. The gate is closed, so nobody waits for it."""
+        """Hand the collective to the group that was grown again. The gate is closed, so no thread waits for it."""
         assert self._kept is not None
         assert self._post is not None
         restore(self._kept)
         self._inner = self._post()
 
     def break_off(self, why: str) -> None:
-        """It does not end any more: a member has left its group."""
+        """Make the work fail: it cannot end any more, since a member has left its group."""
         self._fail(RuntimeError(why))
 
     # --- what a work is asked ---
@@ -208,8 +208,8 @@ class MessageWork(_HeldWork):
     """A message that was posted: to be sent, or to be received. gloo moves it once both ends have been posted.
 
     Its end is *counted* when a thread sees it, and *told* to the program once the gate is open: until then the message
-    can be posted again, since the program may not touch its tensor. So a message that the cut found on its way is lost
-    by nobody.
+    can be posted again, since the program may not touch its tensor. So a message that was on its way at the cut is
+    not lost.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ class MessageWork(_HeldWork):
         """Rank in its group from which it came, for a receive that has ended."""
 
     def post_again(self) -> None:
-        """Hand it to the group that was grown again."""
+        """Hand the message to the group that was grown again."""
         self._inner, self.has_ended = self._post(), False
 
     @property
