@@ -62,16 +62,16 @@ from remesh.layout.from_torch import dtype_name, torch_dtype
 from remesh.torch_private import StorageInfo
 
 _VERSION = "1.0.0"
-"""Of the metadata, as torch's writer gives it."""
+"""The version of the metadata, as torch's writer gives it."""
 
 
 class Pickles(Enum):
     """What the values beside tensors may be."""
 
     SAFE = "safe"
-    """What can be read without running code, and classes of ``torch.serialization.add_safe_globals``."""
+    """Values that can be read without running code, and classes of ``torch.serialization.add_safe_globals``."""
     ANY = "any"
-    """Anything: torch's planner unpickles it, and runs what is in it. For files that only you can write."""
+    """Any values: torch's planner unpickles them, and runs the code in them. For files that only you can write."""
 
 
 class DcpWriter(StorageWriter):

@@ -45,13 +45,13 @@ class _Partition:
     """What one rank's file holds."""
 
     vectors: dict[str, list[torch.Tensor]]
-    """Of each kind (``"master"``, or a moment) the flat vectors, by group."""
+    """The flat vectors of each kind (``"master"``, or a moment), by group."""
     steps: list[Any]
     groups: list[dict[str, Any]]
     stage: int
     num_ranks: int
     gaps: list[list[int]] | None
-    """Of ZeRO 1 and 2, by group: padding behind each parameter; None where there is none."""
+    """For ZeRO 1 and 2, by group: the padding behind each parameter; None if there is none."""
 
 
 def read_zero(folder: Path) -> dict[str, Any]:

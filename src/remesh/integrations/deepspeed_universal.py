@@ -32,10 +32,10 @@ from remesh.checkpoint.run.stored_values import read_box
 from remesh.files import flush, replace_whole
 
 BUFFERS = "buffers"
-"""Where in the client state the model's buffers are."""
+"""The key of the model's buffers in the client state."""
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _OLDEST_VERSION = "0.19.8"
-"""Of DeepSpeed, whose files these are like."""
+"""The version of DeepSpeed whose files these are like."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class WrittenForDeepSpeed:
     tag: Path
     num_parameters: int
     buffers: tuple[str, ...]
-    """Names of what the program has to put back itself."""
+    """Names of the buffers that the program has to put back itself."""
     left_out: tuple[str, ...]
     """Names of tensors that have no place in the client state."""
     set_by_script: tuple[str, ...]
@@ -57,7 +57,7 @@ class _Optimizer:
     """What the checkpoint has of an optimizer."""
 
     prefix: str
-    """Of the names of all its tensors."""
+    """The prefix of the names of all its tensors."""
     groups: tuple[Mapping[str, Any], ...]
     """Options, and under ``"params"`` the names of the parameters."""
 

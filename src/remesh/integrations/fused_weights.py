@@ -76,7 +76,7 @@ class EnginePlace:
     tp_size: int = 1
     num_kv_heads: int = 1
     first_expert: int = 0
-    """Of the experts whose stack it holds."""
+    """The number of the first expert in the stack that this rank holds."""
 
 
 def _is_split(fused: str, *names: str, kv: Sequence[str] = ()) -> Rule:
@@ -126,7 +126,7 @@ TRANSPOSED_EXPERTS = (
     ),
     Rule(r"(.+)\.experts\.w2_weight", (SourcePart(r"\1.experts.down_proj", is_transposed=True),), Experts.STACKED),
 )
-"""To be put before the others for models whose stacked experts multiply from the left, such as Llama 4."""
+"""Rules to be put before the others for models whose stacked experts multiply from the left, such as Llama 4."""
 IGNORED = (r".*rotary_emb\.inv_freq",)
 """Sources that engines compute themselves."""
 
@@ -175,7 +175,7 @@ class _Mapping:
     seen: dict[int, str] = field(default_factory=dict)
     """Address of a target's memory -> its first name."""
     elsewhere: set[str] = field(default_factory=set)
-    """Patterns of sources that other ranks take, as the experts that they hold."""
+    """Patterns of sources that other ranks take, such as the experts that those hold."""
     wrong: list[str] = field(default_factory=list)
 
     def add(self, name: str, tensor: torch.Tensor) -> None:

@@ -41,7 +41,7 @@ _LAYER = re.compile(r"(decoder\.layers)\.(\d+)\.(.+)")
 EMBEDDING, HEAD = "embedding.word_embeddings.weight", "output_layer.weight"
 MASTER = "fp32_param"
 _CONTENT = {"singleton_local_shards": False, "chained_optim_avoid_prefix": True}
-"""What Megatron asks of a checkpoint: layers are stacked, and states are under the names of their parameters."""
+"""Metadata that Megatron wants: layers are stacked, and states are under the names of their parameters."""
 _ByKind = dict[str, dict[str, torch.Tensor]]
 
 
@@ -65,7 +65,7 @@ GPT_RULES: tuple[tuple[str, HowCut], ...] = (
     (r".*\.(linear_proj|linear_fc2)\.bias", HowCut.WHOLE),
     (r".*layer_?norm(_weight|_bias|\.weight|\.bias)", HowCut.WHOLE),
 )
-"""Of Megatron Core's GPT without experts: pattern of a whole name, and how it is cut."""
+"""Rules for Megatron Core's GPT without experts: pattern of a whole name, and how the tensor is cut."""
 
 RENAMED = (
     ("input_layernorm.", "self_attention.linear_qkv.layer_norm_"),

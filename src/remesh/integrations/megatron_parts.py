@@ -89,7 +89,7 @@ class _Writing:
     rules: Sequence[tuple[str, HowCut]]
     num_layers: int
     kinds: frozenset[str]
-    """Of the states that every parameter has."""
+    """The kinds of states that every parameter has."""
 
     @property
     def is_gated(self) -> bool:

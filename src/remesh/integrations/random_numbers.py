@@ -14,7 +14,7 @@ from remesh.layout import Box, Shard
 from remesh.layout.from_torch import Piece
 
 _NUM_PYTHON = 625
-"""Words of Python's generator, its position the last."""
+"""The number of words in the state of Python's generator; the last is its position."""
 
 
 def random_rows() -> dict[str, Piece]:

@@ -57,13 +57,13 @@ class RemeshTrainerInitInfo(TrainerInitInfo):
     backend: ClassVar[str] = BACKEND
 
     master_address: str
-    """Of trainer rank 0, as the others and all engines reach it."""
+    """The address at which the other ranks and all engines reach trainer rank 0."""
     master_port: int
     num_trainers: int
     num_workers: int
     """Ranks of all engines: tensor parallelism times data parallelism, summed over the engines of the client."""
     timeout_s: float = field(default=600.0, kw_only=True)
-    """How long anybody is waited for."""
+    """How long any rank is waited for."""
 
 
 @dataclass

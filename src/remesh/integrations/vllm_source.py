@@ -27,7 +27,7 @@ class ShardedModule(ModuleSource):
     """A ``ModuleSource`` of vLLM that gathers nothing, for any placements: FSDP2 with tensor parallelism, partial."""
 
     only: Collection[str] | None = None
-    """Names of what the next updates bring, the same on every trainer rank; None for all."""
+    """Names of the tensors that the next updates bring, the same on every trainer rank; None for all."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__(module)

@@ -23,10 +23,10 @@ from typing import Any, Final
 import torch
 
 MOST_COPIED_BYTES: Final = 1 << 16
-"""Of tensors that a collective changes in place: to copy more would be felt."""
+"""The most bytes copied of tensors that a collective changes in place: to copy more would slow each step."""
 
 Kept = Sequence[tuple[torch.Tensor, torch.Tensor]]
-"""Tensors that a collective changes in place, each with what it was."""
+"""Tensors that a collective changes in place, each with a copy of its former values."""
 
 
 def keep_for_anew(name: str, arguments: Sequence[Any], options: Mapping[str, Any], rank: int) -> Kept | None:

@@ -23,11 +23,11 @@ from remesh.torch_programs.groups import CarriedGroup, GroupPlace, Groups, Recip
 from remesh.torch_programs.store import CarriedStore, StoreLink
 
 _CARRIED: Final = {"gloo": ("ProcessGroupGloo", "GLOO", "cpu"), "nccl": ("ProcessGroupNCCL", "NCCL", "cuda")}
-"""By torch's word for the backend: the constructor, the kind, the device."""
+"""For each backend, by torch's name: the constructor, the kind, the device."""
 _NOTHING_REAL: Final = "fake"
-"""A backend that speaks to nobody."""
+"""A backend that sends nothing."""
 PROGRAM_PREFIX: Final = "program/"
-"""Of the program's keys in the job's store."""
+"""The prefix of the program's keys in the job's store."""
 
 
 @dataclass(frozen=True, slots=True)

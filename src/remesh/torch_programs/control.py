@@ -50,7 +50,7 @@ class ControlThread:
         self.notice = _next_notice(place, 0)
         self._line: Line | None = None
         self._turn = threading.Lock()
-        """Whoever speaks for the program holds it."""
+        """Held by the thread that speaks for the program."""
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="remesh-control", daemon=True)
 

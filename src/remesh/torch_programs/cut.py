@@ -18,7 +18,7 @@ from remesh.torch_programs.works import CollectiveWork
 
 _NOTHING: Final = Surroundings(frozenset(), frozenset())
 _COLLECT_AFTER_S: Final = 0.2
-"""Of waiting for gloo's threads, before unreachable objects are looked for: most groups are in no circle."""
+"""How long gloo's threads are waited for before unreachable objects are collected: most groups are in no cycle."""
 _GONE_LIMIT_S: Final = 10.0
 _PAUSE_S: Final = 0.002
 
@@ -29,15 +29,15 @@ class _HowFar:
 
     entered: int
     completed: int
-    """The last one that has ended, or has to."""
+    """Number of the last collective that has ended, or has to end."""
     reached: int
-    """All up to this one have ended."""
+    """All collectives up to this number have ended."""
     has_to_end: bool
-    """Whether something is under way that has to end before a cut, and may."""
+    """Whether a collective is under way that has to end before a cut, and may."""
     is_open: bool
-    """Whether something is under way that may not end before a cut, and can begin anew."""
+    """Whether a collective is under way that may not end before a cut, and can begin anew."""
     is_waiting: bool
-    """Whether a thread waits for such."""
+    """Whether a thread waits for a collective of the kind that `is_open` is about."""
 
     def standing(self, members: Sequence[int]) -> ClockStanding:
         return ClockStanding(self.completed, self.reached, tuple(sorted(members)), self.entered)

@@ -11,7 +11,7 @@ from remesh.rounds.job_folder import JobSpec
 
 _MODULE = "remesh.torch_programs.program"
 _DEFAULTS: Final = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none"}
-"""What a user may choose. torch would look for its store at that address; nobody is there, and nobody looks."""
+"""Defaults that a user may change. torch's own store would be at that address; none is, and nothing connects to it."""
 
 
 def program_command(spec: JobSpec, seat: RankSeat) -> Command:

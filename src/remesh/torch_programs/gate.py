@@ -23,19 +23,19 @@ class Gate:
         # Taken as it is by what every collective calls: a condition takes twice as long.
         self._lock = threading.Lock()
         self.changed = threading.Condition(self._lock)
-        """Notified whenever more may pass than before; its lock guards all that is below."""
+        """Notified whenever more may pass than before; its lock guards all fields below."""
         self.entered: dict[str, int] = {}
-        """Collectives by key, from the start of the program on; its building is a group's first one."""
+        """Number of collectives entered since the program's start, by key; the building of a group is its first one."""
         self.inside: dict[str, int] = {}
-        """Calls of collectives that have not come back, by key."""
+        """Number of calls of collectives that have not returned, by key."""
         self.num_passing = 0
-        """Calls of other kinds that have not come back."""
+        """Number of calls of other kinds that have not returned."""
         self.is_closed = False
         self.is_open = True
-        """Neither holding nor closed."""
+        """Whether the gate is neither holding nor closed."""
         self._targets: Mapping[str, int] | None = None
         self._held: dict[int, str] = {}
-        """Threads that wait for a target, and on which key."""
+        """The threads that wait for a target, each with its key."""
 
     def enter(self, key: str) -> int:
         """Wait until the collective may be entered, count it, and return its number; `leave` follows."""

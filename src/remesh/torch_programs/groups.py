@@ -43,12 +43,12 @@ class Recipe:
     """How the real group is made."""
 
     backend: str
-    """The program's word for it: ``gloo``, ``nccl``."""
+    """The program's name for the backend: ``gloo``, ``nccl``."""
     kind: Any
     """torch's `BackendType`."""
     device: str
     make: Callable[[Store], Any]
-    """The real backend over a store."""
+    """Makes the real backend over a store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class GroupPlace:
     members: tuple[int, ...]
     """World ranks in the order of the group."""
     rank: int
-    """Of this process in it."""
+    """The rank of this process in the group."""
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class _Posted:
     peer: int
     tag: int
     number: int
-    """In its stream, from 1 on; 0 for a receive from any source."""
+    """Its number in its stream, from 1 on; 0 for a receive from any source."""
 
 
 @dataclass(slots=True)
@@ -107,9 +107,9 @@ class CarriedGroup(ProcessGroup):
         self._real: ProcessGroup | None = None
         self._backend: Any = None
         self._timeout: timedelta | None = None
-        """As the program has set it since."""
+        """The timeout that the program has set since the group was made."""
         self._broken = ""
-        """Why it can do nothing any more."""
+        """Why the group cannot be used any more; empty while it can."""
         self.options = _Options()
         self._put_name_beneath()
         gate.enter(place.key)
@@ -351,7 +351,7 @@ class Groups:
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
         self.all: list[CarriedGroup] = []
-        """In the order in which they were made; those that are gone stay, for what they have counted."""
+        """In the order in which they were made; destroyed ones stay, for their counts."""
         self.members: dict[str, tuple[int, ...]] = {}
         """World ranks by key, also of groups that are being made."""
         self._names: dict[str, itertools.count[int]] = {}

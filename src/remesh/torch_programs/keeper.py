@@ -52,13 +52,13 @@ from remesh.torch_programs.environment import program_command
 from remesh.torch_programs.notice import GROWTH_PREFIX, INTERFACE_VARIABLE, Notice, write_notice
 
 _LOOK_S: Final = 0.05
-"""Between looks at the program's output and health."""
+"""The time between looks at the program's output and health."""
 _SETTLE_S: Final = 2.0
-"""For what a program has let go of to be gone: threads end, and descriptors with them."""
+"""The time within which threads and descriptors that a program has let go of must be gone."""
 _SETTLE_PAUSE_S: Final = 0.02
 _PROOF_S: Final = 20.0
 _PASSING: Final = ("socket:", "[eventpoll]", "[eventfd]", "pipe:")
-"""What groups and our own lines have while the program runs; it is looked at once they are shed."""
+"""Descriptors that groups and our own lines have while the program runs; checked only once those are shed."""
 _LOOPBACK: Final = "127.0.0.1"
 
 
@@ -75,7 +75,7 @@ class Surround:
     interface: str
     channel: Path
     starter: Starter
-    """Of the init beneath the program: a copy of this process from before it had threads."""
+    """Starts the init beneath the program: a copy of this process from before it had threads."""
 
 
 class Keeper:
@@ -93,22 +93,22 @@ class Keeper:
         self._upper: Upper | None = None
         self._frozen: Frozen | None = None
         self._number = 0
-        """Of the last notice."""
+        """The number of the last notice."""
         self._ended: int | None = None
         self._final: Status | None = None
-        """What the program said last, before it ended."""
+        """The last status of the program, before it ended."""
         self._activity = ""
         """What the program was doing when it was last asked."""
         self._refusals: list[str] = []
-        """Found in the first wave of a round."""
+        """The reasons against an image, found in the first wave of a round."""
         self._request: Message | None = None
-        """For an image, while the program sheds its groups."""
+        """The request for an image, while the program sheds its groups."""
         self._pending: Message | None = None
-        """A question that has no answer yet: its program may be away, or end instead."""
+        """A question without an answer yet: the program may be away, or end before it answers."""
         self._is_away = False
-        """The program sheds its groups, or has shed them: it comes back by a notice."""
+        """Whether the program sheds its groups or has shed them: a notice brings it back."""
         self._resumption: Message | None = None
-        """The end of a round that came while it was shedding."""
+        """The end of a round that came while the program was shedding."""
         self._is_ready = False
         self._began_s = time.monotonic()
 

@@ -20,9 +20,9 @@ from typing import Final
 from remesh.errors import FormatError
 
 GROWTH_PREFIX: Final = "remesh/"
-"""Of the keys in the job's store by which groups meet again; they are of no use afterwards."""
+"""The prefix of the keys in the job's store by which groups meet again; the keys are not needed afterwards."""
 INTERFACE_VARIABLE: Final = "GLOO_SOCKET_IFNAME"
-"""Of the environment, where gloo looks for its network interface."""
+"""The environment variable in which gloo looks for its network interface."""
 _WORD: Final = struct.Struct("<Q")
 _MAX_BYTES: Final = 1 << 20
 
@@ -37,11 +37,11 @@ class Notice:
     store: tuple[str, int]
     """Where the store of the job listens."""
     secret: str
-    """Of the job, in hexadecimal digits."""
+    """The job's secret, in hexadecimal digits."""
     growth: str
     """Prefix of the keys by which groups meet again."""
     interface: str
-    """For gloo."""
+    """The network interface for gloo."""
     ended: tuple[int, ...] = ()
     """Ranks whose programs are over."""
 

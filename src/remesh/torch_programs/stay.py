@@ -36,7 +36,7 @@ from remesh.torch_programs.reach import command_on
 from remesh.torch_programs.store_server import ProgramStore
 
 KIND: Final = "torch"
-"""Of jobs: the verb that they belong to."""
+"""The kind of these jobs: the verb that they belong to."""
 _STORE_FILE: Final = "store.json"
 _STEP_S: Final = 0.05
 _LEAVE_S: Final = 15.0
@@ -48,11 +48,11 @@ class TorchPlacement:
     """Where a job runs."""
 
     hosts: tuple[Host, ...] = ()
-    """Empty: this host."""
+    """The job's hosts; empty for this host alone."""
     testbed_rate: str | None = None
-    """Make the hosts on this machine, with links of this rate; None: they are real."""
+    """Rate of the links, if the hosts are made on this machine; None if they are real."""
     interface: str = ""
-    """For gloo, on every host; "" for what the program's environment says, or else what leads to the other hosts."""
+    """For gloo, on every host; "" for the one in the program's environment, or else the one towards the other hosts."""
 
     def __post_init__(self) -> None:
         names = [host.name for host in self.hosts]
@@ -74,7 +74,7 @@ class TorchSettings(Settings):
     """How a job takes its checkpoints, and comes back from one."""
 
     open_files: OpenFilePolicy = OpenFilePolicy.TRUNCATE
-    """At a restart: of files that the program had open for writing."""
+    """What a restart does with files that the program had open for writing."""
 
 
 def run_stay(

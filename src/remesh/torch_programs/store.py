@@ -17,7 +17,7 @@ from remesh.errors import PeerError
 from remesh.torch_programs.gate import Gate
 
 _TURN_S: Final = 0.05
-"""The longest that one question of the program waits in the server: after it the gate is looked at."""
+"""The longest time that a request of the program waits in the server before the gate is checked again."""
 _DEFAULT_TIMEOUT: Final = timedelta(minutes=30)
 
 
@@ -30,7 +30,7 @@ class StoreLink:
         self._lock = threading.Lock()
         self._idle: list[Line] = []
         self.stores: list[CarriedStore] = []
-        """Kept alive: torch holds the C++ side of a store alone, which without the other can do nothing."""
+        """Kept alive here: torch holds only the C++ side of a store, which does nothing without its Python side."""
 
     def move(self, address: tuple[str, int]) -> None:
         """Use the store at another address from now on."""

@@ -29,7 +29,7 @@ class _Waiter:
     keys: tuple[str, ...]
     until_s: float
     lacks: str = ""
-    """One of its keys that is not there; who writes another one needs not look at it."""
+    """One of its keys that is not there; a write of any other key need not look at this waiter."""
 
 
 class ProgramStore:
@@ -42,7 +42,7 @@ class ProgramStore:
         self._waiters: dict[_Waiter, None] = {}
         """In the order in which they came."""
         self._lacking: dict[str, list[_Waiter]] = {}
-        """The same by the key that each lacks."""
+        """The same waiters, by the key that each lacks."""
         self._server = Server(token, self._on_message, self._on_gone, log)
         self._server.listen(listener)
         self._wake_out, self._wake_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)

@@ -20,7 +20,7 @@ from remesh.torch_programs.anew import Kept, restore
 from remesh.torch_programs.gate import Gate
 
 _NO_TIMEOUT = timedelta(0)
-"""torch's word for none given."""
+"""The value by which torch says that no timeout was given."""
 
 
 class _HeldWork(Work):
@@ -32,7 +32,7 @@ class _HeldWork(Work):
         self._gate = gate
         self._turn = threading.Lock()
         self._inner: Work | None = post()
-        """None once this one has ended, and while it is cut off."""
+        """None once this work has ended, and while it is cut off."""
 
     @property
     def is_waited_for(self) -> bool:
@@ -75,7 +75,7 @@ class CollectiveWork(_HeldWork):
         """``post`` hands the work to the real group, now and, if ``kept`` says that it can begin anew, after a cut."""
         super().__init__(gate, post)
         self.number = number
-        """In its group, from 1 on."""
+        """The collective's number in its group, from 1 on."""
         self._post: Callable[[], Work] | None = post
         self._kept = kept
         self._future: torch.futures.Future[Any] | None = None
@@ -221,7 +221,7 @@ class MessageWork(_HeldWork):
         self._post = post
         self._on_ended = on_ended
         self.has_ended = False
-        """Counted; a cut may take that back from a message to be sent."""
+        """Whether its end has been counted; a cut may take that back for a message to be sent."""
         self.source = -1
         """Rank in its group from which it came, for a receive that has ended."""
 
