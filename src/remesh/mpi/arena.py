@@ -17,13 +17,13 @@ from remesh.mpi.native import NATIVE
 
 ADDRESS: Final = ARENA_START
 SIZE_BYTES: Final = 1 << 36
-"""Of addresses; pages are made with arrays."""
+"""Length of the address range in bytes; pages are made when arrays use them."""
 FILE: Final = "arena"
 """Name of the file beside the channel."""
 
 
 class Arena:
-    """The lower half's mapping."""
+    """The lower half's mapping of the arena."""
 
     def __init__(self, path: str) -> None:
         """Make the file and map it; `OSError` where this machine does not allow that."""
@@ -44,7 +44,7 @@ class Arena:
 
 
 def make_arena(path: str) -> Arena | None:
-    """An arena, or None where files may not be that long."""
+    """Make an arena; None if files may not be that long here."""
     try:
         return Arena(path)
     except OSError:

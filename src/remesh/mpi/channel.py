@@ -127,7 +127,7 @@ class SharedChannel:
             )
 
     def close_gate(self) -> None:
-        """Let no thread of the program into a file any more; those that are inside finish."""
+        """Keep every thread of the program out of files from now on; those that are inside finish."""
         NATIVE.close_gate(self._base + GATE)
 
     def open_gate(self) -> None:
@@ -136,16 +136,16 @@ class SharedChannel:
 
     @property
     def num_in_files(self) -> int:
-        """How many threads are inside the gate."""
+        """The number of threads inside the gate."""
         return self._gate_word[0] >> 1
 
     def forget_program(self) -> None:
-        """The program has ended: no thread of it is in a file any more, wherever it ended."""
+        """Reset the gate after the end of the program: no thread of it is in a file any more, wherever it ended."""
         self._gate_word[0] &= 1
 
     @property
     def base(self) -> int:
-        """Where the mapping begins."""
+        """The address at which the mapping begins."""
         return self._base
 
     def pending(self) -> int:
@@ -153,7 +153,7 @@ class SharedChannel:
         return int(NATIVE.pending(*self._scan))
 
     def answer(self, slot: int) -> None:
-        """The reply stands in the slot's body: hand it over."""
+        """Hand over the reply in the slot's body."""
         NATIVE.answer(*self._words[slot])
 
     def request_number(self, slot: int) -> int:
@@ -162,11 +162,11 @@ class SharedChannel:
         return int(struct.unpack_from("<I", self._view, start)[0])
 
     def set_pace(self, spin: int, give_way_us: int) -> None:
-        """How the upper half waits for a reply before it sleeps: so many turns, then so long."""
+        """Set how the upper half waits for a reply before it sleeps: so many turns, then so long."""
         self._pace_words[0], self._pace_words[1] = spin, give_way_us
 
     def set_program(self, pid: int) -> None:
-        """Whose channel this is: none that the program starts may take it for its own."""
+        """Set the program that owns the channel: none that it starts may take the channel for its own."""
         self._program_word[0] = pid
 
 
@@ -177,19 +177,19 @@ class RemoteMemory:
         self._pid = pid
 
     def read(self, address: int, num_bytes: int) -> bytearray:
-        """A copy of its bytes. OSError if it has ended or nothing is mapped there."""
+        """Return a copy of the bytes. OSError if the process has ended or nothing is mapped there."""
         copy = bytearray(num_bytes)
         if num_bytes:
             NATIVE.read_memory(self._pid, address, NATIVE.address_of(copy), num_bytes)
         return copy
 
     def read_into(self, address: int, view: memoryview) -> None:
-        """Its bytes from ``address`` on, as many as the view has. OSError as :meth:`read`."""
+        """Read bytes from ``address`` on, as many as the view has. OSError as :meth:`read`."""
         if len(view):
             NATIVE.read_memory(self._pid, address, NATIVE.address_of(view), len(view))
 
     def write(self, address: int, data: bytes | bytearray | memoryview) -> None:
-        """Put bytes there. OSError if it has ended or nothing is mapped there."""
+        """Write bytes there. OSError if the process has ended or nothing is mapped there."""
         num_bytes = len(data)
         if num_bytes:
             NATIVE.write_memory(self._pid, address, NATIVE.address_of(data), num_bytes)

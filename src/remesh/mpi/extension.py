@@ -10,7 +10,7 @@ NAME: Final = "remesh.mpi._fast"
 
 
 def find_missing() -> str | None:
-    """What is missing where this Python cannot load the extension, and how to get it; None if it can."""
+    """Describe what is missing if this Python cannot load the extension, and how to get it; None if it can."""
     try:
         importlib.import_module(NAME)
     except ImportError as error:

@@ -33,7 +33,7 @@ class HostRoom:
 
     @classmethod
     def enter(cls, stay: str, rank: int, place: Path | None = None) -> Self:
-        """The folder of a stay, made by whoever comes first; ``stay`` is what its ranks alone have in common.
+        """Enter the folder of a stay, which the first rank makes; ``stay`` is known to its ranks alone.
 
         Raises `StorageError` where it cannot be made, or is another user's.
         """
@@ -59,11 +59,11 @@ class HostRoom:
         return self.path / "ranks"
 
     def ranks(self) -> list[int]:
-        """All ranks of this host, once they have come."""
+        """The ranks of this host, once all of them have come."""
         return sorted(int(entry.name.removeprefix(rank_name(0)[:-4])) for entry in self._ranks.iterdir())
 
     def leave(self) -> None:
-        """Let go of the folder; the last one removes it."""
+        """Release the folder; the last rank removes it."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -77,12 +77,12 @@ def host_folder(stay: str, place: Path | None = None) -> Path:
 
 
 def name_stay(token: Token, coordinator: str) -> str:
-    """What all ranks of a stay know, and nobody else does; ``coordinator`` is the address that they were given."""
+    """Name a stay by a digest that only its ranks know; ``coordinator`` is the address that they were given."""
     return token.sign("host", coordinator.encode()).hex()
 
 
 def _join(path: Path) -> int:
-    """A lock on the folder that has this name; one that was taken for a dead one's meanwhile is made again."""
+    """Lock the folder of this name; if another rank removes it meanwhile as a dead one's, it is made again."""
     while True:
         path.mkdir(mode=0o700, exist_ok=True)
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)

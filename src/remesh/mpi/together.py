@@ -12,7 +12,7 @@ from remesh.errors import ConfigError
 
 
 def sharing_ranks(ranks: Mapping[str, Mapping[str, Any]]) -> dict[str, list[int]]:
-    """By shared file: its ranks in order. ``ranks`` is what a manifest has under that name.
+    """The ranks of each shared file, in order. ``ranks`` is what a manifest has under that name.
 
     >>> sharing_ranks({"rank-0000": {"shares": ["7"]}, "rank-0001": {}, "rank-0002": {"shares": ["7"]}})
     {'7': [0, 2]}

@@ -1,1 +1,1 @@
-"""What can be asked over the channel: one table that both halves read."""
+"""The calls that cross the channel: one table that both halves read."""

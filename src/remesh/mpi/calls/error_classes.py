@@ -77,6 +77,6 @@ _TEXTS: Final = {
 CLASSES: Final = {name: number for number, name in enumerate(_TEXTS)}
 """Name -> number."""
 TEXTS: Final = tuple(_TEXTS.values())
-"""Number -> what it means."""
+"""Number -> text that describes the class."""
 LASTCODE: Final = 16383
 """Numbers above the classes and up to this one are free for the program."""

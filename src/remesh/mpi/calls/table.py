@@ -36,11 +36,11 @@ EAGER_BYTES: Final = 32768
 ANY: Final = -1
 """Any source, any tag."""
 PARCEL: Final = -1
-"""As a capacity: take a message of whatever size; as many bytes as it has are fetched later."""
+"""A capacity that takes a message of whatever size; as many bytes as it has are fetched later."""
 
 
 class Effect(enum.Enum):
-    """What a call touches; the collective clock and the counts look at this."""
+    """The objects that a call touches; the collective clock and the counts look at this."""
 
     LOCAL = "local"  # this rank's tables only
     SEND = "send"
@@ -51,7 +51,7 @@ class Effect(enum.Enum):
 
 
 class Replay(enum.Enum):
-    """What the next lower half does with a request that had no answer."""
+    """The way in which the next lower half repeats a request that had no answer."""
 
     AGAIN = "again"  # serve it as if it came now
     ATTACH = "attach"  # its operation stands in the saved state: wait for that, and reply
@@ -126,7 +126,7 @@ REAL_TYPES: Final = (
     *("C_DOUBLE_COMPLEX", "INT8_T", "INT16_T", "INT32_T", "INT64_T", "UINT8_T", "UINT16_T", "UINT32_T", "UINT64_T"),
     *("SHORT_INT", "INT_INT", "LONG_INT", "FLOAT_INT", "DOUBLE_INT", "LONG_DOUBLE_INT"),
 )
-"""Field ``type``: index of the basic datatype of a reduction; all else travels as bytes."""
+"""Field ``type``: index of the basic datatype of a reduction; all other data travel as bytes."""
 
 PAIR_FORMATS: Final = {
     "SHORT_INT": "=hi",
@@ -137,13 +137,13 @@ PAIR_FORMATS: Final = {
 }
 """Values with an index as they travel, without the gaps that they have in memory."""
 ACCESS_OPS: Final = (*REAL_OPS, "REPLACE", "NO_OP", "COMPARE_AND_SWAP")
-"""Field ``op`` of ``access``: index of what becomes of the target's memory."""
+"""Field ``op`` of ``access``: index of the operation on the target's memory."""
 RUN: Final = struct.Struct("<qq")
-"""Of the target's memory, in the tail of ``access``: displacement from the window's base, bytes."""
+"""A range of the target's memory, in the tail of ``access``: displacement from the window's base, bytes."""
 MAX_RUNS: Final = 1024
-"""In one ``access``."""
+"""Limit of runs in one ``access``."""
 MAX_COUNTS: Final = 2048
-"""In the tail of one ``collective``; if it has more, their address stands there instead."""
+"""Limit of counts in the tail of one ``collective``; if it has more, their address stands there instead."""
 
 # fmt: off
 CALLS: Final = (
@@ -205,11 +205,11 @@ RECORDS: Final = {
     "Completion": (COMPLETION, ("source", "tag", "num_bytes", "error", "where", "parcel")),
     "Run": (RUN, ("offset", "num_bytes")),
 }
-"""Names of what is laid out here besides the calls, and of its fields."""
+"""Names of the records besides the calls, and of their fields."""
 
 
 class PayloadPlace:
-    """Where the payload of a completion is."""
+    """The place where the payload of a completion is."""
 
     NONE: Final = 0
     INLINE: Final = 1  # behind the completion, as many bytes as it says (at most the capacity)

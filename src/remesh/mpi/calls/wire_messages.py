@@ -14,7 +14,7 @@ has the payload or its place (0: not told; ANNOUNCED_AHEAD: tag of what comes ah
 payload or its place (or bytes of a stream's pieces, or of what came ahead)."""
 
 Fields = tuple[int, int, int, int, int, int, int]
-"""Of a header, without the sender: communicator, tag, what, request, bytes, process, address."""
+"""The fields of a header, without the sender: communicator, tag, what, request, bytes, process, address."""
 
 
 class What(enum.IntEnum):

@@ -17,7 +17,7 @@ OPENED: Final = 384
 FIRST_SLOT: Final = 1 << 16
 STRIDE: Final = 1 << 16
 NUM_SLOTS: Final = 15
-"""Threads of one program that can be inside a call at the same time; others wait for a slot."""
+"""Number of the program's threads that can be inside a call at the same time; others wait for a slot."""
 
 # In a slot.
 REPLY: Final = 64
@@ -32,5 +32,5 @@ BODY_BYTES: Final = RING - BODY
 """Room for one request or one reply, with the payload that travels in it."""
 
 ARENA_START: Final = 0x2000_0000_0000
-"""Where both halves map the arena: between a program's own part and where the kernel maps files, on all platforms with
-addresses of 47 bits."""
+"""The address where both halves map the arena: between a program's own part and where the kernel maps files, on all
+platforms with addresses of 47 bits."""

@@ -26,17 +26,17 @@ OTHER_NAMES: Final = {
     **dict.fromkeys(("libmpich.so.12", "libmpi_cray.so.12", "libmpi_gnu_123.so.12"), "mpich"),
     "libmpi_mpifh.so.40": "openmpi",
 }
-"""What Debian and Cray call MPICH's, and Open MPI's for Fortran, to its face."""
+"""The names of MPICH's library at Debian and Cray, and of Open MPI's for Fortran, each with its face."""
 FORTRAN: Final = ("libmpifort.so.12", "libmpichfort.so.12")
 """MPICH's library for Fortran, and Debian's name for it."""
 FORTRAN_FOLDER: Final = "fortran"
 ARENA: Final = "libremesh_arena.so"
-"""Stands in the place of malloc where large blocks are to be in memory that both halves share."""
+"""A library in place of malloc for large blocks that are to be in memory that both halves share."""
 _OPTIONS: Final = ("-O2", "-g1", "-std=gnu11", "-Wall", "-Wextra", "-fPIC", "-shared", "-pthread")
 
 
 def build(into: Path = BUILT) -> list[Path]:
-    """Build all faces; the libraries. RuntimeError with the compiler's words if one cannot be built."""
+    """Build all faces and return the libraries. RuntimeError with the compiler's words if one cannot be built."""
     compiler = shlex.split(os.environ.get("CC") or "cc")
     if shutil.which(compiler[0]) is None:
         raise RuntimeError("no C compiler on PATH (CC or cc)")
@@ -61,7 +61,7 @@ def _build_face(compiler: list[str], face: str, target: Path) -> Path:
 
 
 def build_fortran(compiler: list[str], mpich: Path, into: Path) -> list[Path]:
-    """MPICH's libraries for Fortran, on that for C."""
+    """Build MPICH's libraries for Fortran, on that for C."""
     into.mkdir(exist_ok=True)
     made = []
     with tempfile.TemporaryDirectory() as folder:
@@ -75,7 +75,7 @@ def build_fortran(compiler: list[str], mpich: Path, into: Path) -> list[Path]:
 
 
 def _link(command: list[str], libraries: tuple[str, ...], target: Path) -> Path:
-    """Whoever has the old one mapped goes on with it."""
+    """Link a library and put it in place; a process that has the old one mapped goes on with it."""
     unfinished = target.with_name(f"{target.name}.{os.getpid()}")
     _run([*command, *libraries, "-o", str(unfinished)])
     unfinished.replace(target)

@@ -36,9 +36,9 @@ _GROUPS: Final = (
     ("groups and communicators", r"Group_|Comm_|Intercomm_"),
     ("start and end, statuses, memory, infos, time", r""),
 )
-"""Group to how the names of its functions begin, without ``MPI_``; the first that fits counts."""
+"""Group to how the names of its functions begin, without ``MPI_``; the first match counts."""
 _MOST_NAMED: Final = 12
-"""Of more refused functions the number says enough."""
+"""Limit of refused functions that are named; of more, their number is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class FunctionGroup:
 
 
 def group_functions() -> list[FunctionGroup]:
-    """Every function of MPI, in its group."""
+    """The functions of MPI, by group."""
     there = written()
     refused = {function.name for function in read_functions() if is_refused(function, there)}
     members: dict[str, list[str]] = {name: [] for name, _ in _GROUPS}
@@ -70,7 +70,7 @@ def _group_of(name: str) -> str:
 
 
 def make_table() -> str:
-    """Markdown: what is carried of each group, and what is refused."""
+    """Make the table in Markdown: what is carried of each group, and what is refused."""
     rows = ["| group | functions | carried | refused |", "|---|---|---|---|"]
     groups = group_functions()
     for group in groups:

@@ -24,14 +24,14 @@ SHARED_ARRAYS: Final = "REMESH_SHARED_ARRAYS"
 _LOAD, _DYNAMIC, _INTERPRETER = 1, 2, 3
 _NEEDED, _STRING_TABLE, _RPATH, _RUNPATH = 1, 5, 15, 29
 _MOST_BYTES: Final = 1 << 20
-"""Of a dynamic section or a table of strings; a longer one is not a program's."""
+"""Limit for a dynamic section or a table of strings; a longer one is not a program's."""
 _NAMES: Final = (*LIBRARIES.values(), *OTHER_NAMES)
 _LOADER: Final = "/lib64/ld-linux-x86-64.so.2"
 
 
 @dataclass(frozen=True, slots=True)
 class Linkage:
-    """What a program says of its libraries."""
+    """The libraries that a program asks for, and where it looks for them."""
 
     is_static: bool
     needed: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ class Linkage:
 
 
 def read_linkage(program: Path) -> Linkage | None:
-    """How a program was linked; None if it is no 64-bit ELF file, as a script is none. OSError if it cannot be read."""
+    """Read how a program was linked; None if it is no 64-bit ELF file (as a script). OSError if it cannot be read."""
     with program.open("rb") as file:
         head = file.read(64)
         if len(head) < 64 or head[:6] != b"\x7fELF\x02\x01":
@@ -76,7 +76,7 @@ def _read_elf(file: BinaryIO, head: bytes) -> Linkage:
 
 
 def find_missing_library() -> str | None:
-    """What is missing where the library was not built, and how to get it; None if it is there."""
+    """Describe what is missing if the library was not built, and how to get it; None if it is there."""
     if all((BUILT / name).exists() for name in (*_NAMES, ARENA)):
         return None
     return (
@@ -86,7 +86,7 @@ def find_missing_library() -> str | None:
 
 
 def check_program(program: Path) -> None:
-    """ConfigError if a program cannot find the library, whatever its environment says."""
+    """Raise ConfigError if a program cannot find the library, whatever its environment says."""
     try:
         linkage = read_linkage(program)
     except OSError as error:

@@ -54,7 +54,7 @@ def entries(functions: Iterable[Function]) -> str:
 
 
 def entries_of_f08(functions: Iterable[Function]) -> str:
-    """Those of MPICH's ``mpi_f08`` that are not the same."""
+    """The entry points of MPICH's ``mpi_f08`` that differ from those of mpif.h."""
     parts = ['/* Made by fortran.py: the entry points for the module mpi_f08. */\n#include "descriptor.h"\n']
     for function in filter(_has_rule, functions):
         for large in (False, True) if function.has_large else (False,):
@@ -88,7 +88,7 @@ def _buffers(function: Function, *, large: bool) -> list[Parameter]:
 
 
 def _declared(function: Function, *, large: bool, buffers: str = "void") -> str:
-    """All parameters, as C declares them; ``buffers``: what those point to."""
+    """The parameters of a function, as C declares them; ``buffers``: what those point to."""
     chosen = _parameters(function, large=large)
     declared = [
         f"{buffers} *{one.name}" if one.kind == "BUFFER" else _rule(one, function, large=large).declared
@@ -99,7 +99,7 @@ def _declared(function: Function, *, large: bool, buffers: str = "void") -> str:
 
 
 def _names(function: Function, *, large: bool) -> list[str]:
-    """Of all parameters."""
+    """The names of all parameters."""
     chosen = _parameters(function, large=large)
     lengths = [f"{one.name}_length" for one in chosen if _is_text(one)]
     return [*(one.name for one in chosen), "ierror", *lengths]
@@ -133,7 +133,7 @@ def _translation(function: Function, symbol: str, *, large: bool) -> list[str]:
 
 
 def _entry_with_arrays(function: Function, *, large: bool) -> list[str]:
-    """It turns descriptors into addresses, and calls the entry point that takes those."""
+    """An entry point that turns descriptors into addresses, and calls the one that takes those."""
     short, form = _short(function), "large_" if large else ""
     inner = f"mpi_{short}_large_" if large else f"pmpi_{short}_"
     entry = f"mpi_{short}_f08ts_{form}"
@@ -165,7 +165,7 @@ def _body_with_arrays(function: Function, inner: str, *, large: bool) -> list[st
 
 
 def _goes_on(function: Function) -> bool:
-    """Whether it uses its buffers after its return."""
+    """Whether a function uses its buffers after its return."""
     makes_request = any(one.small == "MPI_Request*" and one.direction == "out" for one in function.parameters)
     has_window = any(one.small.startswith("MPI_Win") for one in function.parameters)
     return makes_request or has_window or function.name.endswith("_begin") or "attach" in function.name
@@ -218,7 +218,7 @@ def _is_text(one: Parameter) -> bool:
 
 
 class _Translated:
-    """How one argument is translated."""
+    """The translation of one argument."""
 
     def __init__(self, declared: str, argument: str) -> None:
         self.declared, self.argument = declared, argument
@@ -274,7 +274,7 @@ def _array_of_handles(one: Parameter, function: Function, handle: str) -> _Trans
         turned = f"({handle})handle_of_fortran({kind}, {name}[i])"
         rule.before.append(f"for (int i = 0; i < {length}; i++) {name}_[i] = {turned};")
     if not one.small.startswith("const."):
-        # Also after an error: what was completed is void.
+        # Also after an error: the handles of completed operations are void.
         rule.freed.append(f"for (int i = 0; i < {length}; i++) {name}[i] = fortran_of({kind}, BITS({name}_[i]));")
     rule.freed.append(f"free({name}_);")
     return rule

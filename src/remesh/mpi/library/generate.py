@@ -1,4 +1,4 @@
-"""What of the library is made from tables: each face's header, and the entry point of every function of MPI.
+"""The parts of the library that are made from tables: each face's header, and the entry point of every MPI function.
 
 ``python generate.py FACE FOLDER`` writes, for one face:
 
@@ -51,7 +51,7 @@ _NULL_ALLOWED: Final = ("MPI_Info",)
 _RAW: Final = frozenset({"MPI_Type_get_contents", "MPI_Type_get_envelope", "MPI_Op_create", "MPI_Register_datarep"})
 """Functions whose two forms differ in more than the size of counts: there is a do_X and a do_X_c."""
 _TOLD_FORM: Final = re.compile(r"MPI_Type_(contiguous|vector|indexed|create_([hi].*|struct|subarray|darray|resized))$")
-"""Functions that make what remembers by which form it was made: their do_X has one more parameter, ``is_large``."""
+"""Functions that make an object which remembers the form of the call: their do_X takes ``is_large``, too."""
 _TAKE_NULLS: Final = {
     "MPI_Comm_compare": (),
     "MPI_Comm_get_name": ("MPI_Comm",),
@@ -98,7 +98,7 @@ class Parameter:
         return self.small != self.large
 
     def declared(self, *, large: bool) -> str:
-        """As C declares it."""
+        """The parameter as C declares it."""
         text = self.large if large else self.small
         if text == "...":
             return text
@@ -107,7 +107,7 @@ class Parameter:
         return f"{text[: array.start()]} {self.name}{array[1]}" if array else f"{text} {self.name}"
 
     def internal(self) -> str:
-        """As a parameter of do_X."""
+        """The parameter as do_X takes it."""
         text = self.large.replace("const.", "const ")
         if self.large in _OBJECTS:
             return f"{_object_type(self.large)} *{self.name}"
@@ -121,7 +121,7 @@ class Parameter:
 
     @property
     def is_made(self) -> bool:
-        """Whether it is a handle that the function makes."""
+        """Whether the parameter is a handle that the function makes."""
         return self.direction == "out" and self.large[:-1] in _OBJECTS and self.large.endswith("*")
 
 
@@ -146,7 +146,7 @@ class Function:
 
 
 def read_functions() -> list[Function]:
-    """Those of the standard, and those that it has removed and old programs call."""
+    """Read the functions of the standard, and those that it has removed and old programs call."""
     lines = [(HERE / "tables" / name).read_text() for name in ("functions.txt", "removed.txt")]
     return [_function(line) for line in "".join(lines).splitlines()]
 
@@ -179,7 +179,7 @@ def written() -> set[str]:
 
 
 def header(face: str, functions: Iterable[Function]) -> str:
-    """Constants and prototypes."""
+    """The text of ``mpi.h``: constants and prototypes."""
     parts = [
         f'/* Made by generate.py. */\n#ifndef MPI_H\n#define MPI_H\n#define FACE_{face.upper()} 1\n#include "face.h"\n'
     ]
@@ -228,7 +228,7 @@ def _constant(name: str, kind: str, value: str) -> str:
 
 
 def internal(functions: Iterable[Function], there: set[str]) -> str:
-    """Prototypes of what is written by hand."""
+    """The text of ``internal.h``: prototypes of the functions that are written by hand."""
     parts = ["/* Made by generate.py: what is written by hand of every function. */"]
     for function in functions:
         name = function.name.removeprefix("MPI_")
@@ -255,7 +255,7 @@ def _internal_parameters(function: Function, large: bool) -> str:
 
 
 def entries(functions: Iterable[Function], there: set[str]) -> str:
-    """The entry points."""
+    """The text of ``entries.c``: the entry points."""
     parts = ['/* Made by generate.py: the entry points of MPI. */\n#include "core.h"\n#include "entry.h"\n']
     for function in functions:
         for large in (False, True) if function.has_large else (False,):
@@ -283,14 +283,14 @@ def _entry(function: Function, there: set[str], large: bool) -> str:
 
 
 def is_refused(function: Function, there: set[str]) -> bool:
-    """Whether it is not carried: nothing is written for it, and what it does cannot be made."""
+    """Whether a function is not carried: nobody has written it, and it cannot be generated."""
     name = function.name.removeprefix("MPI_")
     is_made = function.returned != "int" or name.endswith("_toint") or name == "Pcontrol"
     return name not in there and not is_made
 
 
 def _refusal(function: Function, full: str) -> str:
-    """What a function returns that is not carried; of the tools' interface, that what it asks for is not there."""
+    """The result of a function that is not carried; one of the tools' interface says that there is no such thing."""
     if not full.startswith("MPI_T_"):
         return f'refuse_call("{full}")'
     if full.endswith("_get_index"):
@@ -300,7 +300,7 @@ def _refusal(function: Function, full: str) -> str:
 
 
 def _plain_body(function: Function, name: str) -> str:
-    """Conversions between languages, and what returns a number and cannot fail."""
+    """The body of functions that cannot fail: conversions between languages, and those that return a number."""
     convert = re.fullmatch(r"(\w+)_(c2f|f2c|toint|fromint)", name)
     handle = {"Type": "MPI_Datatype"}.get(convert[1], f"MPI_{convert[1]}") if convert else ""
     if convert and handle in _OBJECTS:
@@ -358,7 +358,7 @@ def _checked_body(function: Function, full: str, large: bool) -> str:
 
 
 def _checks(one: Parameter, large: bool, may_be_null: tuple[str, ...], *, is_for_all: bool) -> list[str]:
-    """Handles that are none, and numbers of things that are negative."""
+    """The checks of an argument: handles that are none, and negative numbers of things."""
     if one.large in _OBJECTS:
         handle, name = one.large, _OBJECTS[one.large]
         lines = [f"    {_object_type(handle)} *{one.name}_;", f"    {one.name}_ = {name}_of({one.name});"]
@@ -387,7 +387,7 @@ def _negative(name: str, error: str, large: bool) -> str:
 
 
 def _conversions(one: Parameter, large: bool, raw: bool) -> tuple[list[str], list[str]]:
-    """Lines before the call of do_X, and after it if it succeeded."""
+    """The lines before the call of do_X, and those after it if it succeeded."""
     if one.is_made:
         handle = one.large[:-1]
         kind = _object_type(handle)
@@ -441,7 +441,7 @@ def classes() -> str:
 
 
 def symbols() -> str:
-    """Open MPI's predefined handles are the addresses of these."""
+    """The symbols whose addresses are Open MPI's predefined handles."""
     lines = (HERE / "tables" / "openmpi_symbols.txt").read_text().splitlines()
     made = "".join(f"char {name}[{size}] __attribute__((aligned(64)));\n" for name, size in map(str.split, lines))
     return f"/* Made by generate.py. */\n{made}"

@@ -42,7 +42,7 @@ def _line(procedure: Any) -> str:
 
 
 def _declared(parameter: Any) -> str:
-    """The C type, without blanks: ``const*void`` would be ambiguous, so it is ``const.void*``."""
+    """The C type of a parameter, without blanks: ``const*void`` would be ambiguous, so it is ``const.void*``."""
     kind = parameter._parseset["kind"].lower()
     if kind == _VARIABLE:
         return "..."

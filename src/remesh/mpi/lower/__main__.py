@@ -53,7 +53,7 @@ _POLL_S = 0.001
 
 
 def main(arguments: list[str]) -> int:
-    """Be a rank until the job ends; what is returned is the exit status of the process."""
+    """Run a rank until the job ends; returns the exit status of the process."""
     parser = argparse.ArgumentParser(prog="remesh.mpi.lower")
     parser.add_argument("job", type=Path)
     parser.add_argument("--coordinator", required=True)
@@ -167,7 +167,7 @@ def _put_together(
 
 
 def _bring_back_shared(mpi: Any, room: HostRoom, chosen: Checkpoint) -> None:
-    """The memory that programs of one host share, before any of them is back."""
+    """Bring back the memory that programs of one host share, before any of them is back."""
     ranks = chosen.manifest["ranks"]
     if sharing_ranks(ranks):
         bring_back(room, chosen.path, ranks)
@@ -184,7 +184,7 @@ come from the heap, as they do by default once the program has freed one of that
 
 
 def _wait_for_all(mpi: Any) -> None:
-    """Until all ranks have come as far: no program writes to a file that another rank has still to cut."""
+    """Wait until all ranks have come as far: no program writes to a file that another rank has still to cut."""
     everybody = mpi.COMM_WORLD.Ibarrier()
     while not everybody.Test():
         time.sleep(_POLL_S)

@@ -31,32 +31,32 @@ Runs = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """What is done at the target."""
+    """The operation of an access at the target."""
 
     op: int  # index into ACCESS_OPS
     type: int  # index into REAL_TYPES; of no account for REPLACE, NO_OP and COMPARE_AND_SWAP
     fetches: bool
 
     def pack(self) -> int:
-        """As 31 bits."""
+        """Pack the verb as 31 bits."""
         return self.op | self.type << 8 | self.fetches << 16
 
 
 @dataclass(frozen=True, slots=True)
 class AccessChunk:
-    """Part of an access."""
+    """A part of an access that fits into one message."""
 
     position: int  # bytes of the access before it
     runs: tuple[tuple[int, int], ...]
 
     @property
     def num_bytes(self) -> int:
-        """Bytes at the target."""
+        """Number of bytes at the target."""
         return sum(length for _, length in self.runs)
 
 
 def cut(runs: Runs, unit: int, room: int = EAGER_BYTES) -> Iterator[AccessChunk]:
-    """Chunks of whole elements of ``unit`` bytes (at most 32) whose runs and bytes fit into ``room`` (256 or more).
+    """Cut an access into chunks of whole elements of ``unit`` bytes (at most 32) that fit into ``room`` (256 or more).
 
     >>> [chunk.runs for chunk in cut([(0, 600)], 8, 512)]
     [((0, 496),), ((496, 104),)]
@@ -78,12 +78,12 @@ def cut(runs: Runs, unit: int, room: int = EAGER_BYTES) -> Iterator[AccessChunk]
 
 
 def pack_runs(runs: Runs) -> bytes:
-    """Runs as bytes."""
+    """Pack runs as bytes."""
     return b"".join(RUN.pack(*run) for run in runs)
 
 
 def unpack_runs(data: bytes | bytearray | memoryview, num_runs: int) -> list[tuple[int, int]]:
-    """The inverse. ValueError if there are not so many, or one has a negative length."""
+    """Unpack what `pack_runs` made. ValueError if there are not so many runs, or one has a negative length."""
     if not 0 <= num_runs * RUN.size <= len(data):
         raise ValueError(f"{num_runs} runs in {len(data)} bytes")
     runs = list(RUN.iter_unpack(data[: num_runs * RUN.size]))

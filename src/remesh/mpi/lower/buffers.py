@@ -11,19 +11,19 @@ _MOST_KEPT_BYTES: Final = 64 << 20
 
 
 class LargeBuffers:
-    """Lends buffers and takes them back."""
+    """A pool of large buffers, which it lends and takes back."""
 
     def __init__(self) -> None:
         self._free: list[mmap.mmap] = []
-        """In order of coming back."""
+        """The free buffers, in the order in which they came back."""
 
     @property
     def kept_bytes(self) -> int:
-        """Of those that nobody has."""
+        """Bytes of the buffers that are not lent."""
         return sum(map(len, self._free))
 
     def lend(self, num_bytes: int) -> memoryview:
-        """A buffer of ``num_bytes``, at least one, with anything in it."""
+        """Lend a buffer of ``num_bytes``, at least one, with any content."""
         wanted = -(-num_bytes // _UNIT_BYTES) * _UNIT_BYTES
         fitting = [buffer for buffer in self._free if wanted <= len(buffer) <= 2 * wanted]
         if fitting:
@@ -35,9 +35,9 @@ class LargeBuffers:
         return memoryview(buffer)[:num_bytes]
 
     def take_back(self, lent: object) -> None:
-        """A buffer that was lent here and that nobody uses any more; whatever else it is, nothing happens."""
+        """Take back a buffer that was lent here and is no longer used; any other object is left alone."""
         if isinstance(lent, memoryview) and isinstance(lent.obj, mmap.mmap):
             self._free.append(lent.obj)
             while self.kept_bytes > _MOST_KEPT_BYTES:
-                # Its memory goes with the last view of it.
+                # The memory of a buffer goes with its last view.
                 del self._free[0]

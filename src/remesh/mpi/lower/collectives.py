@@ -47,7 +47,7 @@ _ARBITER = 0
 
 @dataclass(frozen=True, slots=True)
 class GroupKey:
-    """Tells communicators of one number apart: a constructor may give disjoint groups one each."""
+    """The key of a communicator among those of one number: a constructor may give disjoint groups one each."""
 
     first: int  # world rank of its rank 0
     num_members: int
@@ -90,9 +90,9 @@ class Collectives:
         """Communicators whose first waiting collective is at its gate."""
         self._is_leaving = False
         self._stand_ins: list[tuple[Any, RealCall]] = []
-        """What runs on the real MPI so that other ranks can leave, with its buffers."""
+        """Collectives that run on the real MPI so that other ranks can leave, with their buffers."""
         self._joined: dict[tuple[int, GroupKey], list[int]] = {}
-        """On rank 0: who has joined, by communicator, until all have."""
+        """The ranks that have joined, by communicator, until all have; on rank 0."""
 
     @property
     def members(self) -> dict[int, tuple[int, ...]]:
@@ -103,7 +103,7 @@ class Collectives:
         self.reals[number] = (self._mpi._handleof(real), real.Get_size())
 
     def add(self, number: int, members: Sequence[int]) -> None:
-        """Know a communicator from now on."""
+        """Register a communicator."""
         if number not in self._communicators:
             self._communicators[number] = made = _Communicator(tuple(members))
             self.plans[number] = made.plans
@@ -116,21 +116,21 @@ class Collectives:
             comm.plans[kind << 32 | root] = pack_plan(len(comm.members), steps)
 
     def plan_of(self, number: int, kind: int, root: int) -> bytes:
-        """The same, made where it is not there; KeyError for a root that is no rank."""
+        """The plan of such a collective, made if it is not there; KeyError for a root that is no rank."""
         key = kind << 32 | root
         if key not in self._communicators[number].plans:
             self.make_plan(number, kind, root)
         return self._communicators[number].plans[key]
 
     def remove(self, number: int) -> None:
-        """The upper half has freed it; its collectives are complete."""
+        """Remove a communicator that the upper half has freed; its collectives are complete."""
         comm = self._communicators.pop(number, None)
         self.made.discard(number)
         self.entered.pop(number, None)
         self.reals.pop(number, None)
         self.plans.pop(number, None)
         if comm is not None and comm.real is not None:
-            # Collective by the standard's word, yet no library waits for the other members here.
+            # Collective by the standard's word, but no library waits for the other members here.
             comm.real.Free()
 
     def start(self, number: int, job: CollectiveCall, address: int) -> Any:
@@ -147,7 +147,7 @@ class Collectives:
         return request
 
     def reopen(self, begun: Iterable[OpenCall]) -> None:
-        """Begin anew what an earlier lower half had left open."""
+        """Begin again the collectives that an earlier lower half had left open."""
         for one in sorted(begun, key=lambda one: (one.request.comm, one.number)):
             self._begin(one)
 
@@ -161,7 +161,7 @@ class Collectives:
             self._go_on(number, comm)
 
     def _go_on(self, number: int, comm: _Communicator) -> bool:
-        """Begin what waits and may begin, in order; whether there was any."""
+        """Begin the waiting collectives that may begin, in order; returns whether there was any."""
         before = len(comm.waiting)
         while comm.waiting and self._may_begin(comm):
             comm.gate = None
@@ -175,7 +175,7 @@ class Collectives:
         return len(comm.waiting) < before
 
     def _pass_gate(self, number: int, comm: _Communicator) -> bool:
-        """The same for one that was entered earlier: what the real MPI refuses is an error of the request."""
+        """Do the same for one that was entered earlier: what the real MPI refuses is an error of the request."""
         first = comm.waiting[0]
         try:
             return self._go_on(number, comm)
@@ -185,7 +185,7 @@ class Collectives:
             return True
 
     def _may_begin(self, comm: _Communicator) -> bool:
-        """Whether the first one that waits does so no more."""
+        """Whether the first collective in the queue need not wait any longer."""
         if comm.gate is None and not may_end_early(comm.waiting[0].job, len(comm.members)):
             return True
         if comm.gate is None:
@@ -204,7 +204,7 @@ class Collectives:
             self._wire.send(dest, (number, 0, what, group.first, group.num_members, 0, 0))
 
     def on_making(self, source: int, what: int, number: int, group: GroupKey) -> None:
-        """A rank has joined, or all have and this one is told."""
+        """Handle a message about a new communicator: a rank has joined, or all have and this one is told."""
         if what == What.GO:
             self._create(number)
             return
@@ -225,7 +225,7 @@ class Collectives:
         self._go_on(number, comm)
 
     def replay(self) -> None:
-        """Make the real ones of all communicators that have had one, on another library. All ranks call this."""
+        """Make the real communicators again on another library, for all that have had one. All ranks call this."""
         named = [
             Named(number, comm.members[0], len(comm.members))
             for number, comm in self._communicators.items()
@@ -242,16 +242,16 @@ class Collectives:
             self._running.append(begun)
 
     def _end(self, begun: OpenCall) -> bool:
-        """Complete it if it is over."""
+        """Complete a collective if it is over."""
         if not begun.started.Test():
             return False
-        # While leaving, it has ended with data that nobody may read.
+        # While the ranks leave, it has ended with data that nobody may read.
         if not self._is_leaving:
             self._finish(begun.request, begun.job, begun.result)
         return True
 
     def _room(self, address: int, num_bytes: int) -> Result:
-        """Where the real MPI puts a result that belongs to this address: there, if it is shared with us."""
+        """Choose where the real MPI puts the result for this address: there, if the memory is shared with us."""
         if num_bytes <= EAGER_BYTES:
             return bytearray(num_bytes)
         place = self._memory.view(address, num_bytes)
@@ -277,7 +277,7 @@ class Collectives:
         self._requests.complete(request)
 
     def poll(self) -> bool:
-        """Look after what is running; whether something has completed."""
+        """Check all that is running; returns whether something has completed."""
         still = [begun for begun in self._running if not self._end(begun)]
         progressed = len(still) != len(self._running)
         self._running = still
@@ -314,22 +314,22 @@ class Collectives:
 
     @property
     def is_running(self) -> bool:
-        """Whether something is under way on the real MPI, but for what the engine does."""
+        """Whether something runs on the real MPI, except what the engine does."""
         gates = (self._communicators[number].gate for number in self._gated)
         return bool(self._running or self._stand_ins) or not all(gate.Test() for gate in gates)
 
     def watched(self) -> list[int]:
-        """Where the handles stand of the real requests that run."""
+        """Addresses of the handles of the real requests that run."""
         gates = (self._communicators[number].gate for number in self._gated)
         return [self._wire.address_of(each) for each in (*gates, *(begun.started for begun in self._running))]
 
     @property
     def open(self) -> list[OpenCall]:
-        """What has been entered and is not complete, but for what the engine does."""
+        """The collectives that were entered and are not complete, except those of the engine."""
         return [*self._running, *(begun for comm in self._communicators.values() for begun in comm.waiting)]
 
     def release(self) -> None:
-        """Forget the real communicators: they end with the library."""
+        """Drop the real communicators: they end with the library."""
         self.reals.clear()
         for comm in self._communicators.values():
             comm.real = None

@@ -28,12 +28,12 @@ _FUNCTIONS: Final = (
     *("Isend", "Test", "Start", "Iallgather", "Ialltoall", "Iallreduce", "Irecv", "Reduce_local", "Issend", "Improbe"),
     "Imrecv",
 )
-"""In the order of the engine."""
+"""The functions of MPI, in the order of the engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Everything an engine works with; it reads the fields by their names."""
+    """The setup of an engine, which reads the fields by their names."""
 
     base: int  # address of the channel
     functions: tuple[int, ...]  # addresses of _FUNCTIONS
@@ -95,7 +95,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Callbacks:
-    """What the engine leaves to Python, as fields of its setup."""
+    """The functions that the engine calls for work that it leaves to Python, as fields of its setup."""
 
     on_message: Callable[..., None]
     serve: Callable[[int], int]
@@ -117,7 +117,7 @@ def make_engine(  # noqa: PLR0913 - the parts of a lower half
     *,
     has_arena: bool,
 ) -> Any:
-    """An engine for these parts."""
+    """Make an engine for these parts."""
     types = [getattr(mpi, name) for name in REAL_TYPES]
     setup = Setup(
         base=base,

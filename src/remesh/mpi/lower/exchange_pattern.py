@@ -43,15 +43,15 @@ from typing import Final
 from remesh.mpi.calls.table import Kind
 
 SMALL_BYTES: Final = 2048
-"""Longer operands of what all get go the real MPI's way: from some size on it cuts them, and sends less."""
+"""Limit of operands that all members get; longer ones go the real MPI's way, which cuts them and sends less."""
 _HEAD: Final = struct.Struct("<ii")
-"""Members; blocks that this rank has room for: as ``_engine_small.c`` reads it."""
+"""Number of members; number of blocks that this rank has room for: as ``_engine_small.c`` reads it."""
 _STEP: Final = struct.Struct("<iiii")
-"""What to do, world rank of the peer, first block, how many."""
+"""Action, world rank of the peer, first block, number of blocks."""
 
 
 class Do(enum.IntEnum):
-    """What a step does with the blocks of this rank."""
+    """The action of a step on the blocks of this rank."""
 
     GIVE = 0  # send them
     FOLD_BEFORE = 1  # take the peer's and put it before
@@ -62,7 +62,7 @@ class Do(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ExchangeStep:
-    """One message."""
+    """One message of the exchange."""
 
     do: Do
     peer: int = 0  # world rank
@@ -106,13 +106,13 @@ class _RootedPlace:
 
     @property
     def num_below(self) -> int:
-        """Blocks of this member and its descendants."""
+        """Number of blocks of this member and its descendants."""
         lowest = self.at & -self.at or len(self.members)
         return min(lowest, len(self.members) - self.at)
 
     @property
     def parent(self) -> int | None:
-        """World rank."""
+        """World rank of the parent; None for the root."""
         return self.members[self.at & (self.at - 1)] if self.at else None
 
     @property
@@ -143,7 +143,7 @@ def plan_gather(place: _RootedPlace, root: int) -> tuple[ExchangeStep, ...]:
 
 
 def plan_scatter(place: _RootedPlace, root: int) -> tuple[ExchangeStep, ...]:
-    """Steps that bring each its block of the root's."""
+    """Steps that bring to each member its block of the root's."""
     size = len(place.members)
     turn = [ExchangeStep(Do.ROTATE, 0, root, size)] if place.parent is None and root else []
     down = [ExchangeStep(Do.GIVE, child, distance, count) for child, distance, count in reversed(place.children)]
@@ -171,7 +171,7 @@ def plan_scan(ranks: Sequence[int], rank: int) -> tuple[ExchangeStep, ...]:
 
 
 def plan_exscan(ranks: Sequence[int], rank: int) -> tuple[ExchangeStep, ...]:
-    """The same without its own; the first member keeps its operand, which nobody looks at."""
+    """Steps of `plan_scan` without the own operand; the first member keeps its operand, which nobody looks at."""
     moved = [ExchangeStep(Do.GIVE, ranks[rank + 1])] if rank + 1 < len(ranks) else []
     if rank:
         moved.append(ExchangeStep(Do.TAKE, ranks[rank - 1]))

@@ -28,7 +28,7 @@ class Locks:
 
 @dataclass(slots=True)
 class Exposure:
-    """What this rank gives to the others by a window."""
+    """The memory and the lock that a window has on this rank."""
 
     base: int  # address that displacements count from; 0 if they are addresses
     regions: dict[int, int] = field(default_factory=dict)  # address -> bytes: what may be accessed

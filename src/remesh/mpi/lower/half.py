@@ -43,28 +43,28 @@ from remesh.mpi.lower.wire import Wire
 from remesh.rounds.status import Activity, CollectiveProgress
 
 _MAX_WATCHED: Final = 64
-"""Collectives whose end is noticed at once; those beyond are looked after when something else happens."""
+"""Limit of collectives whose end is noticed at once; those beyond are looked after when something else happens."""
 _LAST_PIECES_S: Final = 2.0
-"""For pieces between ranks that both leave; who waits longer for one has lost its peer."""
+"""Time limit for pieces between ranks that both leave; a rank that waits longer for one has lost its peer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What is compared over the ranks."""
+    """The counters that are compared over the ranks."""
 
     sent: tuple[int, ...]
     """Wire messages handed to MPI for each world rank. Final once every rank is closed and quiet."""
     received: tuple[int, ...]
     """Wire messages taken from each world rank. Invariant over a cut: a.received[b] <= b.sent[a]."""
     collectives: Mapping[str, CollectiveProgress]
-    """By the number and first rank of each communicator that has had a real one: all members know of it."""
+    """Collectives by the number and first rank of each communicator that has had a real one: all members know of it."""
 
 
 class MpiLowerHalf:
     """Serves one upper half over ``channel`` with the MPI module ``mpi`` (a real, initialised ``mpi4py.MPI``)."""
 
     def __init__(self, mpi: Any, channel: SharedChannel, arena: Arena | None = None, *, spinning: bool = False) -> None:
-        """Duplicates the world communicator (all ranks call this)."""
+        """Duplicate the world communicator (all ranks call this)."""
         self._channel = channel
         self._comms = [mpi.COMM_WORLD.Dup() for _ in range(3)]
         control, wire, world = self._comms
@@ -112,7 +112,7 @@ class MpiLowerHalf:
         )
 
     def _on_message(self, source: int, fields: tuple[Any, ...], payload: bytes) -> None:
-        """What another rank says that the engine leaves to Python."""
+        """Handle a message of another rank that the engine leaves to Python."""
         comm, _, what, first, num_members, *_ = fields
         if what == What.ACCESSED:
             self._windows.hear_accessed(source, fields, payload)
@@ -123,7 +123,7 @@ class MpiLowerHalf:
     def from_state(
         cls, data: bytes, mpi: Any, channel: SharedChannel, arena: Arena | None = None, *, spinning: bool = False
     ) -> Self:
-        """What :meth:`state_bytes` described, on another MPI. The channel's bytes come back with the image.
+        """Make the half that :meth:`state_bytes` described, on another MPI. The image brings the channel's bytes back.
 
         Raises:
             FormatError: the bytes are damaged, or belong to another rank or number of ranks.
@@ -172,7 +172,7 @@ class MpiLowerHalf:
             FormatError: the upper half has come with a channel of another version of Remesh.
         """
         self._channel.check("serving a program that has come with its channel")
-        # The words that it came with are those of the host that it left.
+        # The words of the restored channel are those of the host that it left.
         self._channel.set_pace(self._pace.upper_spin, self._pace.give_way_us)
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it may have ended at once
             self._channel.set_program(inner_id(upper_pid, upper_pid))
@@ -217,7 +217,7 @@ class MpiLowerHalf:
         self._engine.was_woken()
 
     def _step(self) -> bool:
-        """Whatever can be done now; whether there was anything."""
+        """Do all that can be done now; returns whether there was anything."""
         progress = self._progressed
         self._progressed = False
         progress |= bool(self._engine.step(self._requests.news))
@@ -230,20 +230,20 @@ class MpiLowerHalf:
                 self._channel.answer(slot)
             self._tell_engine()
         if self._requests.news:
-            # What Python has completed is looked at by the engine, too. A message that it takes now may end a probe.
+            # The engine also looks at what Python has completed. A message that it takes now may end a probe.
             self._progressed = bool(self._engine.step(True))
         self._requests.news = False
         return progress or self._progressed
 
     def _serve(self, slot: int) -> int:
-        """Serve the request in a slot; why it is blocked is written down."""
+        """Serve the request in a slot; if it blocks, note the reason."""
         found = self._serving.serve(slot, self._channel.bodies[slot])
         if found == BLOCKED and slot not in self._serving.probes:
             self._aborting.add(slot)
         return found
 
     def _tell_engine(self) -> None:
-        """What it must leave alone."""
+        """Tell the engine which work it must leave alone."""
         blocked = sum(1 << slot for slot in {*self._serving.probes, *self._aborting})
         self._engine.set(self._closed, blocked)
 
@@ -270,11 +270,11 @@ class MpiLowerHalf:
         return Counters(tuple(self._engine.sent), tuple(self._engine.received), collectives)
 
     def _open(self) -> list[OpenCall]:
-        """Collectives of the real MPI that have been entered and are not complete."""
+        """The collectives of the real MPI that have been entered and are not complete."""
         return [*self._collectives.open, *(of_engine(*running) for running in self._engine.running)]
 
     def caught(self) -> dict[str, int]:
-        """What a checkpoint taken now goes through the middle of, by kind; kinds that do not occur are left out."""
+        """The operations that a checkpoint taken now would interrupt, counted by kind; kinds without any are absent."""
         transfers = self._transfers
         counts = {
             "messages nobody had received": len(transfers.matching.arrived) + len(transfers.messages),
@@ -287,14 +287,14 @@ class MpiLowerHalf:
         return {kind: count for kind, count in counts.items() if count}
 
     def position(self) -> Activity:
-        """Where the upper half is now."""
+        """The current activity of the upper half."""
         if self._serving.probes or self._channel.pending():
             return Activity.INSIDE if self._open() or self._engine.small else Activity.WAITING
         return Activity.FINISHED if self._serving.finished else Activity.COMPUTING
 
     @property
     def has_been_called(self) -> bool:
-        """Whether the program has ever asked for anything, in its life before a restart too."""
+        """Whether the program has ever made a call, in its life before a restart too."""
         return any(self._channel.request_number(slot) for slot in range(NUM_SLOTS))
 
     @property
@@ -331,7 +331,7 @@ class MpiLowerHalf:
             pass
 
     def quiet(self) -> bool:
-        """Whether nothing of ours is on its way: every send handed over, no transfer open.
+        """Whether nothing of this half is on its way: every send handed over, no transfer open.
 
         After :meth:`close`, accesses of other ranks to a window of this one are still carried out and answered, small
         collectives go on, and what others sent ahead is given back; apart from those, once true it stays true, and
@@ -346,11 +346,11 @@ class MpiLowerHalf:
         return bool(self._channel.num_in_files)
 
     def forget_program(self) -> None:
-        """The program has ended, wherever it was."""
+        """Reset the state of the program's calls after its end, wherever it was."""
         self._channel.forget_program()
 
     def state_bytes(self) -> bytes:
-        """Everything that must outlive this lower half: communicators, requests, queues. Changes nothing.
+        """The bytes of all that must outlive this lower half: communicators, requests, queues. Changes nothing.
 
         Only when closed, quiet, and all messages that were sent have been received. Struct and JSON, no pickle.
         """
@@ -389,7 +389,7 @@ class MpiLowerHalf:
         self._collectives.replay()
 
     def release(self) -> None:
-        """Give everything back to MPI, so that it can be finalised. All ranks call this."""
+        """Release everything of MPI's, so that it can be finalised. All ranks call this."""
         self._take_last_pieces()
         self._end_collectives()
         self._collectives.release()
@@ -399,7 +399,7 @@ class MpiLowerHalf:
             comm.Free()
 
     def _take_last_pieces(self) -> None:
-        """What the program left without a receive: MPI does not give up a communicator that has messages."""
+        """Receive the messages that the program left unreceived: MPI keeps a communicator that has messages."""
         self._transfers.discard_ahead()
         self._engine.give_up_ahead()
         self._closed = True
@@ -416,7 +416,7 @@ class MpiLowerHalf:
 
 
 def _describe(mpi: Any) -> dict[str, Any]:
-    """What a program may ask about the MPI library; it changes at a restart."""
+    """Describe the MPI library to the program; this changes at a restart."""
     return {
         "library_version": mpi.Get_library_version().strip("\0\n "),
         "version": list(mpi.Get_version()),

@@ -22,14 +22,14 @@ class Matching:
         self.arrived_by_comm: dict[int, list[Any]] = {}
 
     def find(self, comm: int, source: int, tag: int) -> Any:
-        """The message that such a receive would take, or None; it stays."""
+        """Return the message that such a receive would take, or None; it stays."""
         for message in self.arrived_by_comm.get(comm, ()):
             if source in (ANY, message.source) and tag in (ANY, message.tag):
                 return message
         return None
 
     def take(self, comm: int, source: int, tag: int) -> Any:
-        """The same, removed."""
+        """Return that message and remove it."""
         message = self.find(comm, source, tag)
         if message is not None:
             arrived = self.arrived_by_comm[comm]

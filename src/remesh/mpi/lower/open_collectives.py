@@ -45,19 +45,19 @@ class OpenCollective:
 
 
 def keep(begun: OpenCall) -> OpenCollective:
-    """What of it outlives the library."""
+    """The part of an open collective that outlives the library."""
     job = begun.job
     send = None if job.send_address else bytes(job.send)
     return OpenCollective(begun.request.number, begun.request.comm, begun.number, shape_of(job), job.send_address, send)
 
 
 def begin_from(kept: OpenCollective, request: Any, send: bytes | bytearray | memoryview) -> OpenCall:
-    """The same, to be begun anew with its operand."""
+    """Make the call again from what was kept, to be begun anew with its operand."""
     return OpenCall(request, kept.number, call_of(kept.shape, send, kept.send_address))
 
 
 def call_of(shape: CallShape, send: bytes | bytearray | memoryview, send_address: int = 0) -> CollectiveCall:
-    """What a shape asks for, with an operand."""
+    """Make the collective call that a shape describes, with an operand."""
     counts = (shape.send_counts, shape.receive_counts)
     kind = Kind(shape.kind)
     return CollectiveCall(kind, shape.root, shape.op, shape.type, send, shape.receive_bytes, *counts, send_address)
@@ -66,23 +66,23 @@ def call_of(shape: CallShape, send: bytes | bytearray | memoryview, send_address
 def of_engine(  # noqa: PLR0913 - in the order of the engine
     request: Any, number: int, kind: int, root: int, op: int, datatype: int, send: bytes, receive_bytes: int
 ) -> OpenCall:
-    """One that the engine runs."""
+    """Describe an open collective that the engine runs."""
     return OpenCall(request, number, CollectiveCall(Kind(kind), root, op, datatype, send, receive_bytes))
 
 
 def shape_of(job: CollectiveCall) -> CallShape:
-    """Its arguments without the data."""
+    """The arguments of a collective without the data."""
     counts = (tuple(job.send_counts), tuple(job.receive_counts))
     return CallShape(int(job.kind), job.root, job.op, job.type, len(job.send), job.receive_bytes, *counts)
 
 
 def pack_told(told: Iterable[ToldCall]) -> bytes:
-    """A line for each."""
+    """Pack the calls as bytes, a line for each."""
     return b"".join(json.dumps([*_values(one)]).encode() + b"\n" for one in told)
 
 
 def unpack_told(lines: bytes) -> list[ToldCall]:
-    """The inverse, of the lines of any number of ranks."""
+    """Unpack the lines that `pack_told` made, of any number of ranks."""
     found = []
     for line in lines.splitlines():
         comm, first, num_members, number, rank, shape = json.loads(line)
@@ -91,7 +91,7 @@ def unpack_told(lines: bytes) -> list[ToldCall]:
 
 
 def read_shape(values: list[Any]) -> CallShape:
-    """A shape out of JSON's values; ValueError for what is none."""
+    """Read a shape from JSON values; ValueError if they describe none."""
     kind, root, op, datatype, send_bytes, receive_bytes, send_counts, receive_counts = values
     lengths = (int(send_bytes), int(receive_bytes))
     counts = (tuple(map(int, send_counts)), tuple(map(int, receive_counts)))
@@ -99,7 +99,7 @@ def read_shape(values: list[Any]) -> CallShape:
 
 
 def shape_values(shape: CallShape) -> list[Any]:
-    """A shape as JSON's values."""
+    """The JSON values of a shape."""
     return [getattr(shape, name) for name in SHAPE]
 
 

@@ -22,20 +22,20 @@ from remesh.mpi.native import measure_spin_rate
 SPIN_VARIABLE: Final = "REMESH_SPIN"
 """Set to 1 in the program's environment: both halves always spin, so that no call waits for a sleeper."""
 _SPIN_US: Final = 15.0
-"""Longer than a small call takes, so that a burst of calls never sleeps; shorter than anyone would notice."""
+"""Spin time: longer than a small call takes, so a burst of calls never sleeps; shorter than anyone would notice."""
 _GIVE_WAY_US: Final = 50
 _FOR_EVER_US: Final = 1 << 40
 _UPPER_SPIN_US: Final = 10_000.0
-"""What an upper half spins that always spins: it sleeps at last while others take long."""
+"""Spin time of an upper half that always spins: it sleeps at last while others take long."""
 
 
 _MASK_BYTES: Final = 1024
-"""Room for more cores than Linux allows."""
+"""Length of a mask with room for more cores than Linux allows."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingPace:
-    """Turns and times of waiting."""
+    """The turns and times of waiting."""
 
     upper_spin: int  # turns the upper half spins for a reply before it sleeps
     lower_spin: int  # turns the lower half spins for a request before it sleeps
@@ -50,7 +50,7 @@ class WaitingPace:
 
     @classmethod
     def of(cls, mpi: Any, *, spinning: bool = False) -> Self:
-        """For this rank, after counting its cores and who shares them (all ranks call this)."""
+        """Choose the pace of this rank, after counting its cores and who shares them (all ranks call this)."""
         cores = os.sched_getaffinity(0)
         num_ranks, index = _find_sharers(mpi, cores)
         pace = cls.chosen(num_ranks, len(cores), measure_spin_rate(), spinning=spinning)
@@ -58,7 +58,7 @@ class WaitingPace:
 
     @classmethod
     def chosen(cls, num_ranks: int, num_cores: int, turns_per_us: float, *, spinning: bool) -> Self:
-        """For a host of so many ranks and cores.
+        """Choose the pace for a host of so many ranks and cores.
 
         >>> [WaitingPace.chosen(2, cores, 100.0, spinning=False).upper_spin for cores in (4, 2)]
         [1500, 0]
@@ -79,7 +79,7 @@ class WaitingPace:
 
 
 def choose_seat(cores: Iterable[int], index: int, num_ranks: int) -> tuple[int, ...]:
-    """Which of the cores that so many ranks share are the share of one; all of them where there are more ranks.
+    """Choose one rank's share of the cores of ``num_ranks`` ranks; all of them if there are more ranks than cores.
 
     >>> choose_seat({0, 1, 2, 3}, 1, 2), choose_seat({0, 1}, 2, 3)
     ((2, 3), (0, 1))
@@ -91,7 +91,7 @@ def choose_seat(cores: Iterable[int], index: int, num_ranks: int) -> tuple[int, 
 
 
 def _find_sharers(mpi: Any, cores: set[int]) -> tuple[int, int]:
-    """How many ranks, this one included, may run on one of these cores of this machine, and which of them this is.
+    """Count the ranks, with this one, that may run on one of these cores of this machine; also return this one's index.
 
     MPI_Comm_split_type does not tell: without shared memory each rank may be a host of its own to MPI.
     """

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from remesh.mpi.lower.taking import ImageTaker
 
 _SERVE_S = 0.05
-"""How long to wait for the program before a look at the rest of the world."""
+"""Time to serve the program before a look at the rest of the world."""
 _LOOK_S = 0.05
-"""Between looks at the program's output and health."""
+"""Time between looks at the program's output and health."""
 
 
 class Ended(PeerError):
@@ -41,7 +41,7 @@ _NO_MPI: Final = (
 
 
 class RankLoop:
-    """One rank's stay; `run` returns when the job ends on this rank."""
+    """The loop of one rank's stay; `run` returns when the job ends on this rank."""
 
     def __init__(
         self, room: HostRoom, half: MpiLowerHalf, upper: Upper | None, control: Control, outputs: Sequence[Output]
@@ -92,7 +92,7 @@ class RankLoop:
         self._control.send({"type": "ended", "code": code})
 
     def _obey(self, message: Message) -> bool:
-        """Do what the coordinator says; False when it is time to go."""
+        """Do what the coordinator says; returns False when it is time to go."""
         match message["type"]:
             case "ask":
                 self._answer(message)
@@ -131,7 +131,7 @@ class RankLoop:
 
     def _images(self) -> ImageTaker:
         if self._taker is None:
-            # What takes images is as much again as all else that a rank loads, and most stays begin without it.
+            # The code that takes images is as large as all else that a rank loads, and most stays begin without it.
             from remesh.mpi.lower.taking import ImageTaker  # noqa: PLC0415
 
             self._taker = ImageTaker(self._room, self._half, self._upper, self._outputs, self._has_ended)
@@ -161,7 +161,7 @@ class RankLoop:
 
 
 def describe_half(rank: int, half: MpiLowerHalf, *, is_closed: bool, has_ended: bool) -> Status:
-    """A lower half in the words of the protocol."""
+    """Describe a lower half in the words of the protocol."""
     counters = half.counters()
     return Status(
         rank,

@@ -9,7 +9,7 @@ from typing import Any
 from remesh.mpi.calls.table import Kind
 
 Result = bytes | bytearray | memoryview
-"""A view is of a large buffer that is lent, or of the program's own."""
+"""Data of a collective; a view is of a large buffer that is lent, or of the program's own."""
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class CollectiveCall:
 
 @dataclass(slots=True)
 class RealCall:
-    """A job in the words of mpi4py."""
+    """A collective call in the words of mpi4py."""
 
     job: CollectiveCall
     send: list[Any]
@@ -37,7 +37,7 @@ class RealCall:
     op: Any
 
     def start(self, comm: Any) -> Any:
-        """Begin it on a real communicator; MPI's request."""
+        """Begin the call on a real communicator; returns MPI's request."""
         return _START[self.job.kind](self, comm)
 
     def of(self, buffer: list[Any], counts: Sequence[int]) -> list[Any]:
@@ -64,7 +64,7 @@ def may_end_early(job: CollectiveCall, num_members: int) -> bool:
 
 
 def extent_of(name: str, datatype: Any) -> int:
-    """Bytes of a value of a basic datatype; 0 where values have gaps."""
+    """Bytes of a value of a basic datatype; 0 if its values have gaps."""
     # Values with an index have gaps, which differ from MPI to MPI.
     is_plain = datatype.extent == datatype.size and not name.endswith("_INT")
     return int(datatype.extent) if is_plain else 0

@@ -25,7 +25,7 @@ _FORM: Final = struct.Struct("<Qii")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Named:
-    """A communicator as all its members name it, and nobody else."""
+    """The name of a communicator, which is the same on all its members and on no other."""
 
     number: int
     first: int  # world rank of its rank 0: disjoint groups may have one number
@@ -33,7 +33,7 @@ class Named:
 
 
 def choose_common(named: Iterable[Named], told: Iterable[Named]) -> list[Named]:
-    """Of what this rank has named, what all members have, in the order of making; ``told`` is what all ranks named.
+    """Choose what all members named of this rank's ``named``, in the order of making; ``told`` is what all ranks named.
 
     >>> both, alone = Named(7, first=0, num_members=2), Named(9, first=0, num_members=2)
     >>> choose_common([alone, both], [alone, both, both])
@@ -44,13 +44,13 @@ def choose_common(named: Iterable[Named], told: Iterable[Named]) -> list[Named]:
 
 
 def tell_all(mpi: Any, comm: Any, named: Iterable[Named]) -> list[Named]:
-    """What all ranks of a real communicator name together. All of them call this."""
+    """Gather the names of all ranks of a real communicator. All of them call this."""
     own = b"".join(_FORM.pack(each.number, each.first, each.num_members) for each in named)
     return [Named(*fields) for fields in _FORM.iter_unpack(join_all(mpi, comm, own))]
 
 
 def join_all(mpi: Any, comm: Any, own: bytes) -> bytearray:
-    """What all ranks of a real communicator say, in their order. All of them call this."""
+    """Gather the bytes of all ranks of a real communicator, in their order. All of them call this."""
     lengths = array("i", bytes(4 * comm.Get_size()))
     comm.Allgather([array("i", [len(own)]), mpi.INT], [lengths, mpi.INT])
     room = bytearray(sum(lengths))

@@ -26,7 +26,7 @@ class Requests:
     def start(  # noqa: PLR0913 - the fields of a request
         self, *, kind: str, comm: int, peer: int, tag: int, address: int, num_bytes: int, number: int = 0
     ) -> Any:
-        """A new operation under a new number, or the one that the upper half has chosen."""
+        """Start an operation under a new number, or under the one that the upper half has chosen."""
         if not number:
             number, self.next_number = self.next_number, self.next_number + 1
         request = Operation(number, kind, comm, peer, tag, address, num_bytes)
@@ -34,18 +34,18 @@ class Requests:
         return request
 
     def complete(self, request: Any) -> None:
-        """The operation is over; its completion waits to be told."""
+        """Note that the operation is over; its completion waits to be told."""
         request.done = True
         self.news = True
         if request.detached:
             self.forget(request)
 
     def forget(self, request: Any) -> None:
-        """Its completion has been told."""
+        """Drop an operation whose completion has been told."""
         self.by_number.pop(request.number, None)
 
     def detach(self, number: int) -> None:
-        """Nobody will ask for its completion."""
+        """Mark an operation whose completion nobody will ask for."""
         request = self.by_number.get(number)
         if request is not None:
             request.detached = True

@@ -45,16 +45,16 @@ ERR_OTHER: Final = CLASSES["ERR_OTHER"]
 ERR_REQUEST: Final = CLASSES["ERR_REQUEST"]
 REPLIED: Final = 0
 BLOCKED: Final = -1
-"""What a handler says where the slot waits for no request; above 0 it is the number of that."""
+"""The result of a handler if the slot waits for no request; above 0, a result is the number of the request."""
 
 OF_ENGINE: Final = frozenset({"hello", "send", "receive", "wait", "start_receive", "start_access", "lock", "unlock"})
-"""Calls that no handler is for; ``start_access`` comes here out of rings alone."""
+"""Calls without a handler here; ``start_access`` comes from rings alone."""
 _KINDS: Final = tuple(Kind)
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeWait:
-    """A slot that is answered when a message has come that fits."""
+    """A slot that is answered when a matching message has come."""
 
     comm: int
     source: int
@@ -63,7 +63,7 @@ class ProbeWait:
 
 
 class Serving:
-    """Serves requests out of slot bodies."""
+    """The handlers of requests in slot bodies."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Serving:
         self.transfers, self.collectives, self.windows = transfers, collectives, windows
         self.memory, self.requests = memory, requests
         self.probes: dict[int, ProbeWait] = {}
-        """Slots that wait for a message, and for which."""
+        """Slots that wait for a message, each with the message it waits for."""
         self.parcels: dict[int, bytes | bytearray] = {}
         """Payloads of messages of unknown size, until they are fetched."""
         self.next_parcel = 1
@@ -88,7 +88,7 @@ class Serving:
         }
 
     def serve(self, slot: int, body: memoryview) -> int:
-        """Serve the request in a slot's body: REPLIED, BLOCKED, or the request that the slot waits for."""
+        """Serve the request in a slot's body; returns REPLIED, BLOCKED, or the request that the slot waits for."""
         handler = self._handlers.get(body[0])
         if handler is None:
             return fail(body, ERR_OTHER, f"serving slot {slot}: there is no call number {body[0]}")
@@ -127,7 +127,7 @@ class Serving:
         return self._started(body, flags, request)
 
     def _started(self, body: memoryview, flags: int, request: Any) -> int:
-        """Reply to the start of an operation: complete, or its number; or wait for it."""
+        """Reply to the start of an operation with its completion or its number; or wait for it."""
         if request.done:
             self.tell(body, request)
             return REPLIED
@@ -203,7 +203,7 @@ class Serving:
         return self._started(body, flags, self.collectives.start(comm, job, address))
 
     def _counts(self, body: memoryview, start: int, num_counts: int) -> tuple[tuple[int, ...], int]:
-        """The counts of a collective, and where its tail goes on."""
+        """Read the counts of a collective; also returns where its tail goes on."""
         form = struct.Struct(f"<{num_counts}q")
         if num_counts <= MAX_COUNTS:
             return form.unpack_from(body, start), start + form.size
@@ -237,7 +237,7 @@ class Serving:
         return self._started(body, flags, self.windows.access(operands, Verb(op, datatype, bool(fetches)), runs, unit))
 
     def start_access(self, slot: int, call: bytes) -> None:
-        """Serve a ``start_access`` out of a ring, which nobody answers."""
+        """Serve a ``start_access`` from a ring; it gets no reply."""
         row = BY_NAME["start_access"]
         _, request, *fields = row.packer.unpack_from(call)
         op, datatype, fetches, window, target, result, num_data, offset, num_bytes = fields
@@ -249,7 +249,7 @@ class Serving:
     # Replies.
 
     def flush(self, bodies: tuple[memoryview, ...]) -> list[int]:
-        """Write the replies of all probes that have found their message; their slots."""
+        """Write the replies of all probes that have found their message; returns their slots."""
         answered = [slot for slot, wanted in self.probes.items() if self._try_probe(bodies[slot], wanted)]
         for slot in answered:
             del self.probes[slot]
@@ -261,7 +261,7 @@ class Serving:
         self._put_completion(body, REQUEST_REPLY.size, request)
 
     def tell_wait(self, body: memoryview) -> None:
-        """Reply to the ``wait`` that stands in a body: what is complete of all, any one, or all that are."""
+        """Reply to the ``wait`` in a body with the completions of all requests, of any one, or of all that are over."""
         row = BY_NAME["wait"]
         _, _, mode, count = row.packer.unpack_from(body)
         numbers = struct.unpack_from(f"<{count}Q", body, row.packer.size)
@@ -273,7 +273,7 @@ class Serving:
                 continue
             INDEX.pack_into(body, end, index)
             end += INDEX.size
-            # What follows must have room for its record at least.
+            # The part that follows must have room for its record at least.
             rest = (INDEX.size + COMPLETION.size) * (count - index - 1)
             if request is None:
                 COMPLETION.pack_into(body, end, 0, 0, 0, ERR_REQUEST, PayloadPlace.NONE, 0)
@@ -286,7 +286,7 @@ class Serving:
         WAIT_REPLY.pack_into(body, 0, OK, told)
 
     def _put_completion(self, body: memoryview, start: int, request: Any, rest: int = 0) -> int:
-        """Write one completion and forget the request; where the next may begin."""
+        """Write one completion and forget the request; returns where the next may begin."""
         payload, parcel, inline = self._place(request, BODY_BYTES - start - COMPLETION.size - rest)
         COMPLETION.pack_into(
             body, start, request.source, request.message_tag, request.message_bytes, request.error, payload, parcel
@@ -298,7 +298,7 @@ class Serving:
         return start + len(inline)
 
     def _place(self, request: Any, room: int) -> tuple[int, int, bytes | bytearray | memoryview]:
-        """How the payload reaches the upper half: by the reply, into its memory, or as a parcel."""
+        """Choose how the payload reaches the upper half: by the reply, into its memory, or as a parcel."""
         if request.cancelled:
             return PayloadPlace.CANCELLED, 0, b""
         if request.written:
@@ -319,7 +319,7 @@ class Serving:
 
 
 def fail(body: memoryview, error_class: int, text: str) -> int:
-    """Reply with an error; REPLIED, as any handler whose reply is complete."""
+    """Reply with an error; returns REPLIED, as every handler does whose reply is complete."""
     words = text.encode()[: BODY_BYTES - FAILURE.size]
     FAILURE.pack_into(body, 0, FAILED, error_class, len(words))
     body[FAILURE.size : FAILURE.size + len(words)] = words

@@ -27,11 +27,11 @@ from remesh.mpi.together import sharing_ranks
 from remesh.rounds.job_folder import rank_name
 
 FOLDER: Final = "shared"
-"""Of a checkpoint: the files, and the marks of each host."""
+"""Folder of a checkpoint for the files, and the marks of each host."""
 _COPIED, _GIVEN_UP = "copied", "given-up"
 _POLL_S: Final = 0.001
 _PATIENCE_S: Final = 60.0
-"""For ranks of this host; one that is gone ends the job before that."""
+"""Time limit for the ranks of this host; one that is gone ends the job before that."""
 _BLOCK_BYTES: Final = 4 << 20
 
 
@@ -55,18 +55,18 @@ class SharedCut:
         return self._room.rank == self._room.ranks()[0]
 
     def mark(self) -> None:
-        """This rank's program stands still."""
+        """Note that this rank's program stands still."""
         self._marks.mkdir(parents=True, exist_ok=True)
         (self._marks / rank_name(self._room.rank)).touch()
 
     def give_up(self, why: str) -> None:
-        """This rank will not stand still, or could not copy: nobody needs to wait."""
+        """Note that this rank will not stand still, or could not copy: nobody needs to wait."""
         with contextlib.suppress(OSError):
             self._marks.mkdir(parents=True, exist_ok=True)
             (self._marks / _GIVEN_UP).write_text(f"rank {self._room.rank}: {why}")
 
     def copy(self) -> dict[str, dict[str, Any]]:
-        """Wait for all ranks of the host, and copy; length and digest by file. The first rank calls this."""
+        """Wait for all ranks of the host, and copy; returns length and digest by file. The first rank calls this."""
         self._wait_for({rank_name(rank) for rank in self._room.ranks()})
         reports = {}
         for path in sorted(self._room.windows.iterdir()):
@@ -80,7 +80,7 @@ class SharedCut:
         return reports
 
     def wait(self) -> None:
-        """Until all is copied: the program may change it after that."""
+        """Wait until all is copied: the program may change it after that."""
         self._wait_for({_COPIED})
 
     def _wait_for(self, wanted: set[str]) -> None:
@@ -94,12 +94,12 @@ class SharedCut:
 
 
 def begin_cut(room: HostRoom, checkpoint: Path) -> SharedCut | None:
-    """None when programs of this host share nothing; so it is for all its ranks, or for none."""
+    """Begin the cut; None if programs of this host share nothing, which is so for all its ranks or for none."""
     return SharedCut(room, checkpoint) if any(room.windows.iterdir()) else None
 
 
 def bring_back(room: HostRoom, checkpoint: Path, ranks: Mapping[str, Mapping[str, Any]]) -> None:
-    """Make the files again of which this rank is the first; ``ranks`` is of the manifest.
+    """Make again the files whose first rank is this one; ``ranks`` is of the manifest.
 
     Raises `FormatError` when a copy is not what it was, `StorageError` when there is no room.
     """
@@ -129,7 +129,7 @@ def check_here(room: HostRoom, ranks: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def _copy(source: Path, target: Path) -> dict[str, Any]:
-    """Length and digest. Raises `OSError`; all room is taken first: who maps the file would end where there is none."""
+    """Copy a file; returns length and digest. Raises `OSError`. Space is taken first: a hole would kill who maps it."""
     with source.open("rb", buffering=0) as given, open(_new_file(target), "wb", buffering=0) as made:
         os.posix_fallocate(made.fileno(), 0, os.fstat(given.fileno()).st_size)
         digest, num_bytes = hashlib.sha256(), 0

@@ -16,7 +16,7 @@ from remesh.mpi.calls.table import Kind
 
 @dataclass(frozen=True, slots=True)
 class CallShape:
-    """A collective as one member asks for it, without the data."""
+    """The arguments of a collective as one member calls it, without the data."""
 
     kind: int
     root: int  # rank in the communicator
@@ -30,7 +30,7 @@ class CallShape:
 
 @dataclass(frozen=True, slots=True)
 class ToldCall:
-    """What a rank tells all others that it has begun."""
+    """A collective that a rank has begun, as it tells all others."""
 
     comm: int
     first: int  # world rank of the communicator's rank 0: disjoint groups may have one number
@@ -41,11 +41,11 @@ class ToldCall:
 
 
 GATE: Final = CallShape(Kind.BARRIER, 0, 0, 0, 0, 0)
-"""What stands before a collective that may end on some member before another one has entered it."""
+"""The call that stands before a collective which may end on a member before another one has entered it."""
 
 
 def plan_stand_in(told: CallShape, rank: int) -> CallShape:
-    """What the member ``rank`` asks for, given what another one has asked for.
+    """The call of the member ``rank``, given the call of another one.
 
     >>> plan_stand_in(CallShape(Kind.ALLGATHERV, 0, 0, 0, 5, 8, receive_counts=(5, 3)), 1).send_bytes
     3

@@ -1,4 +1,4 @@
-"""What of a lower half outlives it, as bytes: JSON for the records, then the payloads, then a checksum.
+"""The state of a lower half that outlives it, as bytes: JSON for the records, then the payloads, then a checksum.
 
 8 bytes   magic and version
 4 bytes   length of the JSON, little-endian
@@ -24,10 +24,10 @@ from remesh.mpi.lower.requests import COLLECTIVE, RECEIVE, SEND, WINDOW
 
 _MAGIC: Final = b"RMSHLOW3"
 _EARLIER: Final = (b"RMSHLOW1", b"RMSHLOW2")
-"""Of states without open collectives; with small ones of one kind only."""
+"""Versions of states without open collectives; and of those with small ones of one kind only."""
 _LENGTH: Final = struct.Struct("<I")
 _NUM_EARLIER, _EARLIER_STEP_BYTES = 5, 8
-"""Numbers of a small collective in such a state; bytes of a step there."""
+"""Length of a small collective's numbers in such a state; bytes of a step there."""
 
 Payload = bytes | bytearray | None
 _REQUEST: Final = (
@@ -42,7 +42,7 @@ _KINDS: Final = {kind: kind for kind in (SEND, RECEIVE, COLLECTIVE, WINDOW)}
 
 @dataclass(frozen=True, slots=True)
 class SmallCollective:
-    """One that is messages of ours, and waits for a part."""
+    """A small collective that is messages of ours, and waits for a part."""
 
     request: int
     clock: int  # collectives entered before, on its communicator
@@ -57,7 +57,7 @@ class SmallCollective:
 
 @dataclass(frozen=True, slots=True)
 class KeptPart:
-    """A part of one that has come, and that nobody has taken."""
+    """A part of a small collective that has come, and that nobody has taken."""
 
     comm: int
     clock: int
@@ -68,7 +68,7 @@ class KeptPart:
 
 @dataclass(frozen=True, slots=True)
 class HalfState:
-    """Everything of a quiet lower half."""
+    """The whole state of a quiet lower half."""
 
     rank: int
     size: int
@@ -91,7 +91,7 @@ class HalfState:
 
 
 class _PayloadWriter:
-    """Lays payloads one after another."""
+    """A writer that lays payloads one after another."""
 
     def __init__(self) -> None:
         self.parts: list[bytes | bytearray] = []
@@ -106,7 +106,7 @@ class _PayloadWriter:
 
 
 class _PayloadReader:
-    """Finds payloads again; every bound is checked."""
+    """A reader that finds payloads again and checks every bound."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -121,14 +121,14 @@ class _PayloadReader:
 
 
 def pack(records: dict[str, Any], payloads: list[bytes | bytearray]) -> bytes:
-    """The bytes of a state."""
+    """Pack records and payloads as the bytes of a state."""
     text = json.dumps(records, separators=(",", ":")).encode()
     body = b"".join([_MAGIC, _LENGTH.pack(len(text)), text, *payloads])
     return body + _LENGTH.pack(crc32(body))
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], bytes]:
-    """Records and payloads of a state.
+    """Unpack the records and payloads of a state.
 
     Raises:
         FormatError: foreign, truncated or damaged.
@@ -153,7 +153,7 @@ def _wrong(reason: str, what: str) -> FormatError:
 
 
 def save(parts: HalfState) -> bytes:
-    """The state as bytes."""
+    """Write the state as bytes."""
     writer = _PayloadWriter()
     records = {
         "rank": parts.rank,
@@ -182,7 +182,7 @@ def save(parts: HalfState) -> bytes:
 
 
 def load(data: bytes, *, rank: int, size: int) -> HalfState:
-    """The state that :func:`save` wrote, for the same rank of as many.
+    """Read the state that :func:`save` wrote, for the same rank of as many.
 
     Raises:
         FormatError: the bytes are damaged, or another rank's.
@@ -204,7 +204,7 @@ def load(data: bytes, *, rank: int, size: int) -> HalfState:
             parcels={number: reader.take(place) or b"" for number, place in records["parcels"]},
             members={number: tuple(members) for number, members in records["members"]},
             entered={int(number): int(count) for number, count in records["entered"]},
-            # What an earlier version has written stands where all had ended.
+            # An earlier version wrote states only where all collectives had ended.
             made=[int(number) for number in records.get("made", dict(records["entered"]))],
             open=[_open(one, reader) for one in records.get("open", ())],
             small=[_small(one, reader) for one in records.get("small", ())],
@@ -270,7 +270,7 @@ def _window_record(window: Exposure) -> list[Any]:
 
 
 def _window(size: int, base: Any, regions: Any, holders: Any, waiting: Any) -> Exposure:
-    """Of a job of so many ranks. ValueError for a window that no lower half would have written."""
+    """Make a window of a job of so many ranks. ValueError for one that no lower half would have written."""
     places = {int(address): int(num_bytes) for address, num_bytes in regions}
     if int(base) < 0 or any(address < 0 or num_bytes < 0 for address, num_bytes in places.items()):
         raise ValueError(f"a window from {base} on with memory {places}")

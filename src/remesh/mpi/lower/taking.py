@@ -49,7 +49,7 @@ class ImageTaker:
         self._writer = ThreadPoolExecutor(1, "remesh-state")
 
     def refusals(self) -> list[str]:
-        """What stands against an image of the program."""
+        """The reasons against an image of the program."""
         if self._upper is None or self._has_ended():
             return []
         try:
@@ -65,7 +65,7 @@ class ImageTaker:
             self._frozen = None
 
     def take(self, request: Message) -> Message:
-        """Write the image that the coordinator asks for; what it is told. The program stands still if the job stops."""
+        """Write the image that the coordinator asks for; returns the reply. The program stays frozen at a stop."""
         folder = Path(request["folder"]) / rank_name(self._room.rank)
         report: dict[str, Any] = {"num_bytes": 0, "seconds": {}, "caught": {}}
         cut: SharedCut | None = None
@@ -127,5 +127,5 @@ class ImageTaker:
         report.update(made)
 
     def _caught(self) -> dict[str, int]:
-        """What this cut went through the middle of: for people, and for the proof that hard cases were met."""
+        """The operations that this cut interrupted: for people, and for the proof that hard cases were met."""
         return {f"ranks {self._half.position().value}": 1, **self._half.caught()}

@@ -44,13 +44,13 @@ class MessageTransfers:
         self.engine: Any = None
         self.matching = Matching()
         self.messages: dict[int, Any] = {}
-        """Taken out of the queue by a matched probe, by message number."""
+        """Messages that a matched probe took out of the queue, by message number."""
         self.next_message = 1
         self.owed: list[tuple[Any, Any]] = []
         """Receives with matched announcements whose payload has not been asked for; the engine adds to them."""
 
     def probe(self, comm: int, source: int, tag: int, *, take: bool) -> tuple[Any, int]:
-        """The message a receive would get, and the number it is kept under if it is taken out of the queue."""
+        """The message that a receive would get, and the number it is kept under if it is taken out of the queue."""
         if not take:
             return self.matching.find(comm, source, tag), 0
         message = self.matching.take(comm, source, tag)
@@ -61,7 +61,7 @@ class MessageTransfers:
         return message, number
 
     def receive_message(self, number: int, capacity: int, address: int) -> Any:
-        """Receive a message that a matched probe has taken: the request; None if there is none of this number."""
+        """Receive a message that a matched probe has taken; returns the request, None if no message has this number."""
         message = self.messages.pop(number, None)
         if message is None:
             return None
@@ -72,7 +72,7 @@ class MessageTransfers:
         return request
 
     def cancel(self, number: int) -> bool:
-        """Cancel a receive that no message has come for; sends are never cancelled. Whether it was."""
+        """Cancel a receive that no message has come for; returns whether it was. Sends are never cancelled."""
         request = self._requests.by_number.get(number)
         if request is None or not self.matching.withdraw(number):
             return False
@@ -81,12 +81,12 @@ class MessageTransfers:
         return True
 
     def decline_ahead(self) -> None:
-        """Give back what was sent ahead of messages that no receive has, the ranks being closed."""
+        """Give back the data that came ahead of messages that no receive has; all ranks are closed."""
         for message in self._with_ahead():
             self.engine.decline(message)
 
     def discard_ahead(self) -> None:
-        """Throw it away, all ranks being about to leave."""
+        """Discard the data that came ahead; all ranks are about to leave."""
         for message in self._with_ahead():
             self.engine.discard(message)
 

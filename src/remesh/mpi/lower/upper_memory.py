@@ -9,16 +9,16 @@ from remesh.mpi.lower.buffers import LargeBuffers
 
 
 class UpperMemory:
-    """Reads and writes the upper half's buffers; its process is known once it is attached."""
+    """The memory of the upper half, to read and write; its process is known once it is attached."""
 
     def __init__(self) -> None:
         self._remote: RemoteMemory | None = None
         self.large = LargeBuffers()
         self.arena: Arena | None = None
-        """Where some of its buffers stand, for this process, too."""
+        """The arena, where some of its buffers stand for this process, too."""
 
     def attach(self, pid: int) -> None:
-        """The upper half runs (again) as process ``pid``."""
+        """Attach to the upper half, which runs (again) as process ``pid``."""
         self._remote = RemoteMemory(pid)
 
     @property
@@ -27,7 +27,7 @@ class UpperMemory:
         return self._remote
 
     def view(self, address: int, num_bytes: int) -> memoryview | None:
-        """Its bytes in place, if both halves have them; None if not."""
+        """A view of its bytes in place, if both halves have them; None if not."""
         return None if self.arena is None else self.arena.view(address, num_bytes)
 
     def read(self, address: int, num_bytes: int) -> bytearray:
@@ -36,14 +36,14 @@ class UpperMemory:
         return self._process.read(address, num_bytes) if view is None else bytearray(view)
 
     def operand(self, address: int, num_bytes: int, result: range) -> tuple[bytearray | memoryview, bool]:
-        """What a collective sends, while its result is written to these addresses: in place where that can be.
+        """The operand of a collective, while its result is written to these addresses: in place where that can be.
 
         With it comes whether the program has the same bytes there for as long as the collective is open.
         """
         if num_bytes <= EAGER_BYTES:
             return (self.read(address, num_bytes) if num_bytes else bytearray()), False
         place = self.view(address, num_bytes)
-        # MPI wants both apart, and the program may have asked for both in one place.
+        # MPI wants operand and result apart, and the program may have asked for both in one place.
         is_apart = address + num_bytes <= result.start or result.stop <= address
         if place is not None and is_apart:
             return place, True
@@ -56,9 +56,9 @@ class UpperMemory:
         return copy, is_apart or place is None
 
     def read_into(self, address: int, view: memoryview) -> None:
-        """Its bytes, as many as the view has."""
+        """Read its bytes into the view, as many as that has."""
         self._process.read_into(address, view)
 
     def write(self, address: int, data: bytes | bytearray | memoryview) -> None:
-        """Put bytes there."""
+        """Write bytes there."""
         self._process.write(address, data)

@@ -29,13 +29,13 @@ from remesh.mpi.lower.upper_memory import UpperMemory
 from remesh.mpi.lower.wire import Wire
 
 CHUNKS_UNDER_WAY: Final = 8
-"""To each target: enough to keep a network busy, and a bound for what waits in its MPI."""
+"""Limit for each target: enough to keep a network busy, and a bound for what waits in its MPI."""
 Data = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """What an access is to, and what it works with in the origin's program."""
+    """The two ends of an access: its target, and the buffers of the origin's program."""
 
     window: int
     target: int  # world rank
@@ -64,9 +64,9 @@ class Windows:
         self.accesses: dict[int, _Access | None] = {}
         """Accesses that are not over, by the number of their request; None for those of the engine."""
         self.queues: dict[int, deque[_Access]] = {}
-        """By target, in order: those with chunks to send. The engine overtakes none."""
+        """Accesses with chunks to send, by target, in order. The engine overtakes none."""
         self._under_way: dict[int, int] = {}
-        """By target: chunks without an answer."""
+        """Number of chunks without an answer, by target."""
 
     @property
     def is_busy(self) -> bool:
@@ -74,7 +74,7 @@ class Windows:
         return bool(self.accesses)
 
     def access(self, operands: Operands, verb: Verb, runs: Runs, unit: int, number: int = 0) -> Any:
-        """Start an access; ``unit`` is the bytes of an element. With a number that the upper half has chosen, or 0."""
+        """Start an access; ``unit`` is the bytes of an element, ``number`` is chosen by the upper half, or 0."""
         num_bytes = sum(length for _, length in runs)
         request = self._requests.start(
             kind=WINDOW,
@@ -96,7 +96,7 @@ class Windows:
         return request
 
     def _send_on(self, target: int) -> None:
-        """Send chunks to a target as far as it may have more of them."""
+        """Send as many chunks to a target as it may have."""
         queue = self.queues[target]
         while queue and self._under_way.get(target, 0) < CHUNKS_UNDER_WAY:
             access = queue[0]
@@ -128,7 +128,7 @@ class Windows:
         return self._memory.read(operands.data + start, length)
 
     def hear_accessed(self, source: int, fields: tuple[Any, ...], payload: Data) -> None:
-        """An answer has come."""
+        """Handle the answer to an access."""
         _, error, _, request, _, _, position = fields
         access = self.accesses.get(request)
         if access is None or access.operands.target != source:

@@ -23,11 +23,11 @@ DIRECT_VARIABLE: Final = "REMESH_WIRE_DIRECT"
 """Set where the network is the shared memory of one host: long payloads are then read where they are, past MPI."""
 _PLACE_BYTES: Final = 16
 PIECE_BYTES: Final = 1 << 20
-"""Most of a stream's pieces, but between two arenas, and what goes ahead: long enough for the real MPI's best rate."""
+"""Limit of a stream's pieces, but between two arenas, and of data ahead: long enough for the real MPI's best rate."""
 
 
 class Wire:
-    """The communicator of the wire, what is posted on it, and who can be reached past it."""
+    """The communicator of the wire, the receives that are posted on it, and the ranks that can be reached past it."""
 
     def __init__(self, mpi: Any, comm: Any) -> None:
         self._mpi = mpi
@@ -35,9 +35,9 @@ class Wire:
         self.rank: int = comm.Get_rank()
         self.size: int = comm.Get_size()
         self.frame = bytearray(_FRAME_BYTES)
-        """What wire messages are received into."""
+        """The buffer into which wire messages are received."""
         self.posted = None
-        """The receive for them; None where the engine has to look for them."""
+        """The receive for wire messages; None if the engine has to look for them."""
         if not os.environ.get(PROBE_VARIABLE):
             self.posted = comm.Recv_init([self.frame, mpi.BYTE], mpi.ANY_SOURCE, 0)
             self.posted.Start()
@@ -46,7 +46,7 @@ class Wire:
         self.engine: Any = None
 
     def _find_neighbours(self) -> frozenset[int]:
-        """All ranks call this."""
+        """Find the ranks that can be reached past the wire. All ranks call this."""
         place = f"{Path('/proc/sys/kernel/random/boot_id').read_text()} {os.stat('/proc/self/ns/pid').st_ino}"
         own = hashlib.blake2b(place.encode(), digest_size=_PLACE_BYTES).digest()
         all_places = bytearray(_PLACE_BYTES * self.size)
@@ -59,7 +59,7 @@ class Wire:
         self.engine.send(dest, header, payload)
 
     def address_of(self, request: Any) -> int:
-        """Where the handle of an MPI request stands, which is null once it is over."""
+        """Address of the handle of an MPI request, which is null once it is over."""
         return int(self._mpi._addressof(request))
 
     def release(self) -> None:
