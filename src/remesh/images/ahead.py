@@ -23,7 +23,7 @@ from remesh.images.tree import tree_of
 from remesh.linux.procfs import read_areas
 
 _PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
-"""A program loads most libraries as it starts, and some later. What a look has hashed the next one finds known."""
+"""Pauses between looks: a program loads most libraries as it starts, some later. A later look finds hashes known."""
 
 
 def remember_image(folder: Path) -> None:
@@ -47,14 +47,14 @@ def hash_ahead(pid: int) -> None:
 
 
 def start_hashing_ahead(pid: int, pauses_s: Sequence[float] = _PAUSES_S) -> threading.Thread:
-    """The same by a thread that leaves the processors to whoever needs them, again after each of these pauses."""
+    """Run `hash_ahead` in a thread that leaves the processors to others, again after each of these pauses."""
     thread = threading.Thread(target=_hash_aside, args=(pid, pauses_s), name="remesh-hash-ahead", daemon=True)
     thread.start()
     return thread
 
 
 def _hash_aside(pid: int, pauses_s: Sequence[float]) -> None:
-    # Linux keeps this for each thread. An image that comes first waits for nothing here: it hashes what is left itself.
+    # Linux keeps this priority per thread. An image that comes first does not wait here: it hashes the rest itself.
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
     with contextlib.suppress(ProcessLookupError):  # it has ended
         for pause_s in pauses_s:

@@ -36,7 +36,7 @@ _LIMITS: Final = (resource.RLIMIT_STACK, resource.RLIMIT_NOFILE, resource.RLIMIT
 
 
 def capture_process(process: StandingProcess, scratch: int, seat: int) -> ProcessState:
-    """What there is once in the process; ``seat`` are the processors that its tree was given."""
+    """Read the state that a process has once; ``seat`` are the processors that its tree was given."""
     pid, leader = process.pid, process.leader
     stat_fields = read_stat(pid)
     numbers = [int(stat_fields[n - 1]) for n in (26, 27, 45, 46, 47)]
@@ -135,7 +135,7 @@ def _capture_thread(pid: int, tracee: Tracee, scratch: int) -> ThreadState:
 
 
 def _out_of_critical_section(tracee: Tracee, rseq: int, registers: Registers) -> Registers:
-    """A thread inside a restartable sequence goes on at its abort address, as after any preemption."""
+    """The registers of a thread; in a restartable sequence it goes on at its abort address, as after preemption."""
     section = int.from_bytes(tracee.read(rseq + _RSEQ_CS_AT, 8), "little")
     if section:
         _, _, start, length, abort = _CRITICAL_SECTION.unpack(tracee.read(section, _CRITICAL_SECTION.size))
@@ -159,7 +159,7 @@ def capture_areas(
 
 
 def mapped_files(pid: int, areas: list[Area], identities: Identities) -> dict[str, FileIdentity]:
-    """The identities of mapped files, by path."""
+    """Compute the identities of mapped files, by path."""
     files: dict[str, FileIdentity] = {}
     for area in areas:
         changes = area.kind is AreaKind.SHARED_FILE and "w" in area.protection

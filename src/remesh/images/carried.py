@@ -24,10 +24,10 @@ from remesh.linux.calls import PAGE_BYTES
 from remesh.linux.proc_text import Area
 
 MAX_BYTES: Final = 16 << 30
-"""Of all such files on disks, without holes: the processes stand still while they are copied."""
+"""Limit of all such files on disks, without holes: the processes stand still while they are copied."""
 _BLOCK_BYTES: Final = 4 << 20
 _DELETED: Final = " (deleted)"
-"""What the kernel puts behind the last name of such a file."""
+"""The text that the kernel puts behind the last name of such a file."""
 _SHARED_FOLDER: Final = "/dev/shm"
 
 
@@ -38,7 +38,7 @@ def key_of(info: os.stat_result) -> tuple[str, int]:
 
 @dataclass(slots=True)
 class CarriedSource:
-    """Where the bytes of a carried file are found while the processes that have it stand still."""
+    """The place where the bytes of a carried file are found while the processes that have it stand still."""
 
     in_memory: bool
     link: str  # its name, or its last one, as the kernel tells it
@@ -73,7 +73,7 @@ def describe_carried(source: CarriedSource, root: str) -> CarriedFile:
 
 
 def _names_of(key: tuple[str, int], root: str) -> tuple[str, ...]:
-    """Its names in /dev/shm: semaphores are mapped before they get theirs, so the kernel tells another."""
+    """The names of a file in /dev/shm: semaphores are mapped before they get theirs, so the kernel tells another."""
     names = []
     with contextlib.suppress(OSError):
         for entry in os.scandir(f"{root}{_SHARED_FOLDER}"):
@@ -99,7 +99,7 @@ def _runs_of(path: str, num_bytes: int) -> Iterator[int]:
 
 
 def _num_mapped_bytes(source: CarriedSource) -> int:
-    """What of it can be reached: beyond its end, pages cannot be read."""
+    """The number of bytes that a mapping can reach: beyond the end of the file, pages cannot be read."""
     end = max(area.offset + area.num_bytes for _, area in source.views)
     while end and not any(_page_of(source, end - PAGE_BYTES)):
         end -= PAGE_BYTES
@@ -146,7 +146,7 @@ def _holds(area: Area, position: int) -> bool:
 
 
 def read_carried(sources: Sequence[CarriedSource], files: Sequence[CarriedFile]) -> Iterator[bytes]:
-    """What is in those files while their processes stand still, block by block."""
+    """Read the content of those files while their processes stand still, block by block."""
     for source, record in zip(sources, files, strict=True):
         path = source.openable()
         if not path:
@@ -159,7 +159,7 @@ def read_carried(sources: Sequence[CarriedSource], files: Sequence[CarriedFile])
 
 
 def copy_carried(folder: Path, files: Sequence[CarriedFile]) -> Iterator[bytes]:
-    """The same, out of an image."""
+    """Read the content of those files from an image."""
     path = folder / CARRIED_FILE
     with open(path, "rb", buffering=0) as file:
         yield from _blocks(file, 0, sum(record.num_stored_bytes for record in files), f"reading {path}")
@@ -217,7 +217,7 @@ def _make_at(place: str, source: BinaryIO, record: CarriedFile) -> int:
         _fill(source, descriptor, record)
         os.fchmod(descriptor, record.mode)
         for name in record.names:
-            # Whoever has a file of that name keeps it: it is of an earlier stay, or of somebody else.
+            # A file that has this name stays: it is of an earlier stay, or of somebody else.
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name)
             os.link(path, name)

@@ -18,7 +18,7 @@ class Clocks(NamedTuple):
 
 
 def clocks_of(pid: int) -> Clocks:
-    """The clocks of another process now; it may be in another time namespace."""
+    """Read the clocks of another process; it may be in another time namespace."""
     here, theirs = _offsets(os.getpid()), _offsets(pid)
     return Clocks(
         time.clock_gettime_ns(time.CLOCK_MONOTONIC) + theirs.monotonic_ns - here.monotonic_ns,
@@ -27,7 +27,7 @@ def clocks_of(pid: int) -> Clocks:
 
 
 def set_clocks(wanted: Clocks) -> bool:
-    """Let the clocks of future children show this now; whether the kernel could do it. Before the first child."""
+    """Let the clocks of future children show this; returns whether the kernel could. Before the first child."""
     if not Path("/proc/self/ns/time_for_children").exists():
         return False
     now, here = clocks_of(os.getpid()), _offsets(os.getpid())
@@ -49,7 +49,7 @@ def _line(clock: str, offset_ns: int) -> str:
 
 
 def _offsets(pid: int) -> Clocks:
-    """By how much the clocks of a process are ahead of the host's."""
+    """The offsets of a process's clocks from the host's."""
     try:
         lines = [line.split() for line in Path(f"/proc/{pid}/timens_offsets").read_text().splitlines()]
     except OSError:

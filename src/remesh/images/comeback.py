@@ -24,7 +24,7 @@ class Comeback:
 
     @classmethod
     def read(cls, folder: Path) -> Comeback:
-        """The image of this folder, checked."""
+        """Read and check the image of this folder."""
         is_by_criu = not (folder / HEADER_FILE).exists() and (folder / CRIU_FILE).exists()
         return cls(folder, None if is_by_criu else read_tree(folder))
 
@@ -39,7 +39,7 @@ class Comeback:
             set_clocks(Clocks(process.monotonic_ns, process.boottime_ns))
 
     def bring_back(self, policy: OpenFilePolicy) -> str:
-        """Make the program run on, as a descendant of this process; what its user should know, "" if nothing."""
+        """Make the program run on, as a descendant of this process; returns a note for its user, or ""."""
         if self.tree is None:
             from remesh.images.criu import bring_back_by_criu  # noqa: PLC0415  as above
 

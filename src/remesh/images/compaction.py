@@ -15,7 +15,7 @@ from remesh.linux.calls import PAGE_BYTES
 
 
 def compact_image(source: Path, target: Path, *, compress: bool = False) -> int:
-    """Write the image ``source`` to the new folder ``target`` as a full one, which needs no other; its length in bytes.
+    """Write the image ``source`` to the new folder ``target`` as a full one, which needs no other; returns its bytes.
 
     Every page is checked on the way. Raises `FormatError` when an image is damaged, `StorageError` when the folder
     exists. Nothing is left behind when it fails.

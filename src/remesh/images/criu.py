@@ -77,7 +77,7 @@ def find_criu() -> Criu | None:
 
 @dataclass(frozen=True, slots=True)
 class CriuImage:
-    """``criu.json``: what CRIU does not hold."""
+    """``criu.json``: the facts that CRIU's own files do not hold."""
 
     version: str  # of CRIU
     stdout_bytes: int
@@ -87,12 +87,12 @@ class CriuImage:
 
     @property
     def clocks(self) -> Clocks:
-        """What the clocks of the process showed."""
+        """The clocks of the process, as it saw them."""
         return Clocks(self.monotonic_ns, self.boottime_ns)
 
 
 def read_criu_image(directory: Path) -> CriuImage:
-    """What stands beside CRIU's files. Raises `FormatError` when it is damaged."""
+    """Read the record beside CRIU's files. Raises `FormatError` when it is damaged."""
     path = directory / CRIU_FILE
     try:
         return from_json(CriuImage, json.loads(path.read_bytes()), str(path))
@@ -101,7 +101,7 @@ def read_criu_image(directory: Path) -> CriuImage:
 
 
 def dump_by_criu(pid: int, directory: Path) -> int:
-    """Write an image of an upper half into a new folder by CRIU, flushed; its length in bytes. It goes on afterwards.
+    """Write an image of an upper half into a new folder by CRIU, flushed; returns its bytes. The half then goes on.
 
     It must lead a session (``Command.leads_session``). Raises `ConfigError` with CRIU's own words when it refuses;
     nothing is left behind then.
@@ -126,7 +126,7 @@ def dump_by_criu(pid: int, directory: Path) -> int:
         enter = ("nsenter", "--target", str(pid), "--mount", "--pid", "--time")
         action = ("dump", "--tree", str(INNER_PID), "--images-dir", str(work), "--shell-job", "--leave-stopped")
         _run((*enter, criu.path, *action, "--log-file", _LOG), work, doing)
-        # It stands still until SIGCONT: what is read here belongs to the image.
+        # The upper half stands still until SIGCONT: what is read here belongs to the image.
         lengths = [os.stat(seen_from_here(pid, path)).st_size for path in (STDOUT_PATH, STDERR_PATH)]
         (directory / _CHANNEL).write_bytes(Path(seen_from_here(pid, CHANNEL_PATH)).read_bytes())
         beside = CriuImage(criu.version, lengths[0], lengths[1], *clocks_of(pid))

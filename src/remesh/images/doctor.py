@@ -40,7 +40,7 @@ class Finding:
 
 
 def examine_machine() -> list[Finding]:
-    """Everything that process images need or use, on this machine and with the rights of this process."""
+    """Check all that process images need or use, on this machine and with the rights of this process."""
     findings = [_platform()]
     if findings[0].good:
         findings += [_rights(), _root(), _tracing(), _clocks(), _criu(), *_trial()]
@@ -125,7 +125,7 @@ def _trial() -> Iterator[Finding]:
 
 
 def _image_and_restore(folder: Path) -> str:
-    """Do it; why the second image is no increment, or ""."""
+    """Image and restore the process; returns why the second image is no increment, or ""."""
     paths = [folder / name for name in ("channel", "out", "err")]
     for path in paths:
         path.touch()

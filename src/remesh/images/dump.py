@@ -36,7 +36,7 @@ from remesh.linux.proc_text import AreaKind
 from remesh.linux.procfs import read_status, seen_from_here
 
 _MAX_TRIALS: Final = 20
-"""Of a program that runs: what is so for a moment only, as a message on its way, is seldom met twice."""
+"""Limit of trials for a running program: a momentary state, such as a message on its way, is seldom met twice."""
 _PAUSE_S: Final = 0.01
 
 
@@ -110,7 +110,7 @@ def _fill_folder(frozen: Frozen, order: ImageOrder, phases: Phases, folder: Imag
 def _dump_members(
     frozen: Frozen, order: ImageOrder, survey: Survey, phases: Phases, folder: ImageFolder
 ) -> list[WrittenMember]:
-    """The root last, whose header names the others; its part is the first of the result."""
+    """Write the members, the root last, whose header names the others; its part is the first of the result."""
     seat = processors_of(int(read_status(frozen.pid)["PPid"]))
     members: dict[int, WrittenMember] = {}
     for process in frozen.processes[1:]:
@@ -123,7 +123,7 @@ def _dump_members(
 
 
 def _put_tree(frozen: Frozen, survey: Survey, folder: ImageFolder) -> TreeState:
-    """What the processes have in common, and the channel of the root."""
+    """Write the parts that the processes have in common, and the channel of the root."""
     kin = kin_of([*(process.pid for process in frozen.processes), *frozen.ended])
     sockets = describe_sockets(survey, IDENTITIES)  # finds further open files
     carried = survey.describe_carried(frozen.pid)
@@ -138,7 +138,7 @@ def _put_tree(frozen: Frozen, survey: Survey, folder: ImageFolder) -> TreeState:
 
 
 def _without_zeros_at_end(data: bytes) -> bytes:
-    """Most slots of a channel are of threads that the program does not have. Up to a page of zeros may be left."""
+    """The bytes without zeros at the end: most slots are of threads that the program lacks. A page may be left."""
     end = len(data)
     while end and data[max(end - PAGE_BYTES, 0) : end] == bytes(min(end, PAGE_BYTES)):
         end = max(end - PAGE_BYTES, 0)
@@ -146,7 +146,7 @@ def _without_zeros_at_end(data: bytes) -> bytes:
 
 
 def _report(written: list[WrittenMember], phases: Phases) -> ImageReport:
-    """The root's part is the first."""
+    """Make the report; the root's part is the first of ``written``."""
     needed = {str(folder) for folder in written[0].ancestors}
     needed |= {str(folder.parent) for each in written[1:] for folder in each.ancestors}
     return ImageReport(

@@ -35,12 +35,12 @@ from remesh.images.survey import Survey
 from remesh.linux.calls import PAGE_BYTES
 
 _MAX_ANCESTORS: Final = 15
-"""An image that would need more earlier ones is a full one, after which those can be removed."""
+"""Limit of earlier images: one that would need more is a full one, after which those can be removed."""
 
 
 @dataclass(slots=True)
 class Phases:
-    """Seconds by phase, in the order in which they ran."""
+    """The seconds of each phase, in the order in which they ran."""
 
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -53,7 +53,7 @@ class Phases:
 
 @dataclass(frozen=True, slots=True)
 class ImageOrder:
-    """What to write, and where; see `dump_image`."""
+    """The arguments of `dump_image`: what to write, and where."""
 
     directory: Path
     previous: Path | None
@@ -61,7 +61,7 @@ class ImageOrder:
     track: bool
 
     def of_member(self, inner_pid: int) -> ImageOrder:
-        """The same for a descendant; if it was not there at the previous image, it is written in full."""
+        """The order for a descendant; if it was not there at the previous image, it is written in full."""
         previous = None if self.previous is None else self.previous / str(inner_pid)
         previous = previous if previous is not None and previous.is_dir() else None
         return ImageOrder(self.directory / str(inner_pid), previous, self.compress, self.track)
@@ -69,7 +69,7 @@ class ImageOrder:
 
 @dataclass(frozen=True, slots=True)
 class TreeContext:
-    """What the image of a process says of its tree."""
+    """The facts about its tree that the image of a process holds."""
 
     survey: Survey
     seat: int  # processors that the tree was given
@@ -78,7 +78,7 @@ class TreeContext:
 
 @dataclass(frozen=True, slots=True)
 class WrittenMember:
-    """What was written of one process."""
+    """The result of writing one process."""
 
     completed: Completed
     num_pages: int
@@ -89,16 +89,16 @@ class WrittenMember:
 
 @dataclass(frozen=True, slots=True)
 class _SavedPages:
-    """What is written once all pages are."""
+    """The record of the pages, complete once all are written."""
 
     num_bytes: int
-    """Of all pages, own and inherited."""
+    """Number of bytes of all pages, own and inherited."""
     layers: tuple[Layer, ...]
-    """The own pages, then those of each ancestor."""
+    """The layer of own pages, then those of each ancestor."""
     ancestors: tuple[Ancestor, ...]
     chunks: ChunksState
     not_tracked: str
-    """See `ImageReport`."""
+    """The reason why pages are not tracked, see `ImageReport`."""
 
 
 def dump_member(
@@ -126,7 +126,7 @@ def _save(
     phases: Phases,
     target: tuple[ImageFolder, PageWriter],
 ) -> _SavedPages:
-    """All but the header. What is not needed to begin with the pages is done while they are copied and written."""
+    """Write all but the header. State that the pages do not need is written while they are copied."""
     folder, writer = target
     memory = ProcessMemory(process.pid, process.leader.memory_descriptor())
     with PageMap(process.pid) as pages:
@@ -150,7 +150,7 @@ def _save(
 
 
 def _put_state(process: StandingProcess, context: TreeContext, folder: ImageFolder) -> None:
-    """All but the pages."""
+    """Write all but the pages."""
     scratch = process.prepare_calls()
     try:
         folder.put(image_format.PROCESS_FILE, capture_process(process, scratch, context.seat))
@@ -165,7 +165,7 @@ def _put_state(process: StandingProcess, context: TreeContext, folder: ImageFold
 
 
 def _find_basis(pid: int, order: ImageOrder) -> track_pages.Basis | None:
-    """What an increment can be made upon: marks have been kept since the previous image, and the chain is short."""
+    """Find the basis of an increment: marks have been kept since the previous image, and the chain is short."""
     basis = None if order.previous is None else track_pages.basis_of(pid, digest_of(order.previous))
     return None if basis is None or len(basis.builds_upon) + 1 > _MAX_ANCESTORS else basis
 

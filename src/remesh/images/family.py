@@ -22,13 +22,13 @@ from typing import Final
 INIT: Final = 1
 """Id of the parent of all: of the root of a tree, and of orphans."""
 OUTSIDE: Final = 0
-"""What the kernel tells as the session of init, which was made outside of the namespace."""
+"""The session that the kernel shows for init, which was made outside of the namespace."""
 _MAX_MEMBERS: Final = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
 class Kin:
-    """One process among its relatives. All ids are inner ones."""
+    """A process among its relatives. All ids are inner ones."""
 
     pid: int
     parent: int  # INIT for the root and for orphans
@@ -46,7 +46,7 @@ class Kin:
 
 
 class FamilyDeed(enum.Enum):
-    """What a step does."""
+    """The action of a step."""
 
     FORK = "fork"  # `pid` is made, a child of `other`
     LEAD_SESSION = "lead-session"  # `pid` makes a session
@@ -89,7 +89,7 @@ class _FamilyPlan:
         self._next_free = max((max(each.pid, each.group, each.session) for each in kin), default=INIT) + 1
 
     def _downwards(self) -> list[int]:
-        """All of them, parents first."""
+        """The ids of all processes, parents first."""
         order = list(self._children[INIT])
         for pid in order:
             order += self._children.get(pid, ())
@@ -99,7 +99,7 @@ class _FamilyPlan:
         return order
 
     def _find_births(self) -> dict[int, int | None]:
-        """In which session each must be born; None where that is all the same."""
+        """Find the session in which each must be born; None if any will do."""
         births: dict[int, int | None] = {}
         for pid in reversed(self._downwards()):
             one = self._kin[pid]
@@ -156,7 +156,7 @@ class _FamilyPlan:
             waiting += children
 
     def _stand_in(self, session: int) -> int:
-        """A fleeting process of a session, whose child becomes one of init's when it leaves."""
+        """Plan a fleeting process of a session, whose child becomes one of init's when it leaves."""
         if session in self.fleeting:
             return session
         if session in self._kin:
@@ -190,5 +190,5 @@ class _FamilyPlan:
             if group != those[0].session:
                 self.steps.append(FamilyStep(FamilyDeed.LEAD_GROUP, group))
             joins += [(each.pid in members, each.pid, group) for each in those if each.pid != group]
-        # Who made a group and went to another goes when that has its members.
+        # A process that made a group and went to another goes when that has its members.
         self.steps += [FamilyStep(FamilyDeed.JOIN_GROUP, pid, group) for _, pid, group in sorted(joins)]

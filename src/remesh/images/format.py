@@ -47,7 +47,7 @@ CHANNEL_FILE: Final = "channel.bin"
 TREE_FILE: Final = "tree.json"
 CARRIED_FILE: Final = "carried.bin"
 CRIU_FILE: Final = "criu.json"
-"""What stands in the folder of an image by CRIU, and in no other."""
+"""The file that stands in the folder of an image by CRIU, and in no other."""
 RECORD_FILES: Final = (PROCESS_FILE, THREADS_FILE, AREAS_FILE, FILES_FILE, PAGES_INDEX_FILE, CHUNKS_FILE)
 """The files that are JSON, besides the header."""
 _OF_THE_TREE: Final = (PAGES_FILE, TREE_FILE, CHANNEL_FILE, CARRIED_FILE)
@@ -70,7 +70,7 @@ def _check(good: bool, message: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """What ``image.json`` is at the outside: a header, and the proof that it is as it was written."""
+    """The outer form of ``image.json``: a header, and the proof that it is as it was written."""
 
     header: str  # the JSON of a `Header`
     sha256: str  # of its bytes
@@ -94,7 +94,7 @@ class Ancestor:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What of the machine is built into the process; a restore elsewhere needs the same."""
+    """The properties of the machine that are built into a process; a restore elsewhere needs the same."""
 
     vdso_sha256: str  # the kernel's code in every process; libc keeps addresses into it
     special_areas: dict[str, int]  # bytes of each of SPECIAL_AREAS
@@ -148,7 +148,7 @@ class MemoryBounds:
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """``process.json``: what there is once per process."""
+    """``process.json``: the state that exists once per process."""
 
     executable: str  # the program file, as the process sees it
     folder: str  # working directory
@@ -172,7 +172,7 @@ class ProcessState:
 
 @dataclass(frozen=True, slots=True)
 class ThreadState:
-    """One thread of ``threads.json``. Addresses are 0 where there is none."""
+    """One thread of ``threads.json``. An address of 0 stands for none."""
 
     tid: int  # inner id; the leader's is the process id
     name: str
@@ -209,7 +209,7 @@ class ThreadsState:
 
 @dataclass(frozen=True, slots=True)
 class FileIdentity:
-    """By what a file is known again."""
+    """The identity of a file, by which it is known again."""
 
     num_bytes: int
     mtime_ns: int

@@ -17,9 +17,9 @@ from remesh.images.tree import has_ended, tree_of
 from remesh.linux.calls import is_gone
 
 _MAX_LOOKS: Final = 1000
-"""A tree that makes processes faster than they are seized is given up after so many looks at it."""
+"""Limit of looks at a tree: one that makes processes faster than they are seized is given up then."""
 _QUIET_LOOKS: Final = 2
-"""A child may change its parent while the tree is looked at, and be seen at neither; not twice, while others stand."""
+"""Looks in a row that find nobody new: a child may change its parent and be missed, but once, while others stand."""
 
 
 class Frozen:
@@ -31,9 +31,9 @@ class Frozen:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.processes: list[StandingProcess] = []
-        """That of ``pid`` first, parents before their children."""
+        """The processes that stand still: that of ``pid`` first, parents before their children."""
         self.ended: list[int] = []
-        """Ids of those that have ended, and are not waited for yet."""
+        """Ids of the processes that have ended, and are not waited for yet."""
         self._owner = threading.get_ident()
         HELD[pid] = self
 
@@ -84,7 +84,7 @@ class Frozen:
         self.ended = [pid for pid in order if pid not in held]
 
     def thaw(self) -> None:
-        """Let all run on exactly where they were; nothing happens if they were thawed or killed before."""
+        """Let all run on exactly where they were; does nothing if they were thawed or killed before."""
         processes, self.processes = self.processes, []
         if not processes:
             return
@@ -94,7 +94,7 @@ class Frozen:
             process.thaw()
 
     def bury(self) -> None:
-        """After all were killed: see `StandingProcess.bury`."""
+        """Reap all threads after the processes were killed: see `StandingProcess.bury`."""
         for process in reversed(self.processes):
             process.bury()
         self.processes = []

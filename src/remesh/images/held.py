@@ -12,15 +12,15 @@ class HeldTree(Protocol):
     """A process that stands still with all of its descendants."""
 
     def bury(self) -> None:
-        """After all were killed: take leave of their threads."""
+        """Reap all threads after the processes were killed."""
 
 
 HELD: Final[dict[int, HeldTree]] = {}
-"""By the id of the first process of each tree."""
+"""The trees that this process holds, by the id of the first process of each."""
 
 
 def bury(pid: int) -> None:
-    """After a process was killed with its descendants: take leave of their threads if this process holds them."""
+    """Reap the threads of a killed process and its descendants if this process holds them."""
     held = HELD.pop(pid, None)
     if held is not None:
         held.bury()

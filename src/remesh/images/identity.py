@@ -12,7 +12,7 @@ _BLOCK_BYTES: Final = 4 << 20
 
 
 class Identities:
-    """Identities of files, with the hashes of files that did not change since kept in mind.
+    """A cache of the identities of files, with the hashes of files that have not changed since.
 
     Shared libraries are hashed once for all images of a process.
     """
@@ -21,7 +21,7 @@ class Identities:
         self._known: dict[tuple[int, int, int, int], str] = {}  # device, inode, length, time -> hash
 
     def of(self, path: str, *, num_bytes: int | None = None) -> FileIdentity:
-        """The identity of a file; with ``num_bytes`` only its beginning is hashed and the length is that."""
+        """Compute the identity of a file; with ``num_bytes`` only its beginning is hashed and the length is that."""
         info = os.stat(path)
         length = info.st_size if num_bytes is None else num_bytes
         key = (info.st_dev, info.st_ino, length, info.st_mtime_ns)
@@ -37,7 +37,7 @@ class Identities:
 
 
 IDENTITIES: Final = Identities()
-"""Of the files that processes have mapped, kept for the next image."""
+"""The identities of files that processes have mapped, kept for the next image."""
 
 
 def hash_of(path: str, num_bytes: int) -> str:

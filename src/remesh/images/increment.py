@@ -16,14 +16,14 @@ from remesh.images.ranges import PageRange, PageSet, subtract
 
 @dataclass(frozen=True, slots=True)
 class PageSplit:
-    """The pages of an image."""
+    """The pages of an image: its own, and the inherited layers."""
 
     own: tuple[PageSet, ...]  # to be written by it, in this order
     inherited: list[Layer]  # of older images, the newest first
     num_bytes: int  # of all its pages, own and inherited
 
     def and_own(self, pages: PageSet) -> PageSplit:
-        """With more pages of its own, that lie elsewhere."""
+        """Add pages of its own that lie elsewhere."""
         return PageSplit((*self.own, pages), self.inherited, self.num_bytes + pages.num_bytes)
 
 
@@ -37,7 +37,7 @@ def split_pages(written: PageSet, saved: PageSet, previous: Sequence[Layer]) -> 
     rest: Iterator[PageRange] = iter(saved)
     for layer in sorted(previous, key=lambda layer: len(layer.pages)):
         rest = subtract(rest, layer.pages)
-    # Not joined: a run must lie within one area, and areas may touch.
+    # The parts are not joined: a run must lie within one area, and areas may touch.
     missed = PageSet.of(subtract(rest, written))
     return PageSplit(
         (written, missed) if missed else (written,),
@@ -47,7 +47,7 @@ def split_pages(written: PageSet, saved: PageSet, previous: Sequence[Layer]) -> 
 
 
 def drop_hidden(split: PageSplit, ancestors: list[Ancestor]) -> tuple[PageSplit, list[Ancestor]]:
-    """Without the layers of which no page can be seen: those images are not needed any more.
+    """Drop the layers of which no page can be seen: those images are not needed any more.
 
     ``ancestors[k]`` is the image that ``split.inherited[k]`` is of.
     """

@@ -51,7 +51,7 @@ _WHY_ANON: Final = {
 
 
 def check_imageable(pid: int) -> list[ImageRefusal]:
-    """Everything about a running process and its descendants that an image cannot hold, each by name; empty if it can.
+    """List everything about a running process and its descendants that an image cannot hold, by name; empty if nothing.
 
     Nothing is stopped, so what is so for a moment only is left out: what is told was seen twice. Raises `ConfigError`
     on another platform, `ProcessLookupError` or `FileNotFoundError` when there is no such process.
@@ -65,7 +65,7 @@ def check_imageable(pid: int) -> list[ImageRefusal]:
 
 
 def check_standing(frozen: Frozen) -> list[ImageRefusal]:
-    """The same of a tree that stands still, so that nothing can change any more."""
+    """Check a tree that stands still, so that nothing can change any more."""
     areas = {process.pid: process.areas for process in frozen.processes}
     return [*_check_tree([*areas, *frozen.ended], areas), *_check_sharing(list(areas))]
 
@@ -90,7 +90,7 @@ def _check_tree(pids: list[int], areas: dict[int, list[Area]]) -> list[ImageRefu
 
 @dataclass(slots=True)
 class _Holdings:
-    """What the processes of a tree hold together: process and descriptor by pipe, and carried files."""
+    """The shared objects of a tree: process and descriptor by pipe, and carried files."""
 
     pids: list[int]
     sockets: dict[int, str] = field(default_factory=dict)  # name of one of its descriptors, by inode
@@ -140,7 +140,7 @@ def _check_process(pid: int) -> Iterator[ImageRefusal]:
 
 
 def _check_place(pid: int, root: int) -> Iterator[ImageRefusal]:
-    """A descendant is brought back where the root of its tree is, and as the same user."""
+    """Check that a descendant is where the root of its tree is, as the same user: it is brought back there."""
     ours, theirs = read_status(root), read_status(pid)
     for name in ("Uid", "Gid"):
         if ours[name] != theirs[name]:
@@ -162,7 +162,7 @@ def _check_family(pids: list[int]) -> Iterator[ImageRefusal]:
 
 
 def _check_sharing(pids: list[int]) -> Iterator[ImageRefusal]:
-    """Processes that are half threads of each other (clone with some of the flags of threads)."""
+    """Refuse processes that are half threads of each other (clone with some of the flags of threads)."""
     for earlier, later in itertools.combinations(pids, 2):
         for what, kind in _KCMP_SHARED.items():
             if system_call("kcmp", earlier, later, kind, 0, 0) == 0:
@@ -201,7 +201,7 @@ def _name_of(area: Area) -> str:
 
 
 def kind_of(pid: int, descriptor: Descriptor) -> FileKind | None:
-    """What a descriptor leads to; None when an image cannot hold it."""
+    """The kind of the open file behind a descriptor; None when an image cannot hold it."""
     link = descriptor.link
     if link.startswith("pipe:"):
         return FileKind.PIPE
@@ -266,7 +266,7 @@ def _check_descriptor(pid: int, descriptor: Descriptor) -> ImageRefusal | None:
 
 
 def _check_pipes(held: _Holdings) -> Iterator[ImageRefusal]:
-    """Whoever has the other end of a pipe must be in the tree, or gone."""
+    """Check that the other end of each pipe is in the tree, or gone."""
     for ends in held.pipes.values():
         modes = {descriptor.flags & os.O_ACCMODE for _, descriptor in ends}
         pid, descriptor = ends[0]
@@ -298,7 +298,7 @@ def _check_sockets(held: _Holdings) -> Iterator[ImageRefusal]:
 
 
 def _check_carried(held: _Holdings) -> Iterator[ImageRefusal]:
-    """Files whose bytes are copied while the processes stand still, and are another's own afterwards."""
+    """Check the files whose bytes are copied while the processes stand still, and belong to another file afterwards."""
     num_bytes = 0
     for what, path in filter(lambda one: one[1], held.carried.values()):
         try:
@@ -320,5 +320,5 @@ def _check_carried(held: _Holdings) -> Iterator[ImageRefusal]:
 
 
 def is_bound_by_the_site(path: str) -> bool:
-    """Whether a path leads to the channel, the arena or the logs, which the next site has of its own."""
+    """Whether a path leads to the channel, the arena or the logs, of which the next site has its own."""
     return path.startswith(f"{ROOM_PATH}/")

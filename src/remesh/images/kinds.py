@@ -1,4 +1,4 @@
-"""What is said to the image engine and what it answers: plain values, no I/O."""
+"""The requests to the image engine and its answers: plain values, no I/O."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from remesh.errors import ConfigError
 ROOM_PATH: Final = "/tmp/.remesh"
 """The folder of the upper half's own mount namespace where its channel and logs stand. The same on every machine."""
 CHANNEL_PATH: Final = f"{ROOM_PATH}/channel"
-"""Where the upper half finds its channel: the file `Site.channel_file`, bound to this path."""
+"""The path where the upper half finds its channel: the file `Site.channel_file`, bound to this path."""
 ARENA_PATH: Final = f"{ROOM_PATH}/arena"
-"""Where it finds the file that its arrays may stand in: `Site.arena_file`, bound to this path, if there is one."""
+"""The path of the file that its arrays may stand in: `Site.arena_file`, bound to this path, if there is one."""
 SHARED_PATH: Final = f"{ROOM_PATH}/shared"
-"""Where it finds the folder of files that programs of this machine map together: `Site.shared_folder`, if there is one.
-Who takes images of all of them sees to the bytes of those files; an image holds none."""
+"""The path of the folder of files that programs of this machine map together: `Site.shared_folder`, if there is one.
+The one that takes images of all of them sees to the bytes of those files; an image holds none."""
 STDOUT_PATH: Final = f"{ROOM_PATH}/stdout"
 STDERR_PATH: Final = f"{ROOM_PATH}/stderr"
 INNER_PID: Final = 1000
@@ -26,7 +26,7 @@ INNER_PID: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A program as it is to be started: nothing is added to it and no shell sees it."""
+    """A program to start: nothing is added to its arguments and no shell sees them."""
 
     argv: tuple[str, ...]  # argv[0] is looked up on the PATH of `environment`; not empty
     environment: Mapping[str, str]  # the whole environment of the program
@@ -80,7 +80,7 @@ class NotImageable(ConfigError):
 
 
 class OpenFilePolicy(enum.Enum):
-    """What a restore does with a file that the program had open for writing and that it, or others, wrote to since."""
+    """The action of a restore on a file that the program had open for writing and that was written to since."""
 
     TRUNCATE = "truncate"  # cut it to its length at the image: the program will write the rest again
     KEEP = "keep"  # leave what was written since; an appending program goes on behind it
@@ -90,7 +90,7 @@ class OpenFilePolicy(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ImageReport:
-    """What `dump_image` wrote."""
+    """The report of `dump_image` on the image that it wrote."""
 
     num_bytes: int  # of all files of the image
     num_pages: int  # pages of memory that this image holds itself, 4096 bytes each

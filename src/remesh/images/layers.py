@@ -61,7 +61,7 @@ def own_layer(*parts: PageSet) -> Layer:
 
 
 def layer_within(layer: Layer, wanted: PageSet) -> Layer:
-    """What a layer has of the wanted pages; no run of it reaches over two ranges of those."""
+    """The part of a layer with the wanted pages; no run of it reaches over two ranges of those."""
     pages, offsets = PageSet(array.array("Q"), array.array("Q")), array.array("Q")
     for start, end in wanted:
         first, last = layer.pages.touching(start, end)

@@ -19,7 +19,7 @@ _LAST_PID: Final = "/proc/sys/kernel/ns_last_pid"
 
 
 def leave_for_new_namespaces() -> None:
-    """New pid and mount namespaces, and a user namespace unless this process is root. Children enter them."""
+    """Leave for new pid and mount namespaces, and a user namespace unless this process is root. Children enter them."""
     flags = calls.NEW_PID | calls.NEW_MOUNTS
     if os.geteuid() == 0:
         calls.unshare(flags)
@@ -32,7 +32,7 @@ def leave_for_new_namespaces() -> None:
 
 
 def mount_room(site: Site) -> None:
-    """In the new namespaces: a ``/proc`` of their own, and the channel and logs under their fixed names.
+    """Mount, in the new namespaces, a ``/proc`` of their own, and the channel and logs under their fixed names.
 
     `ROOM_PATH` must be a folder already; what is in it is hidden here.
     """
@@ -68,7 +68,7 @@ def leave_group(*, leads_session: bool) -> None:
 
 
 def forget_signal_actions() -> None:
-    """In a child of ours that will execute a program: ignored signals stay ignored by it, so none may be."""
+    """Reset signal actions in a child of ours before it executes a program, which would inherit ignored signals."""
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         signal.signal(number, signal.SIG_DFL)
@@ -76,5 +76,5 @@ def forget_signal_actions() -> None:
 
 
 def choose_next_pid(pid: int) -> None:
-    """Let the next process or thread of this pid namespace have a certain id. Free of races: nobody else is in it."""
+    """Let the next process or thread of this pid namespace have a certain id. No race: nobody else is in it."""
     Path(_LAST_PID).write_text(str(pid - 1))

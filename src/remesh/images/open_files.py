@@ -29,7 +29,7 @@ from remesh.images.tree_format import FileKind, OpenFile, PipeState, PollWatch
 
 _AT_OPENING: Final = os.O_CREAT | os.O_EXCL | os.O_NOCTTY | os.O_TRUNC
 _LAST_OF_OURS: Final = 63
-"""This process has fewer descriptors of its own than that."""
+"""The lowest numbers, up to this one, are left to descriptors of this process itself."""
 _SPARE_DESCRIPTORS: Final = 64
 _SET_PIPE_BYTES: Final = 1031
 
@@ -70,7 +70,7 @@ def _check_content(tree: StoredTree, file: OpenFile, content: FileIdentity, poli
 
 
 def cut_open_files(tree: StoredTree, policy: OpenFilePolicy) -> None:
-    """Give the files that were open for writing the length they had, if that is the policy."""
+    """Cut the files that were open for writing to the length they had, if that is the policy."""
     if policy is not OpenFilePolicy.TRUNCATE:
         return
     for file in tree.state.files:
@@ -80,13 +80,13 @@ def cut_open_files(tree: StoredTree, policy: OpenFilePolicy) -> None:
 
 
 def is_writable(file: OpenFile) -> bool:
-    """Whether the program may write to it."""
+    """Whether the program may write to the file."""
     return file.flags & os.O_ACCMODE != os.O_RDONLY
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedFiles:
-    """The open files and carried files of a tree, held by this process for the stubs that it makes, which inherit."""
+    """The open files and carried files of a tree, held by this process; the stubs that it makes inherit them."""
 
     lowest: int  # all numbers below are the program's own
     files: tuple[int, ...]  # a descriptor for each open file
@@ -132,7 +132,7 @@ def _allow_descriptors(num: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """What open files lead to, as descriptors of this process."""
+    """The objects behind open files, as descriptors of this process."""
 
     carried: Sequence[int]
     pipes: Sequence[tuple[int, int]]  # both ends
@@ -167,7 +167,7 @@ def _open(file: OpenFile, made: _Made) -> int:
 
 
 def _make_pipe(pipe: PipeState) -> tuple[int, int]:
-    """Its reading and its writing end."""
+    """Make a pipe; returns its reading and its writing end."""
     out, into = os.pipe2(os.O_CLOEXEC)
     fcntl.fcntl(into, _SET_PIPE_BYTES, pipe.capacity)
     if pipe.data:

@@ -45,7 +45,7 @@ _ENTRY_FILE: Final = 1 << 61
 
 @dataclass(frozen=True, slots=True)
 class _Query:
-    """Which pages a scan finds: all of ``mask`` after flipping ``inverted``, and there or in swap."""
+    """The pages that a scan finds: all of ``mask`` after flipping ``inverted``, and there or in swap."""
 
     mask: int
     inverted: int
@@ -54,7 +54,7 @@ class _Query:
 
 @dataclass(frozen=True, slots=True)
 class _Queries:
-    """What is asked about areas of one kind."""
+    """The queries about areas of one kind."""
 
     saved: _Query
     written: tuple[_Query, ...]  # no page is found by two of them
@@ -108,7 +108,7 @@ def private_spans(areas: Sequence[Area]) -> list[AreaSpan]:
 
 
 class PageMap:
-    """What the kernel tells of the pages of one process; a context manager."""
+    """The kernel's map of the pages of one process; a context manager."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -135,7 +135,7 @@ class PageMap:
         return self._scan_span(span, _QUERIES[span.kind].saved)
 
     def written(self, span: AreaSpan) -> PageSet:
-        """Those of them that were written since `mark`; in areas without marks, all.
+        """The saved pages that were written since `mark`; in areas without marks, all.
 
         Costs what was written, not what is there: 0.5 ms for a tenth of 512 MiB, where `saved` takes 2 ms.
         """
@@ -156,7 +156,7 @@ class PageMap:
         self._scan(start, end, _QUERIES[span.kind].to_mark)
 
     def _saved_page_by_page(self, area: Area) -> PageSet:
-        """Zero pages are saved, too."""
+        """The saved pages, found page by page: zero pages are saved, too."""
         entries = array.array("Q")
         entries.frombytes(os.pread(self._descriptor, area.num_bytes // PAGE_BYTES * 8, area.start // PAGE_BYTES * 8))
         ranges: list[PageRange] = []
@@ -188,7 +188,7 @@ class PageMap:
         return PageSet(regions[0::3], regions[1::3]).joined()
 
     def _ask(self, start: int, end: int, query: _Query) -> int:
-        """One call: how many regions the kernel has told, less than there is room for if these are all."""
+        """Make one call; returns how many regions the kernel has told, less than there is room for if these are all."""
         # size, flags, start, end, walk_end, vec, vec_len, max_pages, inverted, mask, any of, returned
         argument = bytearray(
             _SCAN_FORM.pack(
@@ -200,7 +200,7 @@ class PageMap:
 
 
 def file_pages(pid: int, area: Area) -> PageSet:
-    """The pages that the file behind a shared mapping has, whoever wrote them; what is missing reads as zeros."""
+    """The pages that the file behind a shared mapping has, whoever wrote them; missing ones read as zeros."""
     ranges = []
     with open(seen_from_here(pid, area.path), "rb", buffering=0) as file:
         position = area.offset

@@ -150,7 +150,7 @@ class PageWriter:
         self._raise_failure()
 
     def finish(self) -> ChunksState:
-        """Wait until everything is written; what that is."""
+        """Wait until everything is written; returns the index of the chunks."""
         self._hand_over()
         self._end_threads()
         self._raise_failure()
@@ -212,7 +212,7 @@ class PageWriter:
             left, offset = left[count:], offset + count
 
     def _take_turn(self, number: int, chunk: PageChunk | None) -> int:
-        """Append the chunk to the index once all before it are there; its offset in the file. None takes no place."""
+        """Append the chunk to the index once all before it are there; returns its offset. None takes no place."""
         with self._turn:
             self._turn.wait_for(lambda: self._next_turn == number)
             self._next_turn += 1
@@ -245,7 +245,7 @@ def pieces_between(pages: PageSet, offsets: array.array[int], begin: int, end: i
 
 
 def _open_new(path: Path, *, direct: bool) -> int:
-    """A new file, written as `_go_direct` says if that is asked for."""
+    """Open a new file, written as `_go_direct` says if that is asked for."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     if direct:
         _go_direct(descriptor)
@@ -253,7 +253,7 @@ def _open_new(path: Path, *, direct: bool) -> int:
 
 
 def _go_direct(descriptor: int) -> None:
-    """Pass by the page cache where the file system can, which spares most of the processor's work.
+    """Bypass the page cache where the file system can, which spares most of the processor's work.
 
     Chunks of uncompressed pages, and their buffers, are aligned as that needs it.
     """
@@ -262,7 +262,7 @@ def _go_direct(descriptor: int) -> None:
 
 
 def _write_some(descriptor: int, data: memoryview, offset: int) -> int:
-    """Write what can be written at once. Some file systems take O_DIRECT and then refuse to write by it."""
+    """Write as much as one call takes. Some file systems take O_DIRECT and then refuse to write by it."""
     try:
         return os.pwrite(descriptor, data, offset)
     except OSError as error:
@@ -283,7 +283,7 @@ def check_chunks(path: Path, state: ChunksState) -> None:
 
 
 def read_chunks(path: Path, state: ChunksState, compressed: bool) -> Iterator[tuple[int, memoryview]]:
-    """The raw bytes of each chunk with its raw offset, checked; the view is good until the next one is asked for.
+    """Read the raw bytes of each chunk with its raw offset, checked; the view is good until the next one is asked for.
 
     While the caller is busy with one chunk, threads read and check the next ones.
     """
@@ -318,7 +318,7 @@ def read_chunks(path: Path, state: ChunksState, compressed: bool) -> Iterator[tu
 
 
 def _fill(descriptor: int, room: memoryview, offset: int) -> int:
-    """Read from an offset until the room is full or the file ends; how many bytes."""
+    """Read from an offset until the room is full or the file ends; returns how many bytes."""
     count = 0
     while count < len(room):
         try:

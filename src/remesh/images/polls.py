@@ -24,7 +24,7 @@ _FORM: Final = re.compile(r"(\d+) +events: +([0-9a-f]+) +data: +([0-9a-f]+) .*")
 
 
 def watches_of(pid: int, descriptor: Descriptor, processes: Sequence[StandingProcess]) -> Iterator[PollWatch]:
-    """What the epoll instance behind a descriptor of process ``pid`` looks at, which stands still as its relatives do.
+    """Find what the epoll instance behind a descriptor of process ``pid`` watches; it and its relatives stand still.
 
     Raises `NotImageable` when it looks at what no process that has it can ask for again.
     """

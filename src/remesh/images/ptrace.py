@@ -49,7 +49,7 @@ _ALL_THREADS: Final = 0x40000000  # __WALL
 _ALL_SIGNALS: Final = (1 << 64) - 1
 _MAX_ERRNO: Final = 4095
 _MAX_STRAY_STOPS: Final = 64
-"""Stops for other reasons that are passed over while waiting for a certain one."""
+"""Limit of stops for other reasons while waiting for a certain one."""
 
 REGISTERS: Final = (
     *("r15", "r14", "r13", "r12", "rbp", "rbx", "r11", "r10", "r9", "r8", "rax", "rcx", "rdx", "rsi", "rdi"),
@@ -64,7 +64,7 @@ Registers = dict[str, int]
 
 
 class Tracee:
-    """One thread, held. ``tid`` is its id as this process sees it."""
+    """One thread that is held. ``tid`` is its id as this process sees it."""
 
     def __init__(self, tid: int) -> None:
         self.tid = tid
@@ -76,11 +76,11 @@ class Tracee:
     # --- holding it ---
 
     def seize(self) -> None:
-        """Begin to trace it, without stopping it."""
+        """Begin to trace the thread, without stopping it."""
         ptrace(_SEIZE, self.tid)
 
     def interrupt(self) -> None:
-        """Stop it wherever it is; returns when it stands. Signals on their way to it are delivered first."""
+        """Stop the thread wherever it is; returns when it stands. Signals on their way to it are delivered first."""
         ptrace(_INTERRUPT, self.tid)
         for _ in range(_MAX_STRAY_STOPS):
             status = self._wait()
@@ -100,11 +100,11 @@ class Tracee:
                 pass
 
     def set_options(self, options: int) -> None:
-        """See the ``OPTION_`` constants."""
+        """Set options of the trace; see the ``OPTION_`` constants."""
         ptrace(_SETOPTIONS, self.tid, data=options)
 
     def detach(self) -> None:
-        """Let it run on, as its registers say."""
+        """Let the thread run on, as its registers say."""
         ptrace(_DETACH, self.tid)
 
     def _wait(self) -> int:
@@ -121,7 +121,7 @@ class Tracee:
         return dict(zip(REGISTERS, _REGISTERS_FORM.unpack(self._get_regset(_NT_PRSTATUS, 27 * 8)), strict=True))
 
     def set_registers(self, registers: Mapping[str, int]) -> None:
-        """All 27, see `REGISTERS`."""
+        """Set all 27 registers, see `REGISTERS`."""
         self._set_regset(_NT_PRSTATUS, _REGISTERS_FORM.pack(*(registers[name] for name in REGISTERS)))
 
     def xstate(self) -> bytes:
@@ -129,41 +129,41 @@ class Tracee:
         return self._get_regset(_NT_X86_XSTATE, _XSTATE_ROOM_BYTES)
 
     def set_xstate(self, state: bytes) -> None:
-        """Back what `xstate` gave."""
+        """Set the extended state, as `xstate` gave it."""
         self._set_regset(_NT_X86_XSTATE, state)
 
     def signal_mask(self) -> int:
-        """Blocked signals, bit n-1 for signal n."""
+        """The blocked signals, bit n-1 for signal n."""
         mask = ctypes.c_uint64()
         ptrace(_GETSIGMASK, self.tid, 8, ctypes.addressof(mask))
         return mask.value
 
     def set_signal_mask(self, mask: int) -> None:
-        """See `signal_mask`."""
+        """Set the blocked signals; see `signal_mask`."""
         value = ctypes.c_uint64(mask)
         ptrace(_SETSIGMASK, self.tid, 8, ctypes.addressof(value))
 
     def rseq(self) -> tuple[int, int, int]:
-        """Address, size and signature of its restartable-sequence area; zeros when it has none."""
+        """Address, size and signature of the thread's restartable-sequence area; zeros when it has none."""
         words = (ctypes.c_uint32 * 6)()
         ptrace(_GET_RSEQ_CONFIGURATION, self.tid, 24, ctypes.addressof(words))
         return words[0] | words[1] << 32, words[2], words[3]
 
     def read(self, address: int, num_bytes: int) -> bytes:
-        """Bytes of its memory."""
+        """Read bytes of the thread's memory."""
         return os.pread(self._open_memory(), num_bytes, address)
 
     def write(self, address: int, data: bytes) -> None:
-        """Put bytes into its memory, also where it may not write itself."""
+        """Put bytes into the thread's memory, also where it may not write itself."""
         if os.pwrite(self._open_memory(), data, address) != len(data):
             raise OSError(errno.EFAULT, f"writing {len(data)} bytes at {address:#x} of thread {self.tid}")
 
     def memory_descriptor(self) -> int:
-        """Its memory as a file of this process, good until `close`."""
+        """The thread's memory as a file of this process, good until `close`."""
         return self._open_memory()
 
     def close(self) -> None:
-        """Close what `memory_descriptor` opened."""
+        """Close the file that `memory_descriptor` opened."""
         if self._memory is not None:
             os.close(self._memory)
             self._memory = None
@@ -211,14 +211,14 @@ class Tracee:
         return self._mask
 
     def call(self, name: str, *args: int) -> int:
-        """Make it perform a system call of `SYS`; the result. Raises `OSError` as the call would."""
+        """Make the thread perform a system call of `SYS`; returns its result. Raises `OSError` as the call would."""
         self._set_up_call(name, args)
         ptrace(_SINGLESTEP, self.tid)
         self._wait_for_step()
         return self._result(name)
 
     def call_clone(self, name: str, *args: int) -> int:
-        """Like `call`, for a call that makes a thread or process; its id as this process sees it.
+        """Make a call, as `call` does, that makes a thread or process; returns its id as this process sees it.
 
         Needs `OPTION_TRACE_CLONE`, and `OPTION_TRACE_FORK` where its end is told by SIGCHLD.
         """
@@ -236,7 +236,7 @@ class Tracee:
         return tid.value
 
     def call_exec(self, path: int, arguments: int, environment: int) -> None:
-        """Make it execute a program; it stands at the beginning of that. Needs `OPTION_TRACE_EXEC`."""
+        """Make the thread execute a program; it stands at the beginning of that. Needs `OPTION_TRACE_EXEC`."""
         self._set_up_call("execve", (path, arguments, environment))
         ptrace(_SINGLESTEP, self.tid)
         status = self._wait()
@@ -249,14 +249,14 @@ class Tracee:
         self.close()  # the file of its old memory
 
     def call_last(self, name: str, *args: int) -> None:
-        """Make it perform a call that it does not come back from."""
+        """Make the thread perform a call that it does not come back from."""
         self._set_up_call(name, args)
         self.close()
         ptrace(_CONT, self.tid)
         self.wait_until_gone()
 
     def die_by(self, number: int) -> None:
-        """Let a signal end it."""
+        """End the thread by a signal."""
         self.set_signal_mask(0)
         self.close()
         ptrace(_CONT, self.tid, data=number)
@@ -285,6 +285,6 @@ class Tracee:
 
 
 def find_instruction(read: Callable[[int, int], bytes], start: int, end: int) -> int | None:
-    """Where a `SYSCALL_INSTRUCTION` lies in ``[start, end)`` of a memory that ``read(address, num_bytes)`` reads."""
+    """Find a `SYSCALL_INSTRUCTION` in ``[start, end)`` of a memory that ``read(address, num_bytes)`` reads."""
     at = read(start, end - start).find(SYSCALL_INSTRUCTION)
     return start + at if at >= 0 else None

@@ -31,7 +31,7 @@ class PageSet:
 
     @classmethod
     def of(cls, ranges: Iterable[tuple[int, int]]) -> Self:
-        """The pages of ranges that are in order and disjoint; those that touch stay two."""
+        """Make a set of ranges that are in order and disjoint; those that touch stay two."""
         starts, ends = array.array("Q"), array.array("Q")
         for start, end in ranges:
             starts.append(start)
@@ -40,7 +40,7 @@ class PageSet:
 
     @classmethod
     def chain(cls, sets: Iterable[PageSet]) -> Self:
-        """The pages of sets, in this order; those that lie one behind the other make a set again."""
+        """Chain sets in this order; the result is a set if they lie one behind the other."""
         chained = cls(array.array("Q"), array.array("Q"))
         for each in sets:
             chained.starts.extend(each.starts)
@@ -48,7 +48,7 @@ class PageSet:
         return chained
 
     def __len__(self) -> int:
-        """How many ranges."""
+        """The number of ranges."""
         return len(self.starts)
 
     def __iter__(self) -> Iterator[PageRange]:
@@ -63,7 +63,7 @@ class PageSet:
         return array.array("Q", map(operator.sub, self.ends, self.starts))
 
     def offsets(self) -> array.array[int]:
-        """How many bytes all ranges before each have, and last how many all have."""
+        """The number of bytes before each range, and last that of all ranges."""
         return array.array("Q", itertools.accumulate(self.lengths(), initial=0))
 
     def joined(self) -> PageSet:

@@ -20,7 +20,7 @@ REAPER: Final = Path(__file__).parent / "built" / "remesh-init"
 
 
 def reap_until_the_end(orders: int, news: int) -> NoReturn:
-    """Reap whatever ends; once it is the program, tell its status and end: the kernel ends all that is left here.
+    """Reap all that end; after the program, tell its status and end: the kernel ends all that is left here.
 
     Nobody is reaped before a byte comes by ``orders``: a program that ended at once can be found by its id until then.
     """
@@ -37,7 +37,7 @@ def reap_until_the_end(orders: int, news: int) -> NoReturn:
 
 
 def _ignore(_number: int, _frame: object) -> None:
-    """Wakes `select` by way of the wakeup descriptor."""
+    """Do nothing: the signal wakes `select` by way of the wakeup descriptor."""
 
 
 def _reap(orders: int, news: int, wakeup: int) -> None:
@@ -63,6 +63,6 @@ def _reap_one() -> tuple[int, int]:
 
 
 def tell(news: int, what: dict[str, Any]) -> None:
-    """Say a line to the lower half, if it still listens."""
+    """Send a line to the lower half, if it still listens."""
     with contextlib.suppress(OSError):
         os.write(news, json.dumps(what).encode() + b"\n")

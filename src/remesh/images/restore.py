@@ -111,13 +111,13 @@ def _make_all(tree: StoredTree, stubs: _Stubs, opened: OpenedFiles) -> str:
 
 
 def _first_free_id(tree: StoredTree) -> int:
-    """Behind all processes and threads that come back; where the kernel has no more, it begins at small ones again."""
+    """The first id behind all processes and threads that come back; beyond the kernel's limit, a small one again."""
     threads = [thread.tid for image in tree.members for thread in image.threads.threads]
     return max(*threads, *(each.pid for each in tree.state.kin)) + 1
 
 
 def _seat_threads(tree: StoredTree) -> str:
-    """Pin the threads as they were pinned, to this seat; what to tell if that cannot be."""
+    """Pin the threads to this seat as they were pinned; returns a note if that cannot be."""
     old, new = tree.root.process.seat, processors_of(0)
     threads = [thread for image in tree.members for thread in image.threads.threads]
     masks = move_masks([thread.processors for thread in threads], old, new)
@@ -143,7 +143,7 @@ class _Stubs:
         self._first: list[int] = []
 
     def kill(self) -> None:
-        """End all of them."""
+        """Kill all of them."""
         for pid in {*self.by_pid, *self._first}:
             os.kill(pid, 9)
 
@@ -165,7 +165,7 @@ class _Stubs:
                 self.by_pid[step.other].leader.call("wait4", step.pid, 0, _ALL_CHILDREN, 0)
 
     def _fork(self, pid: int, parent: int) -> None:
-        """A stub of the program file of its image; of the root's, if it is not to live."""
+        """Make a stub of the program file of its image; of the root's, if it is not to live."""
         image = self._images.get(pid, self._root)
         choose_next_pid(pid)
         leader = self._fork_first(image) if parent == INIT else self._fork_of(self.by_pid[parent], pid, image)
@@ -174,7 +174,7 @@ class _Stubs:
         self.by_pid[pid] = empty_stub(leader, image)
 
     def _fork_first(self, image: StoredImage) -> Tracee:
-        """A child of this process, stopped before its first instruction."""
+        """Fork a child of this process, stopped before its first instruction."""
         pid = os.fork()
         if pid == 0:
             try:
@@ -190,7 +190,7 @@ class _Stubs:
         return leader
 
     def _fork_of(self, parent: Stub, pid: int, image: StoredImage) -> Tracee:
-        """The same of another stub."""
+        """Make another stub fork such a child."""
         tells_its_end = pid in self._images or pid in self._ended
         leader = Tracee(parent.leader.call_clone("clone", _SIGCHLD if tells_its_end else 0, 0, 0, 0, 0))
         leader.wait_until_stopped()
@@ -203,12 +203,12 @@ class _Stubs:
         return leader
 
     def end_the_ended(self) -> None:
-        """Nobody has waited for them yet."""
+        """End the processes that had ended at the image: nobody has waited for them yet."""
         for pid in self._ended:
             self._end(pid)
 
     def _end(self, pid: int) -> None:
-        """As it had ended; a fleeting one well."""
+        """End a process as it had ended; a fleeting one with status 0."""
         leader = self.by_pid[pid].leader
         status = self._ended[pid].exit_status or 0 if pid in self._ended else 0
         if os.WIFSIGNALED(status):

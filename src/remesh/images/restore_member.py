@@ -67,7 +67,7 @@ _NO_CALL: Final = _WORD - 1
 _RESTART_BLOCK: Final = _WORD - 516
 _RESTART: Final = (_WORD - 512, _WORD - 513, _WORD - 514, _RESTART_BLOCK)  # ERESTARTSYS, NOINTR, NOHAND
 _SLEEPS: Final = {35: ("rdi", "rsi"), 230: ("rdx", "r10")}
-"""nanosleep and clock_nanosleep: registers with the addresses of the time to sleep, and of what is left of it."""
+"""The calls nanosleep and clock_nanosleep: registers with the addresses of the time to sleep, and of what is left."""
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class Stub:
 
     @property
     def data(self) -> int:
-        """Where arguments of injected calls may stand."""
+        """The address for arguments of injected calls."""
         return self.scratch + PAGE_BYTES
 
 
@@ -93,7 +93,7 @@ def empty_stub(leader: Tracee, image: StoredImage) -> Stub:
 
 
 def fill_stub(stub: Stub, image: StoredImage, opened: OpenedFiles) -> list[Tracee]:
-    """Give a stub the memory, descriptors and threads of an image; all of its threads, the leader first."""
+    """Give a stub the memory, descriptors and threads of an image; returns all of its threads, the leader first."""
     leader = stub.leader
     for area in image.areas.areas:
         if area.kind is not AreaKind.SPECIAL:
@@ -133,7 +133,7 @@ def _ranges(image: StoredImage, pid: int) -> list[tuple[int, int]]:
 
 
 def _make_scratch(image: StoredImage, leader: Tracee) -> int:
-    """Map scratch memory and inject by it from now on; its address."""
+    """Map scratch memory and inject by it from now on; returns its address."""
     vdso = next(area for area in read_areas(leader.tid) if area.path == "[vdso]")
     instruction = find_instruction(leader.read, vdso.start, vdso.end)
     if instruction is None:
@@ -232,7 +232,7 @@ def _set_process(process: ProcessState, stub: Stub) -> None:
 
 
 def _set_descriptors(files: FilesState, leader: Tracee, opened: OpenedFiles) -> None:
-    """A stub has inherited all open files of the tree, under high numbers, and its maker's low ones."""
+    """Set the descriptors of a stub, which has all open files of the tree at high numbers, and its maker's low ones."""
     leader.call("close_range", 0, opened.lowest - 1, 0)
     for each in files.descriptors:
         leader.call("dup3", opened.files[each.file], each.number, os.O_CLOEXEC if each.closes_on_exec else 0)
@@ -266,7 +266,7 @@ def _make_thread(leader: Tracee, thread: ThreadState, scratch: int) -> Tracee:
 
 
 def _wait_until_free(tid: int) -> None:
-    """Threads of this process that read pages had ids, too, which are free a moment after their last word."""
+    """Wait until an id is free: threads of this process that read pages keep theirs a moment after their last word."""
     deadline_s = time.monotonic() + _ID_PATIENCE_S
     while os.path.exists(f"/proc/{tid}") and time.monotonic() < deadline_s:
         time.sleep(0.001)
@@ -285,7 +285,7 @@ def _set_thread(tracee: Tracee, thread: ThreadState, data: int) -> None:
 
 
 def set_pending_signals(image: StoredImage, stub: Stub, tracees: list[Tracee]) -> None:
-    """Exactly those that were pending: what the ends of stubs have left is taken away."""
+    """Set exactly the signals that were pending: those that the ends of stubs have left are taken away."""
     leader, pid = stub.leader, image.header.pid
     leader.write(stub.data, (1 << signal.SIGCHLD - 1).to_bytes(8, "little") + bytes(16))
     with contextlib.suppress(BlockingIOError):

@@ -22,7 +22,7 @@ class Scan:
     """The pages of a frozen process; the first look is taken when this is made."""
 
     def __init__(self, pages: PageMap, areas: Sequence[Area], previous: Sequence[Layer] | None) -> None:
-        """``previous`` has the layers of the image that the marks are relative to; None for a full image."""
+        """Take the first look; ``previous``: layers of the image to which the marks are relative, None without one."""
         self._pages, self._previous = pages, previous
         self._spans = private_spans(areas)
         self._arena = [area for area in areas if area.path == ARENA_PATH]
@@ -30,7 +30,7 @@ class Scan:
         """Pages that the image holds itself in any case."""
 
     def split(self) -> PageSplit:
-        """The second look: all pages of the image."""
+        """Take the second look: all pages of the image."""
         saved = self.first if self._previous is None else PageSet.chain(map(self._pages.saved, self._spans))
         of_arena = PageSet.chain(file_pages(self._pages.pid, area) for area in self._arena)
         return split_pages(self.first, saved, self._previous or ()).and_own(of_arena)

@@ -35,12 +35,12 @@ _SHUTDOWNS: Final = {1: socket.SHUT_RD, 2: socket.SHUT_WR, 3: socket.SHUT_RDWR}
 
 
 def inode_of(link: str) -> int:
-    """The inode of a socket, of its name in /proc."""
+    """The inode of a socket, from its name in /proc."""
     return int(link.removeprefix("socket:[").removesuffix("]"))
 
 
 def check_socket(what: str, one: UnixSocket | None, inside: set[int]) -> ImageRefusal | None:
-    """What stands against carrying a socket, if anything; ``inside`` are the inodes of the tree's own sockets."""
+    """Find the reason against carrying a socket, if any; ``inside`` are the inodes of the tree's own sockets."""
     if one is None:
         why = "a connection of the program's own; its other end is not in the image: close it first"
         return ImageRefusal(what, why)
@@ -101,7 +101,7 @@ def describe_socket(
 
 
 def _peek(held: socket.socket, take_in: Callable[[int], int]) -> Iterator[SocketPart]:
-    """What a reader would get, message by message; it stays there."""
+    """Peek at what a reader would get, message by message; it stays there."""
     held.setsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF, 0)
     flags = socket.MSG_PEEK | socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
     try:
@@ -120,7 +120,7 @@ def _peek(held: socket.socket, take_in: Callable[[int], int]) -> Iterator[Socket
             if told & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
                 raise _of_a_moment(f"a message of more than {_PART_BYTES} bytes is in transit")
             if numbers and held.type == socket.SOCK_STREAM and len(data) > 1:
-                # The kernel does not tell with which of these bytes: whoever reads fewer would lose them.
+                # The kernel does not tell with which of these bytes: a reader of fewer would lose them.
                 raise _of_a_moment("descriptors are on their way behind other bytes")
             yield part
     finally:
@@ -128,7 +128,7 @@ def _peek(held: socket.socket, take_in: Callable[[int], int]) -> Iterator[Socket
 
 
 def _num_bytes_sent(held: socket.socket) -> int:
-    """That nobody has read yet."""
+    """The number of bytes sent that nobody has read yet."""
     room = array.array("i", [0])
     fcntl.ioctl(held.fileno(), termios.TIOCOUTQ, room)
     return room[0]
@@ -143,7 +143,7 @@ def _of_a_moment(why: str) -> NotImageable:
 
 
 def make_sockets(states: Sequence[SocketState]) -> list[tuple[socket.socket, socket.socket | None]]:
-    """Every socket, and the other end of those whose peer nobody has, to be closed in the end."""
+    """Make every socket, and the other end of those whose peer nobody has, to be closed in the end."""
     made: dict[int, tuple[socket.socket, socket.socket | None]] = {}
     for at, state in enumerate(states):
         if state.listens:
@@ -168,7 +168,7 @@ def make_sockets(states: Sequence[SocketState]) -> list[tuple[socket.socket, soc
 
 
 def _make_listener(state: SocketState) -> socket.socket:
-    """Bound to its name; a socket that stands there is of an earlier stay."""
+    """Make a socket that listens at its name; one that stands there is of an earlier stay and is replaced."""
     made, name = socket.socket(socket.AF_UNIX, state.kind), state.name
     try:
         if name.startswith(b"/"):
@@ -191,7 +191,7 @@ def _make_listener(state: SocketState) -> socket.socket:
 def fill_sockets(
     states: Sequence[SocketState], made: Sequence[tuple[socket.socket, socket.socket | None]], files: Sequence[int]
 ) -> None:
-    """Put on their way again what was, with open files as descriptors of this process; and close what was closed."""
+    """Send again what was on its way, with open files as descriptors of this process; and close what was closed."""
     for state, (_, spare) in zip(states, made, strict=True):
         sender = spare if spare is not None else made[state.peer][0] if state.peer >= 0 else None
         if sender is not None and state.queue:

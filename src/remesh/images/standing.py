@@ -13,7 +13,7 @@ from remesh.linux.proc_text import Area
 from remesh.linux.procfs import inner_id, read_areas, thread_ids
 
 _MAX_LISTINGS: Final = 100
-"""A process that makes threads faster than they are seized is given up after so many looks at its threads."""
+"""Limit of looks at a process: one that makes threads faster than they are seized is given up then."""
 _SCRATCH_BYTES: Final = 8192
 _READ_WRITE: Final = 0x3
 _PRIVATE_ANONYMOUS: Final = 0x22
@@ -31,7 +31,7 @@ class StandingProcess:
 
     @functools.cached_property
     def inner_pid(self) -> int:
-        """Its id in its own namespace."""
+        """The id of the process in its own namespace."""
         return inner_id(self.pid, self.pid)
 
     @property
@@ -40,9 +40,9 @@ class StandingProcess:
 
     @property
     def areas(self) -> list[Area]:
-        """Its memory map, read once: it does not change while it stands, but for what `prepare_calls` adds and removes.
+        """The memory map, read once: it does not change while the process stands, except by `prepare_calls`.
 
-        Asked for the first time before that.
+        The first read must come before that.
         """
         if not self._areas:
             self._areas = read_areas(self.pid)
@@ -68,7 +68,7 @@ class StandingProcess:
         raise PeerError(f"freezing process {self.pid}: new threads appeared {_MAX_LISTINGS} times; try again")
 
     def prepare_calls(self) -> int:
-        """Get every thread ready for injected calls; the address of scratch memory in the process, of 8 KiB."""
+        """Get every thread ready for injected calls; returns the address of scratch memory in the process, of 8 KiB."""
         if self._prepared:
             return self._scratch
         address = self._find_instruction()  # reads the memory map, if nobody has
@@ -101,7 +101,7 @@ class StandingProcess:
         )
 
     def thaw(self) -> None:
-        """Let it run on exactly where it was; nothing happens if it was thawed or killed before."""
+        """Let the process run on exactly where it was; does nothing if it was thawed or killed before."""
         tracees = self.tracees
         with contextlib.suppress(OSError, PeerError):  # it was killed
             self.finish_calls()
@@ -112,9 +112,9 @@ class StandingProcess:
         self.tracees = []
 
     def bury(self) -> None:
-        """After it was killed: take leave of its threads, or they would never go.
+        """Reap the threads of the killed process, or they would never go.
 
-        The one who traces a thread must wait for its end; until then the end of the process is not told to anybody.
+        The tracer of a thread must wait for its end; until then the end of the process is not told to anybody.
         """
         for tracee in reversed(self.tracees):
             tracee.close()

@@ -33,16 +33,16 @@ class Starter:
     orders: int
     """Descriptor that takes the order. Once it is closed, the starter ends, and so does the init."""
     news: int
-    """Descriptor on which it answers, and after it the init."""
+    """Descriptor on which the starter answers, and after it the init."""
 
     @classmethod
     def make(cls) -> Self:
-        """Fork it where this process has a single thread, else spawn it."""
+        """Fork a starter if this process has a single thread, else spawn it."""
         return cls.fork() if _num_threads() == 1 else cls.spawn()
 
     @classmethod
     def fork(cls) -> Self:
-        """Copy this process. RuntimeError if it has several threads, whose locks a copy would keep for ever."""
+        """Fork a copy of this process. RuntimeError if it has several threads: a copy would keep their locks."""
         if _num_threads() > 1:
             raise RuntimeError("forking the starter of an init: this process has several threads; use Starter.spawn")
         gc.freeze()
@@ -54,7 +54,7 @@ class Starter:
 
     @classmethod
     def spawn(cls) -> Self:
-        """Start an interpreter."""
+        """Start an interpreter as the starter."""
         source = str(Path(__file__).resolve().parents[2])  # the folder that holds the package
         places = filter(None, [source, os.environ.get("PYTHONPATH"), search_path()])
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
@@ -74,7 +74,7 @@ class Starter:
         return cls(pid, orders, news)
 
     def close(self) -> None:
-        """End it, unless an order has done so."""
+        """End the starter, unless an order has done so."""
         os.close(self.orders)
         os.close(self.news)
         os.waitpid(self.pid, 0)
@@ -89,7 +89,7 @@ def _pipes() -> tuple[int, int, int, int]:
 
 
 def _serve(orders: int, news: int) -> None:
-    """Be the starter; does not return."""
+    """Run the starter; does not return."""
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)

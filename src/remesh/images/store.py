@@ -18,12 +18,12 @@ from remesh.images.format import Ancestor, ChunksState, Header, Machine, Seal, S
 from remesh.images.records import to_json
 
 _FLUSHERS: Final = ThreadPoolExecutor(4, "remesh-flush")
-"""For all images: who starts a thread waits until it runs, which takes milliseconds where more is to run than cores."""
+"""A pool for all images: a new thread would run late, by milliseconds where more is to run than cores."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageOrigin:
-    """What an image is of: the fields of its header that do not follow from its files."""
+    """The origin of an image: the fields of its header that do not follow from its files."""
 
     pid: int  # inner id of the process
     compressed: bool  # the pages
@@ -34,7 +34,7 @@ class ImageOrigin:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """An image that is on the disk."""
+    """A completed image, on the disk."""
 
     num_bytes: int  # of all its files
     sha256: str  # of its header, which stands for the whole image
@@ -91,7 +91,7 @@ class ImageFolder:
 
 
 def make_folder(directory: Path) -> None:
-    """A new folder for an image, for its owner only. Raises `StorageError`."""
+    """Make a new folder for an image, for its owner only. Raises `StorageError`."""
     try:
         directory.mkdir(mode=0o700)
     except OSError as error:

@@ -67,7 +67,7 @@ class StoredTree:
 
 
 def read_tree(folder: Path) -> StoredTree:
-    """All of an image but its pages, checked. Raises `FormatError` that names the file when one is not as written."""
+    """Read and check all of an image but its pages. Raises `FormatError` that names a file that is not as written."""
     root = read_image(folder)
     name = image_format.TREE_FILE
     if name not in root.header.files:
@@ -98,7 +98,7 @@ def read_tree(folder: Path) -> StoredTree:
 
 
 def _check_targets(member: StoredImage, state: TreeState) -> None:
-    """Whether all that a process refers to is in the tree."""
+    """Check that all objects to which a process refers are in the tree."""
     for descriptor in member.files.descriptors:
         if descriptor.file not in range(len(state.files)):
             raise _bad_tree(member.folder, f"descriptor {descriptor.number} leads to file {descriptor.file}")
@@ -122,7 +122,7 @@ def read_header(folder: Path) -> Header:
 
 
 def read_image(folder: Path) -> StoredImage:
-    """Of one process all but the pages, checked. Raises `FormatError` that names the file that is not as written."""
+    """Read and check the image of one process but for its pages. Raises `FormatError` that names a wrong file."""
     header = read_header(folder)
     kinds: dict[str, Any] = {
         image_format.PROCESS_FILE: ProcessState,
@@ -205,7 +205,7 @@ def _read_checked(folder: Path, header: Header, name: str) -> bytes:
 
 
 def _check_carried(folder: Path, header: Header, tree: TreeState) -> None:
-    """The bytes of carried files may be many: they are summed, not kept."""
+    """Check the bytes of carried files, which may be many: they are summed, not kept."""
     if not tree.carried:
         return
     path, stored = folder / image_format.CARRIED_FILE, header.files.get(image_format.CARRIED_FILE)

@@ -34,7 +34,7 @@ _KCMP_FILE: Final = 0
 _GET_PIPE_BYTES: Final = 1032
 _SET_PIPE_BYTES: Final = 1031
 _SEMAPHORE: Final = os.EFD_SEMAPHORE
-"""Kept as a flag of an eventfd; it is bit 0, which no flag of theirs has."""
+"""The flag by which we keep that an eventfd is a semaphore; it is bit 0, which no flag of an open file has."""
 _NONBLOCKING_SPLICE: Final = 2
 
 _Key = tuple[str, int]
@@ -52,7 +52,7 @@ class Survey:
     sockets: dict[int, tuple[int, int]] = field(default_factory=dict)  # process and descriptor by inode, likewise
     on_their_way: list[int] = field(default_factory=list)  # descriptors of ours for open files in messages
     _holders: dict[tuple[object, ...], list[tuple[int, int, int]]] = field(default_factory=dict)
-    """Of open files that look alike: process, descriptor, number of the open file."""
+    """The holders of open files that look alike: process, descriptor, number of the open file."""
 
     def number_of_carried(self, key: _Key) -> int:
         return list(self.carried).index(key)
@@ -70,13 +70,13 @@ class Survey:
         return None
 
     def add(self, pid: int, descriptor: Descriptor, kind: FileKind, file: OpenFile) -> int:
-        """Take an open file in; its number."""
+        """Take in an open file; returns its number."""
         self.files.append(file)
         self._holders[_looks_of(descriptor, kind)].append((pid, descriptor.number, len(self.files) - 1))
         return len(self.files) - 1
 
     def close(self) -> None:
-        """Close what this process has taken in."""
+        """Close the files that this process has taken in."""
         while self.on_their_way:
             os.close(self.on_their_way.pop())
 
@@ -141,7 +141,7 @@ def _open_file(survey: Survey, pid: int, descriptor: Descriptor, kind: FileKind,
 
 
 def describe_sockets(survey: Survey, identities: Identities) -> tuple[SocketState, ...]:
-    """The sockets of a tree; takes in the open files that are on their way in them.
+    """Describe the sockets of a tree; takes in the open files that are on their way in them.
 
     Raises `NotImageable` when a socket is among those.
     """
@@ -169,7 +169,7 @@ def describe_sockets(survey: Survey, identities: Identities) -> tuple[SocketStat
 
 
 def _pipe_state(pid: int, descriptor: Descriptor) -> PipeState:
-    """A pipe by one of its ends; what is in it can be seen at a reading end only."""
+    """The state of a pipe, by one of its ends; its content can be seen at a reading end only."""
     end = borrow_descriptor(pid, descriptor.number)
     try:
         capacity = fcntl.fcntl(end, _GET_PIPE_BYTES)
@@ -180,7 +180,7 @@ def _pipe_state(pid: int, descriptor: Descriptor) -> PipeState:
 
 
 def _pipe_content(end: int, capacity: int) -> bytes:
-    """What is in a pipe, which stays there: ``tee`` copies it into a pipe of ours, with as much room."""
+    """The content of a pipe, which stays there: ``tee`` copies it into a pipe of ours, with as much room."""
     num_bytes = array.array("i", [0])
     fcntl.ioctl(end, termios.FIONREAD, num_bytes)
     copy_out, copy_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)

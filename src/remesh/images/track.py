@@ -36,7 +36,7 @@ from remesh.linux.userfault import Feature
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """The image that marks are relative to: what the next increment is made of, without reading it again."""
+    """The image that marks are relative to: the basis of the next increment, so that it is not read again."""
 
     sha256: str  # of its header
     layers: tuple[Layer, ...]  # its own pages first, then those of `builds_upon`
@@ -45,18 +45,18 @@ class Basis:
 
 @dataclass(frozen=True, slots=True)
 class _Tracking:
-    """What is known of a process whose pages are tracked."""
+    """The tracking of one process: its userfaultfd and its basis."""
 
     descriptor: int  # our copy of its userfaultfd
     basis: Basis | None  # None while the image that the marks are relative to is not complete
 
 
 _TRACKED: Final[dict[tuple[int, int], _Tracking]] = {}
-"""By process id and time of its start: ids are used again."""
+"""The tracked processes, by process id and time of start: ids are used again."""
 
 
 def basis_of(pid: int, sha256: str) -> Basis | None:
-    """What the marks of a process are relative to, if that is the image whose header has this digest."""
+    """The basis of a process's marks, if that is the image whose header has this digest."""
     tracking = _TRACKED.get(_key(pid))
     basis = None if tracking is None else tracking.basis
     return basis if basis is not None and basis.sha256 == sha256 else None
@@ -88,7 +88,7 @@ def set_marks(process: StandingProcess, written: PageSet) -> str:
 
 
 def keep_basis(pid: int, basis: Basis) -> None:
-    """The image that the marks of a process are relative to is complete."""
+    """Note that the image is complete to which the marks of a process are relative."""
     key = _key(pid)
     _TRACKED[key] = _Tracking(_TRACKED[key].descriptor, basis)
 

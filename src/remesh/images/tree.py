@@ -47,7 +47,7 @@ def _is_init_of_namespace(parent: int, pid: int) -> bool:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process is gone, or has only still to be waited for."""
+    """Whether a process is gone, or is a zombie."""
     try:
         return read_status(pid)["State"][0] in "ZX" and len(os.listdir(f"/proc/{pid}/task")) == 1
     except (FileNotFoundError, ProcessLookupError):
@@ -55,7 +55,7 @@ def has_ended(pid: int) -> bool:
 
 
 def name_of(pid: int) -> str:
-    """What a process calls itself."""
+    """The name of a process, as it calls itself."""
     try:
         return read_status(pid)["Name"]
     except (FileNotFoundError, ProcessLookupError):

@@ -22,7 +22,7 @@ def _check(good: bool, message: str) -> None:
 
 
 class FileKind(enum.Enum):
-    """What an open file is of."""
+    """The kind of an open file."""
 
     FILE = "file"
     CARRIED = "carried"
@@ -36,7 +36,7 @@ class FileKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class PollWatch:
-    """What an epoll instance looks at: an open file by the number that a process has for it."""
+    """One watch of an epoll instance: an open file by the number that a process has for it."""
 
     pid: int  # inner id of a process that has both
     poll_number: int  # its descriptor for the instance
@@ -87,7 +87,7 @@ class CarriedFile:
             _check(good and "\0" not in name, f"a carried file has the name {name!r}, expected one in /dev/shm")
 
     def pieces(self) -> Iterator[tuple[int, int]]:
-        """Offset and length of each."""
+        """Offset and length of each piece."""
         numbers = iter(array.array("Q", self.runs))
         return zip(numbers, numbers, strict=True)
 
@@ -175,5 +175,5 @@ class TreeState:
 
     @property
     def living(self) -> list[Kin]:
-        """Those that have not ended; the root first."""
+        """The processes that have not ended; the root first."""
         return [each for each in self.kin if each.exit_status is None]

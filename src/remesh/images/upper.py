@@ -32,9 +32,9 @@ class Upper:
 
     def __init__(self, init_pid: int, pid: int, orders: int, news: int) -> None:
         self.pid = pid
-        """Its process id as this process sees it: for process_vm_readv, freeze and dump_image."""
+        """The process id of the upper half as this process sees it: for process_vm_readv, freeze and dump_image."""
         self.note = ""
-        """What its user should know about how it was brought back; "" if there is nothing to tell."""
+        """A note for its user on how it was brought back; "" if there is nothing to tell."""
         self._init_pid = init_pid
         self._orders = orders
         self._news = news
@@ -46,13 +46,13 @@ class Upper:
         return self._pidfd
 
     def poll(self) -> int | None:
-        """None while it runs; then its exit status, or minus the signal that ended it."""
+        """Return None while the upper half runs; then its exit status, or minus the signal that ended it."""
         if self._status is None and select.select([self._pidfd], [], [], 0)[0]:
             self._status = self._read_status()
         return self._status
 
     def wait(self, timeout_s: float) -> int:
-        """Its exit status once it has ended; TimeoutError when it has not after ``timeout_s``."""
+        """Wait for the end and return the exit status; TimeoutError if the upper half runs on after ``timeout_s``."""
         select.select([self._pidfd], [], [], timeout_s)
         status = self.poll()
         if status is None:
@@ -60,7 +60,7 @@ class Upper:
         return status
 
     def kill(self) -> None:
-        """End it and everything in its namespaces now; no error if it has ended."""
+        """Kill the upper half and everything in its namespaces; no error if it has ended."""
         if self._status is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._init_pid, signal.SIGKILL)
@@ -69,7 +69,7 @@ class Upper:
             self._status = self._read_status()
 
     def close(self) -> None:
-        """Kill it if it runs, and close what this object holds."""
+        """Kill the upper half if it runs, and close what this object holds."""
         self.kill()
         for descriptor in (self._pidfd, self._orders, self._news):
             with contextlib.suppress(OSError):
@@ -77,7 +77,7 @@ class Upper:
         self._pidfd = self._orders = self._news = -1
 
     def _read_status(self) -> int:
-        """What init said about the end; it says nothing when it was killed itself, and all others with it."""
+        """Read the status from init, which says nothing if it was killed itself, and all others with it."""
         status = -signal.SIGKILL
         for line in _lines(self._news, _END_TIMEOUT_S):
             if line.get("event") == "ended":
@@ -187,7 +187,7 @@ def _send(orders: int, order: dict[str, Any], doing: str) -> None:
 
 
 def _lines(news: int, timeout_s: float) -> Iterator[dict[str, Any]]:
-    """What init says, line by line; ends when init does or the time is over."""
+    """Read the lines of init; ends when init does or the time is over."""
     deadline, buffer = time.monotonic() + timeout_s, b""
     while True:
         readable, _, _ = select.select([news], [], [], max(0.0, deadline - time.monotonic()))
@@ -212,7 +212,7 @@ def _raise_failure(line: dict[str, Any], doing: str) -> None:
 
 
 def _find_upper(init_pid: int) -> int:
-    """The id, as this process sees it, of the child of init whose inner id is `INNER_PID`."""
+    """Find the id, as this process sees it, of the child of init whose inner id is `INNER_PID`."""
     for pid in procfs.children_of(init_pid):
         if procfs.inner_id(pid, pid) == INNER_PID:
             return pid
@@ -222,7 +222,7 @@ def _find_upper(init_pid: int) -> int:
 
 
 def _make_room() -> None:
-    """The folder that is covered in every upper half's mount namespace. Nothing is ever written into it."""
+    """Make the folder that is covered in every upper half's mount namespace. Nothing is ever written into it."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(ROOM_PATH, 0o755)
     if not stat.S_ISDIR(os.lstat(ROOM_PATH).st_mode):
