@@ -1,1 +1,1 @@
-"""What Linux offers and Python does not: system calls, what ``/proc`` tells of processes, pages that are watched."""
+"""Parts of Linux that Python does not offer: system calls, facts of processes in ``/proc``, watched pages."""

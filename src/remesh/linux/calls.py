@@ -111,12 +111,12 @@ def _raise_errno(what: str) -> None:
 
 
 def system_call(name: str, *args: int) -> int:
-    """Perform a system call of `SYS` in this process; its result. Raises `OSError`."""
+    """Perform a system call of `SYS` in this process; returns its result. Raises `OSError`."""
     return raw_system_call(SYS[name], *args)
 
 
 def raw_system_call(number: int, *args: int) -> int:
-    """Perform a system call by its number on this processor; its result. Raises `OSError`."""
+    """Perform a system call by its number on this processor; returns its result. Raises `OSError`."""
     result = int(_libc.syscall(ctypes.c_long(number), *(ctypes.c_long(arg) for arg in args)))
     if result == -1:
         _raise_errno(f"system call {number}")
@@ -158,7 +158,7 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str =
 
 
 def borrow_descriptor(pid: int, number: int) -> int:
-    """A descriptor of this process for an open file of another one, to be closed soon. Raises `OSError`."""
+    """Copy an open file of another process into a descriptor of this one, to be closed soon. Raises `OSError`."""
     process = os.pidfd_open(pid)
     try:
         return system_call("pidfd_getfd", process, number, 0)
@@ -174,7 +174,7 @@ def get_robust_list(tid: int) -> tuple[int, int]:
 
 
 def read_process(pid: int, pieces: array.array[int], rooms: array.array[int]) -> int:
-    """Read pieces of the memory of a process into that of this one; how many bytes. Raises `OSError`.
+    """Read pieces of the memory of a process into that of this one; returns how many bytes. Raises `OSError`.
 
     Both have 64-bit numbers: address and length of each piece, at most 1,024.
     """
@@ -186,7 +186,7 @@ def read_process(pid: int, pieces: array.array[int], rooms: array.array[int]) ->
 
 
 def write_process(pid: int, address: int, data: memoryview) -> int:
-    """Write a writable buffer into the memory of a process, where that itself may write; how many bytes."""
+    """Write a writable buffer into memory that a process itself may write; returns how many bytes."""
     remote, local = IoVec(address, len(data)), IoVec(address_of(data), len(data))
     result = _libc.process_vm_writev(pid, ctypes.byref(local), 1, ctypes.byref(remote), 1, 0)
     if result == -1:
@@ -195,7 +195,7 @@ def write_process(pid: int, address: int, data: memoryview) -> int:
 
 
 def madvise(start: int, num_bytes: int, advice: int) -> None:
-    """Tell what memory of this process is for. Raises `OSError`."""
+    """Tell the kernel what memory of this process is for. Raises `OSError`."""
     if _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(num_bytes), advice) == -1:
         _raise_errno(f"madvise {advice}")
 
@@ -206,7 +206,7 @@ def address_of(buffer: bytearray | memoryview) -> int:
 
 
 def make_buffer(num_bytes: int) -> memoryview:
-    """Writable memory, zero, that begins at a huge page and is made of them where the kernel has some."""
+    """Make writable memory, zero, that begins at a huge page and is made of them where the kernel has some."""
     area = mmap.mmap(-1, num_bytes + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):
         area.madvise(mmap.MADV_HUGEPAGE)

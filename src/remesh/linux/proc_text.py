@@ -95,7 +95,7 @@ def _parse_area(line: str) -> Area:
 
 
 def parse_fdinfo(number: int, link: str, text: str) -> Descriptor:
-    """One descriptor, of its link and its ``fdinfo``."""
+    """Parse one descriptor, from its link and its ``fdinfo``."""
     pairs = [(name.strip(), value.strip()) for name, _, value in (line.partition(":") for line in text.splitlines())]
     known = dict(pairs)
     rest = tuple(pair for pair in pairs if pair[0] not in ("pos", "flags", "mnt_id", "ino"))
@@ -103,7 +103,7 @@ def parse_fdinfo(number: int, link: str, text: str) -> Descriptor:
 
 
 def parse_status(text: str) -> dict[str, str]:
-    """``/proc/P/status`` by name of line."""
+    """Parse ``/proc/P/status`` into values by name of line."""
     return {name: value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
 
 

@@ -25,7 +25,7 @@ def read_status(pid: int, tid: int | None = None) -> dict[str, str]:
 
 
 def read_stat(pid: int) -> list[str]:
-    """See `parse_stat`."""
+    """The fields of ``/proc/P/stat``, see `parse_stat`."""
     return parse_stat(Path(f"/proc/{pid}/stat").read_text(errors="surrogateescape"))
 
 
@@ -42,7 +42,7 @@ def start_of(pid: int) -> int | None:
 
 
 def work_of(pid: int) -> int:
-    """A number that grows while a process gets anywhere: ticks of processors that it had, pages that it read."""
+    """A number that grows while a process makes progress: ticks of processors that it had, pages that it read."""
     try:
         fields = read_stat(pid)
     except (FileNotFoundError, ProcessLookupError):
@@ -51,7 +51,7 @@ def work_of(pid: int) -> int:
 
 
 def thread_ids(pid: int) -> list[int]:
-    """Ids of its threads as this process sees them, the leader first."""
+    """Ids of the threads of a process as this process sees them, the leader first."""
     return sorted((int(name) for name in os.listdir(f"/proc/{pid}/task")), key=lambda tid: (tid != pid, tid))
 
 
@@ -74,9 +74,9 @@ def read_descriptors(pid: int) -> list[Descriptor]:
 
 
 def passing_files_of_others(pids: Collection[int]) -> Iterator[tuple[int, tuple[str, int]]]:
-    """Files without a name, and shared memory, that processes other than ``pids`` and this one have open or mapped.
+    """Find files without a name, and shared memory, that others than ``pids`` and this process have open or mapped.
 
-    Process id, and device and inode as a memory map tells them; only of processes that this one may look into.
+    Each with process id, and device and inode as a memory map tells them; only of processes this one may look into.
     """
     for other in filter(str.isdecimal, os.listdir("/proc")):
         pid = int(other)
@@ -97,7 +97,7 @@ def passing_files_of_others(pids: Collection[int]) -> Iterator[tuple[int, tuple[
 
 
 def children_of(pid: int) -> list[int]:
-    """Ids of its child processes, of all its threads."""
+    """Ids of the child processes of a process, of all its threads."""
     children: list[int] = []
     for tid in thread_ids(pid):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # this thread ended just now

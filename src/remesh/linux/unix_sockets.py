@@ -1,6 +1,6 @@
 """Which sockets of the domain AF_UNIX are there, and which are connected? Asked of the kernel by sock_diag.
 
-Of the network namespace of this process. Source: sock_diag(7), linux/unix_diag.h.
+It answers for the network namespace of this process. Source: sock_diag(7), linux/unix_diag.h.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ESTABLISHED: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class UnixSocket:
-    """One of them."""
+    """A socket of this network namespace."""
 
     inode: int
     kind: int  # SOCK_STREAM, SOCK_DGRAM or SOCK_SEQPACKET
@@ -44,7 +44,7 @@ class UnixSocket:
 
 
 def unix_sockets() -> dict[int, UnixSocket]:
-    """All of this network namespace, by inode. Raises `OSError` where the kernel does not tell."""
+    """List all sockets of this network namespace, by inode. Raises `OSError` where the kernel does not tell."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as diag:
         request = _REQUEST.pack(socket.AF_UNIX, 0, 0, _ANY, 0, _SHOWN, _ANY, _ANY)
         diag.send(_HEADER.pack(_HEADER.size + len(request), _BY_FAMILY, _REQUEST_DUMP, 1, 0) + request)
@@ -66,7 +66,7 @@ def _answers(diag: socket.socket) -> Iterator[UnixSocket]:
 
 
 def parse_answer(message: bytes) -> UnixSocket:
-    """One ``struct unix_diag_msg`` with its attributes."""
+    """Parse one ``struct unix_diag_msg`` with its attributes."""
     _, kind, state, _, inode, _, _ = _MESSAGE.unpack_from(message)
     at, found = _MESSAGE.size, {}
     while at < len(message):

@@ -38,7 +38,7 @@ _MESSAGES_PER_READ: Final = 64
 
 
 class Feature(enum.IntFlag):
-    """What a descriptor can be asked to do."""
+    """The features of a descriptor."""
 
     PAGEFAULT_FLAG_WP = 1 << 0
     EVENT_REMAP = 1 << 2
@@ -50,7 +50,7 @@ class Feature(enum.IntFlag):
 
 
 class EventKind(enum.IntEnum):
-    """What has happened to registered memory."""
+    """The kind of an event in registered memory."""
 
     PAGE_FAULT = 0x12
     REMAP = 0x14
@@ -59,7 +59,7 @@ class EventKind(enum.IntEnum):
 
 
 class Event(NamedTuple):
-    """One thing that has happened: at a page, or to the addresses ``[start, end)``."""
+    """One event: at a page, or for the addresses ``[start, end)``."""
 
     kind: int  # an `EventKind`, or another that was not asked for
     start: int
@@ -67,7 +67,7 @@ class Event(NamedTuple):
 
 
 def make(flags: int) -> int:
-    """A descriptor for the memory of this process. Raises `OSError` where the system does not allow it."""
+    """Make a descriptor for the memory of this process. Raises `OSError` where the system does not allow it."""
     machine = os.uname().machine
     if machine not in _NUMBERS:
         raise OSError(errno.ENOSYS, f"no userfaultfd is known on {machine}")
@@ -82,7 +82,7 @@ def make(flags: int) -> int:
 
 
 def enable(descriptor: int, features: Feature) -> None:
-    """Choose what a new descriptor does. Raises `OSError` where the kernel does not know it."""
+    """Choose the features of a new descriptor. Raises `OSError` where the kernel does not know one."""
     fcntl.ioctl(descriptor, _API, bytearray(struct.pack("<3Q", _VERSION, features, 0)))
 
 
@@ -97,12 +97,12 @@ def protect(descriptor: int, start: int, num_bytes: int) -> None:
 
 
 def release(descriptor: int, start: int, num_bytes: int) -> None:
-    """Let who waits go on, and anybody write. Raises as `protect`, and `FileNotFoundError` for memory that is gone."""
+    """Let waiting threads go on, and anybody write. Raises as `protect`; `FileNotFoundError` if the memory is gone."""
     fcntl.ioctl(descriptor, _WRITE_PROTECT, bytearray(struct.pack("<3Q", start, num_bytes, _RELEASE)))
 
 
 def read_events(descriptor: int) -> Iterator[Event]:
-    """What has happened and was not read yet; nothing is waited for, with a descriptor that does not block."""
+    """Read the events that were not read yet; nothing is waited for, with a descriptor that does not block."""
     try:
         messages = os.read(descriptor, _MESSAGES_PER_READ * _MESSAGE.size)
     except BlockingIOError:
