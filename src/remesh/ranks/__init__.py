@@ -1,1 +1,1 @@
-"""Ranks and their hosts, whatever their programs speak: who is where, how to call a leader, rooms, outputs, images."""
+"""Ranks and their hosts, whatever their programs speak: seats, addresses of the leader, rooms, outputs, images."""

@@ -35,9 +35,9 @@ class Ground:
     """The hosts of one stay."""
 
     hosts: tuple[Host, ...]
-    """Empty: this one."""
+    """The hosts; empty for this one."""
     bed: testbed.Testbed | None
-    """On which they stand, if they were made here; it is started."""
+    """The testbed of the hosts, if they were made here; it is started."""
 
     @property
     def door(self) -> Door | None:
@@ -60,7 +60,7 @@ class Ground:
 
 
 def make_bed(hosts: Sequence[Host], rate: str) -> testbed.Testbed:
-    """Hosts on this machine with links of this rate, not yet started; `ConfigError` if none is named."""
+    """Make hosts on this machine with links of this rate, not yet started; `ConfigError` if none is named."""
     if not hosts:
         raise ConfigError("making hosts on this machine: none was named; give --hosts a,b with --testbed")
     bytes_per_s = testbed.parse_rate(rate)
@@ -79,7 +79,7 @@ def _listen(host: str) -> socket.socket:
 
 
 def _listen_inside(door: Door, address: str) -> socket.socket:
-    """A socket of the testbed's switch: it belongs to the network of the thread that makes it."""
+    """Make a socket of the testbed's switch: a socket belongs to the network of the thread that makes it."""
     made: list[socket.socket] = []
 
     def enter_and_listen() -> None:

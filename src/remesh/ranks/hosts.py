@@ -21,7 +21,7 @@ class Host:
 
 
 def parse_hosts(text: str, num_ranks: int) -> tuple[Host, ...]:
-    """``"a,b"`` or ``"a:1,b:3"``: hosts with their ranks; those without a number share what is left evenly.
+    """Parse ``"a,b"`` or ``"a:1,b:3"``: hosts with their ranks; those without a number share what is left evenly.
 
     >>> [host.num_ranks for host in parse_hosts("a:1,b,c", 4)]
     [1, 2, 1]
@@ -40,7 +40,7 @@ def parse_hosts(text: str, num_ranks: int) -> tuple[Host, ...]:
 
 
 def is_loopback(name: str) -> bool:
-    """Whether a host of this name is this one, whoever asks.
+    """Whether a host of this name is this one, on every host.
 
     >>> is_loopback("127.0.0.3"), is_loopback("localhost"), is_loopback("node3")
     (True, True, False)
@@ -58,12 +58,12 @@ class RankSeat:
     host: str
     """Name of its host."""
     host_index: int
-    """Which of the hosts that is, from 0."""
+    """Index of its host, from 0."""
     num_hosts: int
     local_rank: int
-    """Its place among the ranks of its host, from 0."""
+    """Index among the ranks of its host, from 0."""
     num_local: int
-    """How many ranks its host has."""
+    """Number of ranks on its host."""
 
 
 def seat_ranks(hosts: Sequence[Host]) -> tuple[RankSeat, ...]:
@@ -80,7 +80,7 @@ def seat_ranks(hosts: Sequence[Host]) -> tuple[RankSeat, ...]:
 
 
 def describe_hosts(hosts: Sequence[Host]) -> str:
-    """As `parse_hosts` reads them.
+    """Describe hosts as a text that `parse_hosts` reads.
 
     >>> describe_hosts([Host("a", 1), Host("b", 2)])
     'a:1,b:2'
@@ -89,7 +89,7 @@ def describe_hosts(hosts: Sequence[Host]) -> str:
 
 
 def count_ranks(text: str, per_host: int) -> int:
-    """How many ranks hosts have of which those without a number get ``per_host``.
+    """Count the ranks of hosts of which those without a number get ``per_host``.
 
     >>> count_ranks("a:3,b", 2)
     5
@@ -98,7 +98,7 @@ def count_ranks(text: str, per_host: int) -> int:
 
 
 def _read_hosts(text: str) -> list[tuple[str, int | None]]:
-    """Names with their numbers of ranks, None where the user gave none."""
+    """Read the names with their numbers of ranks, None where the user gave none."""
     named = [part.strip().rpartition(":") if ":" in part else (part.strip(), "", "") for part in text.split(",")]
     try:
         slots = [(name, int(number) if number else None) for name, _, number in named]

@@ -13,7 +13,7 @@ IMAGE: Final = "image"
 
 
 def dump_into(frozen: images.Frozen, folder: Path, request: Message) -> dict[str, Any]:
-    """Write the image that the coordinator asks for into the rank's ``folder``; what the manifest says of it."""
+    """Write the image that the coordinator asks for into the rank's ``folder``; returns its part of the manifest."""
     previous = None
     if request["previous"] is not None:
         previous = Path(request["previous"]) / folder.name / IMAGE

@@ -13,14 +13,14 @@ from remesh.ranks.hosts import Host, RankSeat
 
 _LOOPBACK: Final = "lo"
 _GET_ADDRESS: Final = 0x8915
-"""SIOCGIFADDR."""
+"""The ioctl SIOCGIFADDR."""
 _REQUEST: Final = struct.Struct("16s24x")
 _ADDRESS_AT: Final = slice(20, 24)
 _ANY_PORT: Final = 9
 
 
 def choose_interface(asked: str, hosts: Sequence[Host], seat: RankSeat) -> str:
-    """The interface for a rank: what was ``asked`` for, else the one that leads to another host of the job.
+    """Choose the interface of a rank: one that was ``asked`` for, else the one that leads to another host of the job.
 
     Several may be asked for, separated by commas. Raises `ConfigError` where one is missing on this host, or no way
     leads to the others.
@@ -38,7 +38,7 @@ def choose_interface(asked: str, hosts: Sequence[Host], seat: RankSeat) -> str:
 
 
 def find_interface(host: str) -> str:
-    """The interface through which this host reaches another one; `ConfigError` if there is none."""
+    """Find the interface through which this host reaches another one; `ConfigError` if there is none."""
     doing = f"looking for the network interface that leads to {host}"
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -21,15 +21,15 @@ class Output:
     path: Path
     stream: IO[bytes]
     copied: int = 0
-    """Bytes that were copied."""
+    """Number of bytes that were copied."""
 
     def cut(self, num_bytes: int) -> None:
-        """Keep so many bytes at most; they were shown by an earlier stay."""
+        """Cut the file to so many bytes at most; they were shown by an earlier stay."""
         os.truncate(self.path, min(num_bytes, self.path.stat().st_size))
         self.copied = self.path.stat().st_size
 
     def copy(self) -> None:
-        """Copy what is new; `StorageError` if the job's folder is not there any more."""
+        """Copy the new bytes; `StorageError` if the job's folder is not there any more."""
         try:
             if self.path.stat().st_size <= self.copied:
                 return

@@ -17,18 +17,18 @@ from typing import Final
 
 _SHARED_MEMORY: Final = Path("/dev/shm")
 PREFIX: Final = "remesh-rank-room-"
-"""How the name of every folder begins that a lock protects: what nobody holds is removed."""
+"""The prefix of every folder that a lock protects: one that nobody holds is removed."""
 _UNLOCKED_PREFIX: Final = f".{PREFIX}"
-"""Of a room that is not locked yet: nobody must take its owner for gone."""
+"""The prefix of a room that is not locked yet: nobody must take its owner for gone."""
 
 
 def find_place() -> Path:
-    """The parent of such folders: in memory if the machine offers that."""
+    """Find the parent of such folders: in memory if the machine offers that."""
     return _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
 
 
 def make_room(place: Path | None = None) -> Path:
-    """A new folder, locked until this process ends; in memory where there is such a place. Clears away old ones."""
+    """Make a new folder, locked until this process ends; in memory if there is such a place. Clears away old ones."""
     place = place or find_place()
     clear_rooms(place)
     made = Path(tempfile.mkdtemp(prefix=_UNLOCKED_PREFIX, dir=place))

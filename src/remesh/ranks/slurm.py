@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _AHEAD_S = 600
-"""Before the time limit: a checkpoint has to be written in it."""
+"""Time before the limit at which Slurm signals: a checkpoint has to be written in it."""
 
 _SCRIPT = """\
 #!/bin/bash
@@ -43,18 +43,18 @@ exit $status
 
 @dataclass(frozen=True, slots=True)
 class BatchLaunch:
-    """How programs of one kind are started."""
+    """The launch of programs of one kind."""
 
     verb: str
-    """Of `remesh`, for the kind."""
+    """The verb of `remesh` for the kind."""
     size: tuple[str, ...] = ()
-    """Options of ``run`` that say how many ranks there are, where hosts do not."""
+    """The options of ``run`` that say how many ranks there are, where hosts do not."""
     options: tuple[str, ...] = ()
-    """Of ``run`` and ``restart``."""
+    """The options of ``run`` and ``restart``."""
 
 
 def make_script(num_ranks: int, launch: BatchLaunch, job: str, command: Sequence[str]) -> str:
-    """The text of the script.
+    """Make the text of the script.
 
     >>> print(make_script(4, BatchLaunch("torch"), "/scratch/j", ["train.py", "a b"]).splitlines()[2])
     #SBATCH --ntasks=4
