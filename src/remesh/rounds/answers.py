@@ -19,9 +19,9 @@ class Answers(Generic[_Answer]):
     """The answers that are there, by rank."""
 
     blocks: tuple[tuple[_Answer | None, ...], ...]
-    """In order of rank, None for who has not answered; all but the last are of one length."""
+    """In order of rank, None for a rank that has not answered; all but the last are of one length."""
     num_missing: int
-    """Ranks that have not answered."""
+    """Number of ranks that have not answered."""
 
     @classmethod
     def none(cls, num_ranks: int) -> Answers[_Answer]:
@@ -35,7 +35,7 @@ class Answers(Generic[_Answer]):
         return cls(blocks, num_ranks)
 
     def add(self, rank: int, answer: _Answer) -> Answers[_Answer]:
-        """One more; of two of one rank the later one stays."""
+        """Add an answer; of two answers of one rank the later one stays."""
         at, place = divmod(rank, len(self.blocks[0]))
         block = self.blocks[at]
         changed = (*block[:place], answer, *block[place + 1 :])
@@ -47,7 +47,7 @@ class Answers(Generic[_Answer]):
         return tuple(answer for answer in self._all() if answer is not None)
 
     def silent(self) -> list[int]:
-        """Ranks that have not answered."""
+        """The ranks that have not answered."""
         return [rank for rank, answer in enumerate(self._all()) if answer is None]
 
     def _all(self) -> Iterator[_Answer | None]:

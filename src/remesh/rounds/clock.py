@@ -37,34 +37,34 @@ from dataclasses import dataclass
 from remesh.rounds.status import Activity, Status, members_by_key
 
 MAX_RAISES = 200
-"""Times a round raises targets before it lets the program go. MANA's limit of rounds is the same."""
+"""Limit of the times that a round raises targets before it lets the program go. MANA's limit of rounds is the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one wave means."""
+    """The conclusion from one wave."""
 
     targets: tuple[tuple[str, int], ...]
-    """By key, sorted: up to which number the members may enter collectives."""
+    """The targets by key, sorted: the number up to which the members may enter collectives."""
     aligned: bool
     """Whether the cut may be closed."""
     reason: str
 
 
 def decide_by_clock(statuses: Sequence[Status], targets: Mapping[str, int] | None, *, is_stuck: bool) -> Verdict:
-    """Targets after this wave. ``targets`` are those that all statuses were given under; None in the first wave.
+    """Decide the targets after a wave. ``targets`` are those that all statuses answered to; None in the first wave.
 
     ``is_stuck``: nothing has changed for longer than the caller's patience.
     """
     new = _last_completed(statuses, targets or {})
     if targets is None:
-        # Who answered early may have entered since what another one then completed.
+        # A rank that answered early may have entered since what another one then completed.
         return Verdict(_sorted(new), False, "first wave: targets are what is complete anywhere")
     lagging = find_lagging(statuses, targets)
     if not lagging and new == targets:
         return Verdict(_sorted(new), True, "what is complete anywhere is complete on all ranks that take part")
     waiting = {status.rank for status in statuses if status.activity is Activity.HELD and status.rank in lagging}
-    # Who is inside of what it may complete needs time, and nobody's program.
+    # A rank inside of what it may complete needs time, and nobody's program.
     needs_others = any(statuses[rank].activity is not Activity.INSIDE for rank in lagging)
     leaving = range(len(statuses)) if is_stuck and needs_others else waiting
     if raised := _raise_targets(statuses, new, leaving):
@@ -90,7 +90,7 @@ def split_targets(targets: Mapping[str, int], statuses: Sequence[Status]) -> lis
 
 
 def find_lagging(statuses: Sequence[Status], targets: Mapping[str, int]) -> dict[int, str]:
-    """Ranks that are below a target that they were told, each with the first key where it is."""
+    """Find the ranks that are below a target that they were told, each with the first key where it is."""
     found: dict[int, str] = {}
     for status in statuses:
         for key, standing in status.standings:
@@ -100,7 +100,7 @@ def find_lagging(statuses: Sequence[Status], targets: Mapping[str, int]) -> dict
 
 
 def _raise_targets(statuses: Sequence[Status], targets: Mapping[str, int], leaving: Container[int]) -> dict[str, int]:
-    """New targets of those that somebody stands beyond, and has to leave."""
+    """Raise the targets of collectives that some rank stands beyond, and has to leave."""
     raised = {}
     for status in (each for each in statuses if each.rank in leaving):
         for key in status.at:

@@ -13,7 +13,7 @@ from remesh.comm.messages import Line, Message
 from remesh.errors import Error
 
 LOST = {"type": "lost"}
-"""What is received once the coordinator is gone."""
+"""The message that is received once the coordinator is gone."""
 
 
 class Control:
@@ -31,21 +31,21 @@ class Control:
         self._thread.start()
 
     def send(self, message: Message) -> None:
-        """Tell the coordinator; a line that is broken is found by the reader."""
+        """Send a message to the coordinator; the reader finds out if the line is broken."""
         try:
             self._line.send(message)
         except OSError:
             self._messages.put(LOST)
 
     def take(self, timeout_s: float = 0.0) -> Message | None:
-        """The next message, if there is one within the time."""
+        """Take the next message, if there is one within the time."""
         try:
             return self._messages.get(timeout=timeout_s) if timeout_s else self._messages.get_nowait()
         except queue.Empty:
             return None
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the line."""
         self._line.close()
 
     def _read(self) -> None:

@@ -30,16 +30,16 @@ from remesh.rounds.status import Status
 
 @dataclass(frozen=True, slots=True)
 class MissingMessages:
-    """Messages of a pair of ranks that are on their way."""
+    """The messages of a pair of ranks that are on their way."""
 
     source: int
     destination: int
     messages: int
-    """Sent less received; negative when the receiver answered later than the sender."""
+    """Number sent less number received; negative when the receiver answered later than the sender."""
 
 
 def compute_missing(statuses: Sequence[Status]) -> list[MissingMessages]:
-    """What has been sent and not received, by pair of ranks; ``statuses`` in order of rank."""
+    """Compute what has been sent and not received, by pair of ranks; ``statuses`` in order of rank."""
     balance: dict[tuple[int, int], int] = {}
     for status in statuses:
         for destination, count in status.sent:
@@ -52,7 +52,7 @@ def compute_missing(statuses: Sequence[Status]) -> list[MissingMessages]:
 
 
 def find_traffic(now: Sequence[Status]) -> str:
-    """What one wave shows that stands against an empty network; "" when there is nothing (conditions 1 to 3)."""
+    """Find a sign in one wave that the network is not empty; "" when there is none (conditions 1 to 3)."""
     open_ranks = [status.rank for status in now if not status.closed]
     if open_ranks:
         return f"ranks {open_ranks} still take requests"
@@ -72,7 +72,7 @@ def find_traffic(now: Sequence[Status]) -> str:
 
 
 def find_unended(statuses: Sequence[Status]) -> str:
-    """A collective that all members have entered and that is not complete on one of them; "" if there is none."""
+    """Find a collective that all members have entered and that is not complete on one of them; "" if there is none."""
     entered: dict[str, int] = {}
     for status in statuses:
         for key, each in status.collectives:

@@ -39,7 +39,7 @@ _PART: Final = ".part"
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """What the user asked for; the same for every start of the job."""
+    """The request of the user; the same for every start of the job."""
 
     argv: tuple[str, ...]
     """The program and its arguments, not empty."""
@@ -48,13 +48,13 @@ class JobSpec:
     folder: str
     """Working directory of the program, absolute."""
     environment: Mapping[str, str]
-    """Of the program, as its user has it."""
+    """The program's environment, as its user has it."""
     input_file: str = ""
-    """What rank 0 reads as its standard input, absolute; "" for nothing. The others read nothing."""
+    """The file that rank 0 reads as its standard input, absolute; "" for nothing. The others read nothing."""
     input_position: int = 0
-    """How many bytes of it were read before."""
+    """Number of bytes of it that were read before."""
     kind: str = "mpi"
-    """Of programs: the verb that the job belongs to."""
+    """The kind of programs: the verb that the job belongs to."""
 
     def __post_init__(self) -> None:
         if not self.argv:
@@ -65,19 +65,19 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """How a job stands."""
+    """The state of a job."""
 
     state: str
     """``starting``, ``running``, ``finished``, ``stopped`` (by a checkpoint) or ``failed``."""
     cause: str = ""
-    """Of the last change, for people."""
+    """The reason for the last change, for people."""
     addresses: tuple[tuple[str, int], ...] = ()
-    """Where the coordinator listens, while it runs."""
+    """The addresses where the coordinator listens, while it runs."""
     pid: int = 0
-    """Of the coordinator, on ``host``."""
+    """The process id of the coordinator, on ``host``."""
     host: str = ""
     launch: Mapping[str, Any] | None = None
-    """How the job was started last, in the words of its launcher."""
+    """The last launch of the job, in the words of its launcher."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +87,9 @@ class Checkpoint:
     number: int
     path: Path
     manifest: Mapping[str, Any]
-    """Empty if it is damaged."""
+    """The manifest; empty if it is damaged."""
     problem: str = ""
-    """Why it cannot be used; empty if it can."""
+    """The reason why it cannot be used; empty if it can."""
 
     def rank_folder(self, rank: int) -> Path:
         """The folder of a rank's part."""
@@ -130,7 +130,7 @@ class JobFolder:
 
     @contextlib.contextmanager
     def lead(self) -> Iterator[None]:
-        """Be the one process that leads the job; `ConfigError` if another does.
+        """Hold the lock of the one process that leads the job; `ConfigError` if another does.
 
         The kernel lets go of the lock however its holder ends. Where a file system has no locks nothing is checked.
         """
@@ -144,7 +144,7 @@ class JobFolder:
             yield
 
     def led_by_another(self) -> ConfigError:
-        """What to raise where this process would be the second."""
+        """The error for a process that would be the second to lead the job."""
         state = self.read_state()
         who = f"process {state.pid} on {state.host} leads it" if state.pid else "another process is about to lead it"
         return ConfigError(
@@ -153,7 +153,7 @@ class JobFolder:
 
     @classmethod
     def find(cls, text: str, root: Path) -> Self:
-        """The job of this path, or of this name under ``root``."""
+        """Find the job of this path, or of this name under ``root``."""
         for path in (Path(text), root / text):
             if (path / "job.json").is_file():
                 return cls(path.absolute())
@@ -161,7 +161,7 @@ class JobFolder:
 
     @property
     def name(self) -> str:
-        """Last part of its path."""
+        """The last part of the folder's path."""
         return self.path.name
 
     @property
@@ -183,7 +183,7 @@ class JobFolder:
             )
 
     def read_spec(self) -> JobSpec:
-        """What was asked for."""
+        """Read the request of the user."""
         path = self.path / "job.json"
         value = _read_json(path)
         if value.pop("version", None) != _VERSION:
@@ -194,7 +194,7 @@ class JobFolder:
             return JobSpec(**{**value, "argv": tuple(value["argv"])})
 
     def read_token(self) -> Token:
-        """The secret of the job; `StorageError` for anybody but its owner."""
+        """Read the secret of the job; `StorageError` for anybody but its owner."""
         try:
             return Token("", (self.path / "token").read_bytes())
         except OSError as error:
@@ -203,7 +203,7 @@ class JobFolder:
             ) from error
 
     def read_state(self) -> JobState:
-        """How the job stands, as its coordinator last said."""
+        """Read the state of the job, as its coordinator last wrote it."""
         path = self.path / "state.json"
         value = _read_json(path)
         with _told_as_damaged(path):
@@ -211,7 +211,7 @@ class JobFolder:
             return JobState(**{**value, "addresses": addresses})
 
     def find_state(self) -> JobState:
-        """How the job stands, also when its coordinator could not say so: one that was killed leads it no more."""
+        """Find the state of the job, also if its coordinator was killed, which leads it no more."""
         state = self.read_state()
         if state.state != "running" or self._is_led() or self.read_state() != state:
             return state
@@ -249,7 +249,7 @@ class JobFolder:
         return [_look_at(number, self.images / f"{number:06d}") for number in self._numbers()]
 
     def checkpoint(self, number: int | None) -> Checkpoint:
-        """The one of this number, or the last one; `FormatError` if it is damaged."""
+        """Find the checkpoint of this number, or the last one; `FormatError` if it is damaged."""
         found = [each for each in self.checkpoints() if number in (None, each.number)]
         if not found:
             which = "a checkpoint" if number is None else f"checkpoint {number}"
@@ -270,7 +270,7 @@ class JobFolder:
         return ", ".join(str(each.number) for each in self.checkpoints() if not each.problem)
 
     def begin_checkpoint(self) -> tuple[int, Path]:
-        """Number and folder of the next one; what earlier attempts have left is removed."""
+        """Begin the next checkpoint; returns its number and folder. The remains of earlier attempts are removed."""
         self._remove_parts()
         number = 1 + max(self._numbers(), default=0)
         part = self.images / f"{number:06d}{_PART}"
@@ -278,7 +278,7 @@ class JobFolder:
         return number, part
 
     def find_lack_of_room(self) -> str:
-        """Why one more checkpoint like the last whole one has no room here; empty if it has, or there is none yet."""
+        """Explain why one more checkpoint like the last whole one has no room; empty if it has, or if there is none."""
         whole = [each for each in self.checkpoints() if not each.problem and not each.manifest.get("builds_upon")]
         reports = whole[-1].manifest.get("ranks", {}).values() if whole else ()
         needed = sum(int(report.get("num_bytes", 0)) for report in reports)
@@ -303,7 +303,7 @@ class JobFolder:
         return final
 
     def keep_last(self, count: int) -> list[int]:
-        """Remove what was given up, and all but the last ``count`` checkpoints and those that they build upon.
+        """Remove abandoned checkpoints, and all but the last ``count`` and those that they build upon.
 
         Damaged ones do not count, and stay until so many later ones are whole. Nobody is about to take one. Returns the
         numbers of the checkpoints that are gone.
@@ -312,7 +312,7 @@ class JobFolder:
         found = self.checkpoints()
         whole = {each.number: each for each in found if not each.problem}
         kept = decide_kept([Saved(number) for number in whole], [KeepLast(count)])
-        # Complete: what a checkpoint needs does not follow from what those need in turn.
+        # The list is complete: what a checkpoint needs does not follow from what those need in turn.
         needed = set(kept).union(*(whole[number].manifest.get("builds_upon", ()) for number in kept))
         first = min(kept) if len(kept) == count else 0
         removed = [each.number for each in found if each.number < first and each.number not in needed]
@@ -333,7 +333,7 @@ class JobFolder:
 
 
 def rank_name(rank: int) -> str:
-    """Name of what belongs to a rank.
+    """The name of what belongs to a rank.
 
     >>> rank_name(7)
     'rank-0007'
@@ -349,7 +349,7 @@ def _look_at(number: int, place: Path) -> Checkpoint:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint, checked against its own digest."""
+    """Read the manifest of a checkpoint, checked against its own digest."""
     value = _read_json(folder / "manifest.json")
     manifest = value.get("manifest")
     if not isinstance(manifest, dict) or hashlib.sha256(_to_json(manifest)).hexdigest() != value.get("sha256"):
@@ -369,7 +369,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def _told_as_damaged(path: Path) -> Iterator[None]:
-    """What a missing, unknown or wrong value raises becomes a `FormatError`."""
+    """Turn the error of a missing, unknown or wrong value into a `FormatError`."""
     try:
         yield
     except (KeyError, TypeError, ValueError) as error:

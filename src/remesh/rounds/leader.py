@@ -28,34 +28,34 @@ from remesh.rounds.machine import Ask, Commit, End, Ending, Instruction, Obstacl
 from remesh.rounds.status import Status
 
 _RETRY_AFTER_S = {Obstacle.NO_CUT: (1.0,) * 4, Obstacle.REFUSED: (0.1, 0.2, 0.4, 0.8)}
-"""After the first, second, ... attempt of a request that met an obstacle which may pass, before the next one.
+"""The waits after the first, second, ... attempt of a request that met an obstacle which may pass.
 
 A refusal stops nobody, and most are of a moment: a child that is about to run a program, a file an import has open.
 """
 
 
 _REMOVAL_LOOK_S = 0.005
-"""Between looks at a removal that a round waits for."""
+"""Time between looks at a removal that a round waits for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a job takes its checkpoints."""
+    """The settings of a job's checkpoints."""
 
     every_s: float | None = None
-    """Between periodic checkpoints; None for none."""
+    """Time between periodic checkpoints; None for none."""
     keep: int = 2
-    """Checkpoints that stay, at least 1."""
+    """Number of checkpoints that stay, at least 1."""
     round_limit_s: float = 60.0
     start_limit_s: float = 300.0
-    """For all ranks to come up, images read and all."""
+    """Time limit for all ranks to come up, images read and all."""
     incremental: bool = False
     compress: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
-    """How the stay of a job on its ranks ended."""
+    """The outcome of a job's stay on its ranks."""
 
     state: str
     """``finished``, ``stopped`` or ``failed``."""
@@ -73,15 +73,15 @@ class _Attempt:
     began_s: float
     images: dict[int, Message] = field(default_factory=dict)
     cut_s: float = 0.0
-    """When the images were begun."""
+    """The time when the images were begun."""
     imaged_s: float = 0.0
-    """When the last of them was there."""
+    """The time when the last image was there."""
     attempts: int = 1
-    """Rounds of the same request, this one included."""
+    """Number of rounds of the same request, this one included."""
 
 
 class Coordinator:
-    """Leads one stay of a job; `step` until ``outcome`` is set."""
+    """The leader of one stay of a job; call `step` until ``outcome`` is set."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Coordinator:
         self._server = Server(folder.read_token(), self._on_message, self._on_gone, self._note)
         self._ranks: dict[int, Peer] = {}
         self._rank_of: dict[Peer, int] = {}
-        """Of ranks whose line holds."""
+        """The rank of each peer whose line holds."""
         self._waiting: list[Peer] = []
         """Clients who asked for a checkpoint."""
         self._hellos: dict[int, Message] = {}
@@ -113,7 +113,7 @@ class Coordinator:
         self._left: set[int] = set()
         self._attempt: _Attempt | None = None
         self._num_rounds = 0
-        """Begun in this stay, this one included."""
+        """Number of rounds begun in this stay, this one included."""
         self._due: list[tuple[float, Mapping[int, Message]]] = []
         """Messages to ranks that wait for their time."""
         self._wanted: tuple[float, bool, int] | None = None
@@ -121,7 +121,7 @@ class Coordinator:
         self._next_periodic_s: float | None = None
         self._remover = ThreadPoolExecutor(1, "remesh-remover")
         self._removal: Future[list[int]] | None = None
-        """Of old checkpoints, while it is under way."""
+        """The removal of old checkpoints, while it is under way."""
         self._started_s = time.monotonic()
         self._told_to_stop = False
         self.outcome: JobOutcome | None = None
@@ -135,13 +135,13 @@ class Coordinator:
         self._server.listen(listener)
 
     def close(self) -> None:
-        """Hang up on everybody, once old checkpoints are removed."""
+        """Close all connections, once old checkpoints are removed."""
         self._remover.shutdown()
         self._note_removal()
         self._server.close()
 
     def step(self, timeout_s: float) -> None:
-        """Do what is due; wait for more at most ``timeout_s``."""
+        """Do the work that is due; wait for more at most ``timeout_s``."""
         now_s = time.monotonic()
         if not self.all_ready and now_s - self._started_s > self._settings.start_limit_s:
             missing = sorted(set(range(self._num_ranks)) - set(self._ready))
@@ -162,11 +162,11 @@ class Coordinator:
 
     @property
     def ready_seconds(self) -> dict[int, dict[str, float]]:
-        """How long each rank took to come up, by phase."""
+        """The seconds that each rank took to come up, by phase."""
         return {rank: message.get("seconds", {}) for rank, message in self._ready.items()}
 
     def save_and_stop(self) -> None:
-        """What a polite end means: a checkpoint that stops. Asked again, or before the job runs, it ends at once."""
+        """Take a checkpoint that stops, the polite end. A second call, or one before the job runs, ends it at once."""
         if self._told_to_stop or not self.all_ready:
             self.fail("told to end before a checkpoint could be taken", 143)
         self._told_to_stop = True
@@ -380,12 +380,12 @@ class Coordinator:
         return ""
 
     def _made_by(self) -> dict[str, list[str]]:
-        """What the ranks say of what runs them: all different answers, by name."""
+        """The answers of the ranks about what runs them: all different ones, by name."""
         told = [dict(hello.get("made_by", {})) for hello in self._hellos.values()]
         return {name: sorted({str(each[name]) for each in told if name in each}) for each in told for name in each}
 
     def _clear_away(self) -> None:
-        """Removing gigabytes takes time: a thread does it once the ranks run again, and it hurts nothing if it fails.
+        """Remove old checkpoints in a thread once the ranks run again: it takes time, and hurts nothing if it fails.
 
         No round is under way meanwhile, so all that the next one may build upon is known, and kept.
         """
@@ -451,12 +451,12 @@ class Coordinator:
             self._finish()
 
     def _try_again(self, attempt: _Attempt, not_before_s: float) -> None:
-        """Another round for the same request, and for one to stop that came meanwhile."""
+        """Plan another round for the same request, and for one to stop that came meanwhile."""
         stop = attempt.round.stop or (self._wanted is not None and self._wanted[1])
         self._wanted = (not_before_s, stop, attempt.attempts + 1)
 
     def _answer(self, end: End, more: Message) -> None:
-        """Tell everybody who waits for a checkpoint."""
+        """Answer everybody who waits for a checkpoint."""
         message = {"type": "checkpointed", "ending": end.ending.value, "reason": end.reason, **more}
         if more.get("number"):
             self.last_checkpoint = message
@@ -475,7 +475,7 @@ class Coordinator:
     # --- what is known ---
 
     def describe(self) -> dict[str, Any]:
-        """The job now, for people."""
+        """Describe the job now, for people."""
         return {
             "job": self._folder.name,
             "num_ranks": self._num_ranks,
@@ -497,19 +497,19 @@ class Coordinator:
         return sorted({self._host_of(rank) for rank in self._hellos})
 
     def _end(self, outcome: JobOutcome) -> None:
-        """The job is over; the first outcome stays, whatever was on its way then."""
+        """End the job; the first outcome stays, whatever was on its way then."""
         if self.outcome is not None:
             return
         self.outcome = outcome
         try:
             self._folder.change_state(outcome.state, outcome.cause)
         except (Error, OSError) as error:
-            # How the job ended is true all the same, and its user is told by this process.
+            # The outcome is true all the same, and this process tells it to the user.
             self._say(f"how the job ended could not be noted: {error}")
         self._note(f"{outcome.state}: {outcome.cause}")
 
     def _note(self, text: str) -> None:
-        """A line for the log of events; a disk that has no room for it must not end the job."""
+        """Log a line as an event; a disk that has no room for it must not end the job."""
         try:
             self._folder.log_event(text)
         except OSError as error:

@@ -24,9 +24,9 @@ from remesh.rounds.drain import find_traffic, is_drained
 from remesh.rounds.status import Status
 
 PAUSE_S = 0.002
-"""Between a wave that did not decide and the next one."""
+"""Time between a wave that did not decide and the next one."""
 PATIENCE_S = 0.1
-"""Without any change for this long, the clock takes the ranks for stuck."""
+"""Time without any change after which the clock takes the ranks for stuck."""
 
 
 class RoundPhase(Enum):
@@ -40,7 +40,7 @@ class RoundPhase(Enum):
 
 
 class Ending(Enum):
-    """How a round ended."""
+    """The way in which a round ended."""
 
     RESUMED = "resumed"
     """There is a checkpoint, and the job goes on."""
@@ -53,7 +53,7 @@ class Ending(Enum):
 
 
 class Obstacle(Enum):
-    """Why a round was given up: whether another one may do better is for who leads the job."""
+    """The reason why a round was given up; the leader of the job decides whether another one may do better."""
 
     NO_CUT = "no cut"
     """The ranks did not come to a common cut within the limits."""
@@ -65,35 +65,35 @@ class Obstacle(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """To all ranks: take up this step and answer with a `Status`."""
+    """An instruction to all ranks: take up this step and answer with a `Status`."""
 
     wave: int
     step: RoundPhase
     """HOLD or CLOSE."""
     targets: tuple[tuple[str, int], ...] | None
-    """Up to which number collectives may be entered; None: none beyond those that are."""
+    """The number up to which collectives may be entered; None: none beyond those that are."""
     after_s: float = 0.0
-    """Wait this long before it is sent."""
+    """Time to wait before it is sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class TakeImage:
-    """To all ranks: write the image and the state of the lower half, and say when it is on the disk."""
+    """An instruction to all ranks: write the image and the state of the lower half, and say when it is on the disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """To the coordinator: make what the ranks wrote a checkpoint."""
+    """An instruction to the coordinator: make what the ranks wrote a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """To all ranks and to who asked: the round is over."""
+    """An instruction to all ranks and to the one who asked: the round is over."""
 
     ending: Ending
     reason: str
     obstacle: Obstacle | None = None
-    """Of a round that was given up."""
+    """The obstacle of a round that was given up."""
 
 
 Instruction = Ask | TakeImage | Commit | End
@@ -101,7 +101,7 @@ Instruction = Ask | TakeImage | Commit | End
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A round that is under way; its methods return the round after an event and what is to be done."""
+    """A round that is under way; its methods return the round after an event and the instructions that follow."""
 
     num_ranks: int
     stop: bool
@@ -113,24 +113,24 @@ class Round:
     wave: int = 0
     targets: tuple[tuple[str, int], ...] | None = None
     answers: Answers[Status] | None = None
-    """Of this wave; None before the first."""
+    """The answers of this wave; None before the first."""
     before: tuple[Status, ...] | None = None
     """The wave before this one."""
     changed_s: float = 0.0
     """When a wave last differed from the one before it."""
     num_raises: int = 0
-    """How often the clock let ranks past a target because nothing moved."""
+    """Number of times that the clock let ranks past a target because nothing moved."""
     imaged: Answers[bool] | None = None
-    """Who has written its image; None before they are asked."""
+    """The ranks that have written their image; None before they are asked."""
     reason: str = ""
-    """Of the last verdict, for people."""
+    """The reason of the last verdict, for people."""
 
     def begin(self, now_s: float) -> tuple[Round, tuple[Instruction, ...]]:
-        """Ask for the first wave."""
+        """Begin the round: ask for the first wave."""
         return replace(self, started_s=now_s, changed_s=now_s)._ask(None, after_s=0.0)
 
     def on_status(self, status: Status, wave: int, now_s: float) -> tuple[Round, tuple[Instruction, ...]]:
-        """A rank has answered; answers to waves that are over are passed over."""
+        """Take the answer of a rank; answers to waves that are over are passed over."""
         if self.phase not in (RoundPhase.HOLD, RoundPhase.CLOSE) or wave != self.wave:
             return self, ()
         if status.refusals:
@@ -142,9 +142,9 @@ class Round:
         return (waiting, ()) if answers.num_missing else waiting._judge(answers.given(), now_s)
 
     def on_imaged(self, rank: int, problem: str, *, refused: bool = False) -> tuple[Round, tuple[Instruction, ...]]:
-        """A rank has written its files, or could not: ``problem`` says why, and is empty otherwise.
+        """Note that a rank has written its files, or could not: ``problem`` says why, and is empty otherwise.
 
-        ``refused``: because of something in its program, and not of its files.
+        ``refused``: the reason is in its program, and not in its files.
         """
         if self.phase is not RoundPhase.IMAGE:
             return self, ()
@@ -158,7 +158,7 @@ class Round:
         return replace(written, phase=RoundPhase.COMMIT), (Commit(),)
 
     def on_committed(self, problem: str) -> tuple[Round, tuple[Instruction, ...]]:
-        """The manifest is on the disk, or could not be written."""
+        """Note that the manifest is on the disk, or could not be written."""
         if self.phase is not RoundPhase.COMMIT:
             return self, ()
         if problem:
@@ -167,7 +167,7 @@ class Round:
         return replace(self, phase=RoundPhase.DONE), (End(ending, "committed"),)
 
     def on_lost(self, rank: int, cause: str) -> tuple[Round, tuple[Instruction, ...]]:
-        """A rank is gone, and the round with it."""
+        """End the round, since a rank is gone."""
         if self.phase is RoundPhase.DONE:
             return self, ()
         return replace(self, phase=RoundPhase.DONE), (End(Ending.LOST, f"rank {rank} is gone: {cause}"),)
@@ -220,5 +220,5 @@ class Round:
 
 
 def _pause(state: Round, now_s: float) -> float:
-    """Short at first, longer the longer nothing changes, at most 25 times as long."""
+    """The pause before the next wave: short at first, longer the longer nothing changes, at most 25 times as long."""
     return PAUSE_S * min(1.0 + (now_s - state.changed_s) / PAUSE_S, 25.0)

@@ -12,11 +12,11 @@ from itertools import chain
 from typing import Any, Final
 
 MAX_MEMBERS: Final = 1 << 24
-"""Of one group; a run that claims more is none of ours."""
+"""Limit of members of one group; a run that claims more is none of ours."""
 _MOST_GROUPS: Final = 1 << 16
-"""Of which the tuples are kept in mind."""
+"""Limit of groups of which the tuples are kept in mind."""
 _LEAST_RUN: Final = 4
-"""A run is written as three numbers."""
+"""Length from which ranks are written as a run, which is three numbers."""
 
 
 def pack_members(members: Sequence[int]) -> list[int | list[int]]:
@@ -41,7 +41,7 @@ def pack_members(members: Sequence[int]) -> list[int | list[int]]:
 
 
 def unpack_members(packed: Sequence[Any]) -> tuple[int, ...]:
-    """The ranks; the same tuple for the same group. `ValueError` or `TypeError` for what is none."""
+    """Unpack the ranks; the same tuple for the same group. `ValueError` or `TypeError` for what is none."""
     return _members_of(tuple(tuple(map(int, part)) if isinstance(part, list) else int(part) for part in packed))
 
 

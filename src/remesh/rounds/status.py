@@ -21,24 +21,24 @@ from remesh.rounds.members import pack_members, unpack_members
 
 
 class Activity(Enum):
-    """What a rank is doing."""
+    """The activity of a rank."""
 
     COMPUTING = "computing"
-    """In the program's own code; what it asks for next is not known."""
+    """The rank is in the program's own code; what it asks for next is not known."""
     WAITING = "waiting"
-    """In a blocking call of point to point that cannot end yet."""
+    """The rank is in a blocking call of point to point that cannot end yet."""
     HELD = "held"
-    """It waits, and is inside of a collective that it may not complete; its request is unanswered, and the collective
+    """The rank waits, inside of a collective that it may not complete; its request is unanswered, and the collective
     changes nothing if it is begun anew."""
     INSIDE = "inside"
-    """In a collective that it may complete, blocking or not."""
+    """The rank is in a collective that it may complete, blocking or not."""
     FINISHED = "finished"
-    """Its program has ended; it asks for nothing any more."""
+    """The program of the rank has ended; it asks for nothing any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClockStanding:
-    """How far a rank is on one communicator."""
+    """The progress of a rank on one communicator."""
 
     completed: int
     """Number of the last collective that is complete here; 0 if none is."""
@@ -48,35 +48,35 @@ class ClockStanding:
     members: tuple[int, ...]
     """World ranks that take part, sorted; empty if the rank has left it."""
     entered: int = 0
-    """Number of the last one that it is inside of, or through."""
+    """Number of the last collective that it is inside of, or through."""
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveProgress:
-    """How far a rank is on one communicator that has no clock: nothing is complete on a member that not all have
-    entered. Who says nothing of it has freed it, and everything on it is complete there.
+    """The progress of a rank on a communicator without a clock: nothing is complete on a member that not all have
+    entered. A rank that says nothing of it has freed it, and everything on it is complete there.
     """
 
     entered: int
-    """Collectives; none is while the rank is closed."""
+    """Number of collectives entered; none is while the rank is closed."""
     ended: int
-    """All up to this number are complete here."""
+    """Number up to which all are complete here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """One rank's answer in one wave."""
+    """The answer of one rank in one wave."""
 
     rank: int
     activity: Activity
     at: tuple[str, ...] = ()
     """Keys of the collectives that the rank is inside of and may not complete, sorted, each key once."""
     standings: tuple[tuple[str, ClockStanding], ...] = ()
-    """By key, sorted, each key once."""
+    """The standings by key, sorted, each key once."""
     sent: tuple[tuple[int, int], ...] = ()
-    """(destination, messages), sorted, without zeros."""
+    """Messages sent: (destination, messages), sorted, without zeros."""
     received: tuple[tuple[int, int], ...] = ()
-    """(source, messages), sorted, without zeros."""
+    """Messages received: (source, messages), sorted, without zeros."""
     quiet: bool = True
     """Nothing that this rank has started is under way: sends are complete, so is every collective that it knows to have
     to be."""
@@ -85,16 +85,16 @@ class Status:
     in_file: bool = field(default=False, compare=False)
     """Its program is in the middle of an access to a file that ranks share: a reason for not being quiet."""
     collectives: tuple[tuple[str, CollectiveProgress], ...] = ()
-    """By key, sorted, each key once: of communicators that have no clock."""
+    """The collectives by key, sorted, each key once: of communicators that have no clock."""
     refusals: tuple[str, ...] = field(default=(), compare=False)
-    """Why its program cannot be imaged now; empty when it can."""
+    """Reasons why its program cannot be imaged now; empty when it can."""
 
     def standing(self, key: str) -> ClockStanding | None:
-        """How far it is on ``key``; None if the rank has not heard of it yet."""
+        """The rank's standing on ``key``; None if it has not heard of it yet."""
         return next((standing for name, standing in self.standings if name == key), None)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values; `from_json` makes an equal one."""
+        """The status as JSON values; `from_json` makes an equal one."""
         return {
             "rank": self.rank,
             "activity": self.activity.value,
