@@ -3,7 +3,6 @@
  */
 #include "core.h"
 
-#define EXPORTED __attribute__((visibility("default")))
 #define COPY_FN(name, Handle, copies)                                                                             \
     EXPORTED int name(Handle object, int keyval, void *extra_state, void *value, void *copied, int *flag);        \
     int name(Handle object, int keyval, void *extra_state, void *value, void *copied, int *flag) {                \

@@ -22,8 +22,8 @@
 #include <string.h>
 
 #include "mpi.h"
+#include "visibility.h"
 
-#define INTERNAL __attribute__((visibility("hidden")))
 #define PRINTF(text, first) __attribute__((format(printf, text, first)))
 
 /* ---- Objects ---- */

@@ -13,32 +13,22 @@
 #include "errors.h"
 #include "op.h"
 
-#define EXPORTED __attribute__((visibility("default")))
-
 /* ---- Operations ---- */
 
 #if defined(FACE_OPENMPI)
 /* `function` is the library's, `partner` the program's. */
-static void call_pair(const Op *op, void *in, void *inout, int count, MPI_Datatype datatype) {
+static void call_in_cxx(const Op *op, void *in, void *inout, int count, Datatype *type) {
     typedef void Intercept(void *in, void *inout, int *count, MPI_Datatype *datatype, Callback *program);
+    MPI_Datatype datatype = datatype_handle(type);
     ((Intercept *)(Callback *)op->function)(in, inout, &count, &datatype, op->partner);
 }
 #else
 /* `function` is the program's, `partner` the library's. */
-static void call_pair(const Op *op, void *in, void *inout, int count, MPI_Datatype datatype) {
+static void call_in_cxx(const Op *op, void *in, void *inout, int count, Datatype *type) {
     typedef void Call(const void *in, void *inout, int count, MPI_Datatype datatype, MPI_User_function *program);
-    ((Call *)op->partner)(in, inout, count, datatype, op->function);
+    ((Call *)op->partner)(in, inout, count, datatype_handle(type), op->function);
 }
 #endif
-
-static void call_in_cxx(const Op *op, void *in, void *inout, MPI_Count count, Datatype *type) {
-    for (MPI_Count done = 0; done < count;) {
-        int some = count - done > INT_MAX ? INT_MAX : (int)(count - done);
-        MPI_Aint offset = done * type->extent;
-        call_pair(op, (char *)in + offset, (char *)inout + offset, some, datatype_handle(type));
-        done += some;
-    }
-}
 
 static void speak_cxx(MPI_Op handle, Callback *partner) {
     Op *op = op_of(handle);

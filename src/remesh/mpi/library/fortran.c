@@ -68,9 +68,9 @@ uintptr_t predefined_of_number(ObjectKind kind, MPI_Fint number) {
 
 /* ---- Operations and error handlers of the program's ---- */
 
-static void call_op(const Op *op, void *in, void *inout, MPI_Count count, Datatype *type) {
+static void call_op(const Op *op, void *in, void *inout, int count, Datatype *type) {
     typedef void Function(void *in, void *inout, MPI_Fint *count, MPI_Fint *type);
-    MPI_Fint length = (MPI_Fint)count, number = fortran_of(KIND_DATATYPE, type->object.handle);
+    MPI_Fint length = count, number = fortran_of(KIND_DATATYPE, type->object.handle);
     ((Function *)(void (*)(void))op->function)(in, inout, &length, &number);
 }
 

@@ -13,8 +13,6 @@
 #include "request.h"
 #include "win.h"
 
-#define EXPORTED __attribute__((visibility("default")))
-
 EXPORTED MPI_Fint *MPI_F_STATUS_IGNORE, *MPI_F_STATUSES_IGNORE;
 EXPORTED MPI_F08_status *MPI_F08_STATUS_IGNORE, *MPI_F08_STATUSES_IGNORE;
 

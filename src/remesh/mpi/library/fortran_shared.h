@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#define EXPORTED __attribute__((visibility("default")))
+#include "visibility.h"
 
 /* Returns the error as well. In mpi_f08 a program may do without it. */
 static inline int tell(MPI_Fint *ierror, int error) {

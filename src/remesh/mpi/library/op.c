@@ -86,17 +86,14 @@ int do_Op_commutative(Op *op, int *commute) {
 static void call_own(const Op *op, Datatype *type, MPI_Count count, const void *in, void *inout) {
     char *from = (char *)(uintptr_t)in, *to = inout;
     MPI_Datatype handle = datatype_handle(type);
-    if (op->call) {
-        op->call(op, from, to, count, type);
-        return;
-    }
     if (op->large_function) {
         op->large_function(from, to, &count, &handle);
         return;
     }
     while (count > 0) {
         int some = count > INT_MAX ? INT_MAX : (int)count;
-        op->function(from, to, &some, &handle);
+        if (op->call) op->call(op, from, to, some, type);
+        else op->function(from, to, &some, &handle);
         from += some * type->extent;
         to += some * type->extent;
         count -= some;

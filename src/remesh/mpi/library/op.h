@@ -11,7 +11,7 @@ struct Op {
     MPI_User_function *function; /* the program's own: one of both */
     MPI_User_function_c *large_function;
     /* A function that calls the program's: of languages whose arguments are others. NULL for C. */
-    void (*call)(const struct Op *op, void *in, void *inout, MPI_Count count, Datatype *type);
+    void (*call)(const struct Op *op, void *in, void *inout, int count, Datatype *type);
     void (*partner)(void); /* of C++: the other one of two functions (cxx.c) */
 };
 

@@ -11,8 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define INTERNAL __attribute__((visibility("hidden")))
-
 #include "fortran_shared.h"
 
 /* What a profiler calls. */
