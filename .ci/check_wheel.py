@@ -71,8 +71,10 @@ def check_manylinux(wheel: Path, folder: Path) -> None:
     _expect(found is not None, "README.md has no example")
     assert found is not None
     (folder / "example.py").write_text(found.group(1))
-    _run([bin_folder / "torchrun", "--standalone", "--nproc-per-node", "4", "example.py"], folder)
-    _expect((folder / "checkpoint" / "metadata.json").is_file(), "the example of the README left no checkpoint")
+    for _ in range(2):  # as users do, in one folder
+        _run([bin_folder / "torchrun", "--standalone", "--nproc-per-node", "4", "example.py"], folder)
+    steps = sorted(path.parent.name for path in (folder / "checkpoints").glob("*/metadata.json"))
+    _expect(len(steps) == 2, f"the example of the README left {steps}, expected two checkpoints")
 
 
 def check_pure(wheel: Path, folder: Path) -> None:

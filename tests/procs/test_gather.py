@@ -1,5 +1,7 @@
 """Steps that all ranks do together: each keeps its own value, hears what all told, and raises what any raised."""
 
+import traceback
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -36,3 +38,25 @@ def _told_error(failing: int) -> tuple[str, str]:
 def test_a_step_that_fails_on_one_rank_is_raised_on_all(ranks: RankPool) -> None:
     told = ranks.run(_told_error, 3, (1,))
     assert told == [("bent", "bending: rank 1 broke (raised on rank 1)")] * 3
+
+
+def _num_tracebacks(raise_it: Callable[[], object]) -> int:
+    with pytest.raises(FormatError) as raised:
+        step_together(raise_it, doing="bending", tell=lambda value: None)
+    return "".join(traceback.format_exception(raised.value)).count("Traceback")
+
+
+def _give_up() -> None:
+    raise FormatError("bent", "bending: it broke")
+
+
+def _give_up_over_a_fault() -> None:
+    try:
+        [].pop()
+    except IndexError as error:
+        raise FormatError("bent", "bending: it broke") from error
+
+
+def test_only_what_the_text_does_not_say_has_a_traceback_of_its_own(ranks: RankPool) -> None:
+    assert ranks.run(_num_tracebacks, 2, (_give_up,)) == [1, 1]
+    assert ranks.run(_num_tracebacks, 2, (_give_up_over_a_fault,)) == [2, 2]

@@ -321,7 +321,14 @@ def _raise_first(failed: dict[int, Any], mine: BaseException | None, group: Grou
     if len(failed) > 1:
         others = [str(_world_rank(rank, group)) for rank in sorted(failed)[1:9]]
         where += f", and others: {', '.join(others)}{', ...' if len(failed) > 9 else ''}"
-    raise _rebuild(told, f"{told.text} (raised on {where})") from mine
+    raise _rebuild(told, f"{told.text} (raised on {where})") from _what_adds_to(told.text, mine)
+
+
+def _what_adds_to(text: str, error: BaseException | None) -> BaseException | None:
+    """The cause worth a traceback of its own: errors of ours whose words the text repeats say nothing more."""
+    while isinstance(error, Error) and str(error) in text:
+        error = error.__cause__
+    return error
 
 
 def _rebuild(told: _Told, text: str) -> Exception:
