@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from remesh.errors import ConfigError
 from remesh.mpi.mpis import KINDS, find_all
 from remesh.testing.pool import RankPool
+from tests import profiles  # noqa: F401 - loads a profile of Hypothesis
 from tests.leftovers import watch
 
 _SPECIAL_TIERS = ("mpi", "netns", "gpu", "browser", "hosts", "slow")
@@ -26,14 +26,6 @@ leave them out."""
 
 _HOSTS = ("accelerate", "lightning", "torchtitan", "transformers", "verl")
 """What `make hosts` installs, and tests of the tier need."""
-
-# The machine that runs the tests may be busy: a slow example is no failure. The seed is fixed so that a
-# pull request fails by its own doing; `HYPOTHESIS_PROFILE=explore` looks for new cases.
-_PATIENT: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
-settings.register_profile("default", **_PATIENT, derandomize=True, max_examples=100)
-settings.register_profile("explore", **_PATIENT, max_examples=2000)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
-
 
 _NOT_IN_UNITS = {"os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "subprocess.Popen", "time.sleep"}
 """Events that start a process, by the names that Python's audit gives them, and sleep, which Python 3.13 audits."""

@@ -22,6 +22,7 @@ from remesh.reshard.running.carry import Link
 from remesh.testing.pool import RankPool
 from tests.procs.test_reshard import die_at_the_fifth
 from tests.procs.test_reshard_faces import mesh_of, numbers, on
+from tests.profiles import seeds
 
 
 def _random_side(rng: random.Random, ndim: int) -> tuple[DeviceMesh, list[Placement]]:
@@ -74,7 +75,7 @@ def _move_at_random(seed: int) -> int:
     return len(windows)
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", seeds(24, quick=8))
 def test_random_states_arrive_and_what_has_moved_is_free(ranks: RankPool, seed: int) -> None:
     assert len(set(ranks.run(_move_at_random, 4, (seed,)))) == 1
 

@@ -17,6 +17,7 @@ from remesh.checkpoint.plan.step_names import step_name
 from remesh.checkpoint.storage.store import LocalStore
 from remesh.options import OptionError
 from remesh.retention import KeepBest, KeepEvery, KeepLast, Policy
+from tests.profiles import seeds
 
 _CHANGES = ("create", "create_once", "put", "write_soon", "settle", "rename", "remove", "remove_directory")
 
@@ -140,7 +141,7 @@ def same(found: Mapping[int, Mapping[str, float]], expected: Mapping[int, Mappin
     }
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6, quick=2))
 def test_any_saves_and_kills_leave_what_the_policies_keep(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     policies, held, step = drawn_policies(rng), dict[int, dict[str, float]](), 0

@@ -26,6 +26,7 @@ from remesh.checkpoint.storage import location_of
 from remesh.checkpoint.storage.integrity import CHECKSUMS_FNAME
 from remesh.cli import main
 from remesh.dist_checkpointing import ShardedTensor
+from tests.profiles import seeds
 
 _PROGRAM = "a_program_of_others.enums"
 RUN: list[str] = []
@@ -99,7 +100,7 @@ def _described(value: Any) -> Any:
     return type(value)(map(_described, value)) if isinstance(value, list | tuple) else value
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40, quick=10))
 def test_what_was_read_without_its_classes_is_written_as_it_was(seed: int, program: pytest.MonkeyPatch) -> None:
     value = {"a": _random_value(random.Random(seed), 3), "b": Backend.FLASH, "c": Namespace(d=Backend.FLASH)}
     blob, told = _saved(value), _described(value)

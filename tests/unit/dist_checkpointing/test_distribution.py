@@ -9,6 +9,7 @@ import pytest
 from remesh.checkpoint.errors import CheckpointMismatchError
 from remesh.dist_checkpointing.exchange_utils import distribute_shards_to_ranks
 from remesh.dist_checkpointing.utils import _ShardId
+from tests.profiles import seeds
 
 
 def share_out_slowly(
@@ -28,7 +29,7 @@ def share_out_slowly(
     return chosen
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20, quick=8))
 def test_shards_are_given_out_by_few_holders_then_size_then_id(seed: int) -> None:
     pick = random.Random(seed)
     shards: list[_ShardId] = [(f"w{number % 4}", (number,), None) for number in range(12)]

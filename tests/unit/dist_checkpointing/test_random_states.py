@@ -12,6 +12,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from remesh import dist_checkpointing
+from tests.profiles import seeds
 from tests.unit.dist_checkpointing.random_states import Catalogue, State, as_stored, make_catalogue, make_state, same
 
 
@@ -61,7 +62,7 @@ def check_round_trips(directory: Path, seed: int) -> None:
     assert check_read_natively(directory, catalogue, saved) > len(catalogue.wholes)
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", seeds(24, quick=8))
 def test_a_random_state_comes_back_to_the_bit_under_other_cuts(tmp_path: Path, seed: int) -> None:
     check_round_trips(tmp_path / "checkpoint", seed)
 

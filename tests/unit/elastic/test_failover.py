@@ -21,6 +21,7 @@ from remesh.elastic.failover import (
 )
 from remesh.elastic.generation import MeetingRules
 from remesh.elastic.membership.rules import AgentRules
+from tests.profiles import seeds
 from tests.unit.elastic.cluster import FakeCluster
 
 FIRST = Place()
@@ -122,7 +123,7 @@ def test_half_that_keeps_the_store_goes_on_and_the_other_half_does_not() -> None
     assert cluster.generations()[-1].place == FIRST and cluster.num_steps == 12
 
 
-@pytest.mark.parametrize("block", range(8))
+@pytest.mark.parametrize("block", seeds(8, quick=3))
 def test_no_story_of_cuts_and_lost_hosts_makes_two_jobs(block: int) -> None:
     """FakeCluster asserts at every step that whoever takes it is the only job there is."""
     for seed in range(block * 20, block * 20 + 20):

@@ -21,6 +21,7 @@ from remesh.elastic.membership.machine import REPLACE_AFTER_S, AgentMachine, Pha
 from remesh.elastic.membership.rules import AgentRules
 from remesh.elastic.membership.stay import HURRY_FOR_S, LOOK_S, WAKE_NODES, Stay
 from remesh.elastic.mesh_policy import make_template
+from tests.profiles import seeds
 from tests.unit.elastic.cluster import FakeCluster
 
 
@@ -138,7 +139,7 @@ def test_workers_in_doubt_follow_a_survivor_that_saw_the_vote() -> None:
         assert ends(cluster) == [True, True]
 
 
-@pytest.mark.parametrize("block", range(10))
+@pytest.mark.parametrize("block", seeds(10, quick=3))
 def test_any_story_of_deaths_and_joins_ends_well_with_all_ranks_at_the_same_steps(block: int) -> None:
     for seed in range(block * 60, block * 60 + 60):
         cluster = make_cluster(num_nodes=3, max_restarts=2, seed=seed)

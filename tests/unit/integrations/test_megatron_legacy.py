@@ -18,6 +18,7 @@ from remesh.checkpoint.errors import CheckpointingException
 from remesh.cli import main
 from remesh.errors import ConfigError
 from remesh.integrations.megatron_legacy import FILE, read_megatron_legacy
+from tests.profiles import seeds
 from tests.unit.integrations.megatron_model import HIDDEN, VOCABULARY, Model, random_stages, write_parts
 
 
@@ -45,7 +46,7 @@ def _expected(model: Model, half: bool) -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(12, quick=4))
 def test_whole_tensors_come_out_of_any_cut(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     stages, num_layers = random_stages(chance)

@@ -20,6 +20,7 @@ from remesh.cli import main
 from remesh.errors import ConfigError
 from remesh.integrations.megatron_legacy import read_megatron_legacy, save_megatron
 from remesh.integrations.megatron_parts import LegacyMesh, write_megatron_legacy
+from tests.profiles import seeds
 from tests.unit.integrations.megatron_model import FILE, Model, random_stages, write_parts
 
 
@@ -63,7 +64,7 @@ def _meshes(num_layers: int) -> list[LegacyMesh]:
     ]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(12, quick=4))
 def test_parts_are_those_of_megatron_on_that_mesh(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     stages, num_layers = random_stages(chance)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from remesh.errors import LayoutError
@@ -13,7 +13,6 @@ from remesh.layout.box import are_in_a_row
 from remesh.testing.layouts import layouts, shapes
 
 
-@settings(max_examples=60)
 @given(st.data())
 def test_many_overlaps_at_once_are_those_of_each_pair(data: st.DataObject) -> None:
     pairs = []

@@ -12,6 +12,7 @@ from remesh.layout import Box, Shard
 from remesh.layout.from_torch import Piece
 from remesh.layout.places import check_places, has_own_places
 from remesh.reshard.api import reshard
+from tests.profiles import seeds
 
 
 def is_refused(shards: list[Shard], shape: tuple[int, ...]) -> bool:
@@ -68,7 +69,7 @@ def random_shards(chance: random.Random) -> tuple[list[Shard], tuple[int, ...]]:
     return shards, shape
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20, quick=8))
 def test_shared_places_are_found_as_by_listing_them(seed: int) -> None:
     chance = random.Random(seed)
     refused = 0

@@ -206,7 +206,7 @@ def _expected(one: Any, verb: Verb, window: int, run: tuple[int, int], data: byt
 
 
 @given(st.lists(_ACCESS, min_size=1, max_size=12))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=80)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_accesses_do_what_they_are_by_definition(tmp_path_factory: pytest.TempPathFactory, accesses: list[Any]) -> None:
     """Also to this rank itself, of bytes that are no whole values, with too few data, and outside of windows."""
     folder, chance = tmp_path_factory.mktemp("accesses"), random.Random(4)
@@ -234,7 +234,7 @@ _PAIR_LETTERS = "hiqfd"
     st.integers(0, 1),
     st.lists(st.tuples(*[st.integers(-3, 3)] * 4), min_size=1, max_size=6),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_values_with_an_index_are_folded_without_the_real_mpi(
     tmp_path_factory: pytest.TempPathFactory,
     op: int,

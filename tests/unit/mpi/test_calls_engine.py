@@ -26,6 +26,7 @@ from remesh.mpi.lower.matching import Matching
 from remesh.mpi.lower.records import Arrived, Posted
 from remesh.mpi.lower.requests import SEND, Requests
 from remesh.mpi.native import NATIVE
+from tests.profiles import NUM_COSTLY_EXAMPLES
 from tests.unit.mpi.make_believe_mpi import (
     FRAME_REQUEST,
     AskType,
@@ -324,7 +325,9 @@ def test_a_blocking_receive_gets_its_message_and_a_wait_its_requests(tmp_path: P
 
 
 @given(st.lists(st.permutations(range(5)), min_size=1, max_size=3))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=20)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=NUM_COSTLY_EXAMPLES
+)
 def test_a_wait_for_all_ends_with_the_last_in_whatever_order_they_end(
     tmp_path_factory: pytest.TempPathFactory, rounds: list[list[int]]
 ) -> None:
@@ -506,7 +509,7 @@ def _receive_long(half: _Half, target: Any, number: int = FIRST_POSTED) -> None:
     who=st.tuples(st.booleans(), st.booleans(), st.booleans()),
     shared=st.sampled_from(["none", "source", "target", "both"]),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_a_long_payload_is_carried_whole_and_nowhere_else(
     tmp_path_factory: pytest.TempPathFactory, sizes: tuple[int, int], who: tuple[bool, bool, bool], shared: str
 ) -> None:

@@ -155,7 +155,7 @@ def _run_all(members: list[Any], begins: list[Any], order: random.Random) -> lis
     st.lists(st.booleans(), min_size=1, max_size=4),
     st.randoms(use_true_random=False),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_all_ranks_get_the_same_fold(
     tmp_path_factory: pytest.TempPathFactory, size: int, have_data: list[bool], order: random.Random
 ) -> None:
@@ -242,9 +242,7 @@ _ROOTED = (Kind.BCAST, Kind.SCATTER, Kind.GATHER, Kind.REDUCE, Kind.SCAN, Kind.E
     st.lists(st.tuples(st.sampled_from(_ROOTED), st.integers(0, 5)), min_size=1, max_size=5),
     st.randoms(use_true_random=False),
 )
-@settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None, max_examples=60
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_with_a_root_or_a_scan_each_gets_its_own_though_some_run_far_ahead(
     tmp_path_factory: pytest.TempPathFactory, size: int, asked: list[tuple[Kind, int]], order: random.Random
 ) -> None:

@@ -50,7 +50,7 @@ def _landed(half: _Half, target: memoryview | None) -> bytes:
     waits=st.booleans(),
     order=st.sampled_from(["receive first", "announced first", "closed, then receive", "closed before it came"]),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=80)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_a_payload_lands_whole_and_nowhere_else(
     tmp_path_factory: pytest.TempPathFactory, num_bytes: int, room: str | None, near: bool, waits: bool, order: str
 ) -> None:

@@ -14,6 +14,7 @@ from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.schedule import Schedule
 from remesh.pipeline.schedules import eager_split, one_f_one_b
 from remesh.pipeline.values import values_made, values_needed
+from tests.profiles import seeds
 from tests.unit.pipeline.cases import U_SHAPE, parse_rows, random_schedule
 
 CHAIN = StageGraph.chain(2)
@@ -69,7 +70,7 @@ def test_graph_and_schedule_must_have_the_same_stages() -> None:
         check_schedule(one_f_one_b(2, 2), U_SHAPE)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(20, quick=8))
 def test_progress_makes_every_value_before_it_is_needed(seed: int) -> None:
     chance = random.Random(seed)
     schedule = random_schedule(chance, U_SHAPE, 5)

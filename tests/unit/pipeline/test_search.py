@@ -16,6 +16,7 @@ from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.schedules import SCHEDULES, build_schedule, eager_split, one_f_one_b, zero_bubble_h1
 from remesh.pipeline.search import search_schedule
 from remesh.pipeline.simulate import compute_signal_bound_s, simulate_schedule
+from tests.profiles import seeds
 from tests.unit.pipeline.cases import U_SHAPE, random_costs, random_schedule
 
 TOLERANCE = 0.01
@@ -34,7 +35,7 @@ def _all_of_two_stages(graph: StageGraph, costs: Costs, num: int) -> list[tuple[
 
 
 @pytest.mark.parametrize("lines", list(Lines))
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4, quick=2))
 def test_on_two_stages_nothing_is_faster_or_as_fast_with_less(seed: int, lines: Lines) -> None:
     graph = StageGraph.chain(2)
     costs = random_costs(random.Random(seed), graph, lines)
@@ -62,7 +63,7 @@ def test_no_known_schedule_is_faster_or_as_fast_with_less(num_stages: int, num: 
             assert max(peak.nbytes for peak in found.peaks) <= kept
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", seeds(10, quick=4))
 def test_what_is_found_runs_as_it_says_and_meets_its_limits(seed: int) -> None:
     chance = random.Random(seed)
     costs = random_costs(chance, U_SHAPE, chance.choice(list(Lines)))
@@ -155,7 +156,7 @@ def test_without_transfers_it_leaves_no_more_bubble_than_zero_bubble_at_equal_me
 
 @pytest.mark.parametrize("lines", list(Lines))
 @pytest.mark.parametrize("graph", [StageGraph.chain(1), StageGraph.chain(3), U_SHAPE], ids=["1", "chain", "U"])
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", seeds(15, quick=5))
 def test_no_schedule_beats_the_bound(seed: int, graph: StageGraph, lines: Lines) -> None:
     chance = random.Random(seed)
     costs = random_costs(chance, graph, lines)

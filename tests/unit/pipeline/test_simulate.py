@@ -21,6 +21,7 @@ from remesh.pipeline.schedules import (
 )
 from remesh.pipeline.simulate import Transfers, compute_signal_bound_s, simulate_schedule
 from remesh.pipeline.values import Pass
+from tests.profiles import seeds
 from tests.unit.pipeline.cases import U_SHAPE, parse_rows, random_costs, random_schedule, tick_through
 
 # Signal bound over step time for transfer times of these parts of the forward time, F = I = W = 1.
@@ -69,7 +70,7 @@ def test_fractions_of_the_signal_bound_are_those_of_an_independent_simulator(
 
 @pytest.mark.parametrize("lines", list(Lines))
 @pytest.mark.parametrize("graph", [StageGraph.chain(3), U_SHAPE], ids=["chain", "U"])
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", seeds(25, quick=8))
 def test_times_are_those_of_a_clock_that_ticks(seed: int, graph: StageGraph, lines: Lines) -> None:
     chance = random.Random(seed)
     costs = random_costs(chance, graph, lines)
@@ -83,7 +84,7 @@ TWO_EDGES = StageGraph(2, (Edge(0, 1, "h"), Edge(0, 1, "skip")))
 
 
 @pytest.mark.parametrize("graph", [StageGraph.chain(2), StageGraph.chain(4), TWO_EDGES], ids=["2", "4", "two edges"])
-@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("seed", seeds(15, quick=5))
 def test_times_of_exchanges_are_those_of_a_clock_that_ticks(seed: int, graph: StageGraph) -> None:
     chance = random.Random(seed)
     costs = random_costs(chance, graph, Lines.HOP)

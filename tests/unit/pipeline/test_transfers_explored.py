@@ -23,6 +23,7 @@ from remesh.pipeline.schedule import Schedule
 from remesh.pipeline.schedules import SCHEDULES
 from remesh.pipeline.simulate import Transfers, simulate_schedule
 from remesh.pipeline.values import Value, values_made, values_needed
+from tests.profiles import seeds
 from tests.unit.pipeline.cases import parse_rows, random_schedule
 
 SKIPPING = StageGraph(3, (Edge(0, 1, "h"), Edge(1, 2, "h"), Edge(0, 2, "skip")))
@@ -108,7 +109,7 @@ def shuffled(chance: random.Random, schedule: Schedule) -> Schedule:
     return Schedule("shuffled", schedule.num_stages, schedule.num_microbatches, tuple(rows))
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(40, quick=10))
 def test_a_schedule_that_passes_ends_and_one_that_does_not_hangs(seed: int) -> None:
     chance = random.Random(seed)
     graph = chance.choice([StageGraph.chain(2), SKIPPING])

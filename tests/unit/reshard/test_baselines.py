@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from remesh.reshard import compute_tasks, plan_reshard
@@ -76,7 +76,6 @@ def task_lists(draw: st.DrawFn, most: int = 6) -> list[MulticastTask]:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=list(ALGORITHMS))
 @given(tasks=task_lists())
-@settings(max_examples=40)
 def test_every_order_has_each_task_once_and_no_nic_used_twice(
     algorithm: Callable[[Sequence[MulticastTask]], Order], tasks: list[MulticastTask]
 ) -> None:
@@ -92,7 +91,6 @@ def test_every_order_has_each_task_once_and_no_nic_used_twice(
 
 
 @given(task_lists(most=4))
-@settings(max_examples=60)
 def test_depth_first_search_finds_what_trying_everything_finds(tasks: list[MulticastTask]) -> None:
     best = min(
         place(tasks, zip(numbers, senders, strict=True)).finish

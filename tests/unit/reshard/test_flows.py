@@ -38,7 +38,7 @@ def written_out(plan: Plan) -> Plan:
 
 
 @pytest.mark.usefixtures("always_flows")
-@settings(max_examples=50, suppress_health_check=_UNCHECKED)
+@settings(suppress_health_check=_UNCHECKED)
 @given(st.data())
 def test_flows_bring_every_element_once_and_say_the_same_as_their_messages(data: st.DataObject) -> None:
     moves = data.draw(move_lists())
@@ -64,7 +64,7 @@ def test_flows_bring_every_element_once_and_say_the_same_as_their_messages(data:
 
 
 @pytest.mark.usefixtures("always_flows")
-@settings(max_examples=40, suppress_health_check=_UNCHECKED)
+@settings(suppress_health_check=_UNCHECKED)
 @given(st.data())
 def test_flows_survive_json_and_depend_on_values_only(data: st.DataObject) -> None:
     moves = data.draw(move_lists())
@@ -211,7 +211,7 @@ def test_a_damage_of_one_of_many_tensors_of_one_layout_is_seen(tensor: int) -> N
 
 
 @pytest.mark.usefixtures("always_flows")
-@settings(max_examples=100, suppress_health_check=_UNCHECKED)
+@settings(suppress_health_check=_UNCHECKED)
 @given(st.data())
 def test_what_the_check_of_flows_lets_through_the_check_of_messages_does_too(data: st.DataObject) -> None:
     plan = _base_plan()

@@ -6,7 +6,7 @@ import json
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from remesh.reshard import plan_reshard
@@ -88,7 +88,6 @@ def test_a_trace_lays_planned_beside_measured() -> None:
     assert sent[0]["args"] == {"round": 0, "bytes": 100, "bytes_per_s": 100.0}
 
 
-@settings(max_examples=40)
 @given(st.data())
 def test_any_plan_can_be_drawn(data: st.DataObject) -> None:
     moves = data.draw(move_lists())

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from remesh.errors import PlanError
@@ -37,7 +37,6 @@ TABLE_2 = {
 }
 
 
-@settings(max_examples=150)
 @given(st.data())
 def test_every_wanted_element_arrives_once_from_someone_who_has_it(data: st.DataObject) -> None:
     moves = data.draw(move_lists())

@@ -95,7 +95,7 @@ def plan_by_rule(moves: list[TensorMove], hosts: dict[int, str]) -> Plan:
 
 
 @pytest.mark.usefixtures("always_by_rule")
-@settings(max_examples=80, suppress_health_check=_UNCHECKED)
+@settings(suppress_health_check=_UNCHECKED)
 @given(regular_moves())
 def test_the_rule_brings_every_element_once_and_is_what_its_messages_say(
     case: tuple[list[TensorMove], dict[int, str]],
@@ -120,7 +120,7 @@ def test_the_rule_brings_every_element_once_and_is_what_its_messages_say(
 
 
 @pytest.mark.usefixtures("always_by_rule")
-@settings(max_examples=60, suppress_health_check=_UNCHECKED)
+@settings(suppress_health_check=_UNCHECKED)
 @given(regular_moves())
 def test_what_a_rank_works_out_alone_is_its_part_of_the_whole(case: tuple[list[TensorMove], dict[int, str]]) -> None:
     moves, hosts = case
@@ -137,7 +137,7 @@ def test_what_a_rank_works_out_alone_is_its_part_of_the_whole(case: tuple[list[T
 
 
 @pytest.mark.usefixtures("always_by_rule")
-@settings(max_examples=60, suppress_health_check=_UNCHECKED)
+@settings(suppress_health_check=_UNCHECKED)
 @given(regular_moves())
 def test_the_rule_knows_bound_and_copies_of_a_plan_that_names_everything(
     case: tuple[list[TensorMove], dict[int, str]],
@@ -161,7 +161,7 @@ def test_the_rule_knows_bound_and_copies_of_a_plan_that_names_everything(
 
 
 @pytest.mark.usefixtures("always_by_rule")
-@settings(max_examples=40, suppress_health_check=_UNCHECKED)
+@settings(suppress_health_check=_UNCHECKED)
 @given(regular_moves(), st.integers(1, 3))
 def test_nobody_waits_for_ever_and_stages_more_than_was_said(
     case: tuple[list[TensorMove], dict[int, str]], window: int
@@ -201,7 +201,7 @@ def test_nobody_waits_for_ever_and_stages_more_than_was_said(
 
 
 @pytest.mark.usefixtures("always_by_rule")
-@settings(max_examples=40, suppress_health_check=_UNCHECKED)
+@settings(suppress_health_check=_UNCHECKED)
 @given(regular_moves())
 def test_plans_by_rule_survive_json_and_depend_on_values_only(case: tuple[list[TensorMove], dict[int, str]]) -> None:
     moves, hosts = case
@@ -297,7 +297,6 @@ def test_a_cap_on_staging_holds_for_plans_by_rule() -> None:
         plan_transfer([move], hosts, {"max_staging_bytes": 100, "chunk_bytes": 4096})
 
 
-@settings(max_examples=80)
 @given(st.data())
 def test_grids_are_joined_without_listing_their_pairs(data: st.DataObject) -> None:
     shape = tuple(data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=3)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from remesh.errors import PlanError
@@ -75,7 +75,6 @@ def test_two_trees_take_no_longer_than_their_cost(num_hosts: int, latency_s: flo
     assert made <= cost * 1.001
 
 
-@settings(max_examples=60)
 @given(st.data())
 def test_nothing_is_faster_than_the_bound_or_out_of_order(data: st.DataObject) -> None:
     moves = data.draw(move_lists())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remesh.errors import PlanError
@@ -12,13 +12,14 @@ from remesh.layout import Box, Layout, Shard
 from remesh.reshard import Plan, TensorMove, plan_reshard
 from remesh.reshard.planning.simulate import simulate_plan
 from remesh.reshard.schedule.strategies import STRATEGIES, route_chunks
+from tests.profiles import NUM_COSTLY_EXAMPLES
 from tests.unit.reshard.cases import expected_of, host_maps, move_lists, nic_loads, pair_of_specs, simulate
 from tests.unit.reshard.test_baselines import FINISH_OVER_BOUND
 from tests.unit.reshard.test_plan import TABLE_2
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=NUM_COSTLY_EXAMPLES)
 @given(data=st.data())
 def test_every_wanted_element_arrives_once_whatever_the_strategy(strategy: str, data: st.DataObject) -> None:
     moves = data.draw(move_lists())

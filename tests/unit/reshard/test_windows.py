@@ -10,6 +10,7 @@ import pytest
 
 from remesh.errors import PlanError
 from remesh.reshard.planning.windows import plan_windows
+from tests.profiles import seeds
 
 Sizes = Mapping[str, tuple[Sequence[int], Sequence[int]]]
 
@@ -46,7 +47,7 @@ def _random_sizes(rng: random.Random, num_tensors: int, num_ranks: int) -> Sizes
     return sizes
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(60, quick=15))
 def test_every_tensor_moves_once_and_no_rank_holds_more_than_was_planned(seed: int) -> None:
     rng = random.Random(seed)
     num_ranks = rng.randint(1, 6)

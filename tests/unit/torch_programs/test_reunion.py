@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from remesh.torch_programs.groups import GroupPlace
@@ -56,7 +56,6 @@ _RANKS = range(4)
 _MEMBERS = st.lists(st.sets(st.sampled_from(_RANKS), min_size=1), max_size=3)
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     members=_MEMBERS, left=st.sets(st.tuples(st.sampled_from(_RANKS), st.integers(0, 2))),
     ended=st.sets(st.sampled_from(_RANKS)),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.profiles import seeds
 from tests.unit.mpi.library.building import CheckedLibrary, output
 from tests.unit.mpi.library.datatype_oracle import Program, random_program
 
@@ -22,7 +23,7 @@ def _in_face(program: Program, said: list[str], *, is_mpich: bool) -> list[tuple
     return kept
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", seeds(12, quick=4))
 def test_random_nested_datatypes_are_their_typemaps(
     checked_library: CheckedLibrary, lone_program: Path, seed: int
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.mpi.random_messages import PROGRAM, expected_lines
+from tests.profiles import seeds
 from tests.unit.mpi.library.building import CheckedLibrary, output
 
 pytestmark = pytest.mark.procs
@@ -21,7 +22,7 @@ def program(checked_library: CheckedLibrary, tmp_path_factory: pytest.TempPathFa
     return checked_library.link(tmp_path_factory.mktemp("loopback"), "loopback.c", *PROGRAM)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(8, quick=3))
 def test_messages_arrive_whole_by_whatever_calls_they_are_sent_received_and_completed(program: Path, seed: int) -> None:
     steps = 30
     printed = output(program, [], str(seed), str(steps), LOOPBACK_SEED=str(1000 + seed))

@@ -1,0 +1,30 @@
+"""How much the tests try, by ``HYPOTHESIS_PROFILE``: what a developer waits for, what CI waits for, and what is new.
+
+Examples and seeds are the same at each run, so that a change fails by its own doing. What has passed a hundred times
+proves little more at the next run: by ``default`` the first examples and seeds are tried, by ``thorough`` all, and by
+``explore`` all seeds, and examples that nobody has seen.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+
+_PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "default")
+# The machine that runs the tests may be busy: a slow example is no failure.
+_PATIENT: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+
+settings.register_profile("default", **_PATIENT, derandomize=True, max_examples=40)
+settings.register_profile("thorough", **_PATIENT, derandomize=True, max_examples=150)
+settings.register_profile("explore", **_PATIENT, max_examples=2000)
+settings.load_profile(_PROFILE)
+
+NUM_COSTLY_EXAMPLES = settings().max_examples // 4
+"""For a test whose examples take long."""
+
+
+def seeds(num: int, *, quick: int) -> range:
+    """So many seeds, from 0; by default only the quick ones."""
+    return range(quick if _PROFILE == "default" else num)
