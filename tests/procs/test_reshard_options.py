@@ -185,7 +185,7 @@ def fail_to_plan_on_one_rank() -> str:
     verb = verbs()["reshard"]
     with pytest.MonkeyPatch.context() as patch:
         if dist.get_rank() == 1:
-            patch.setattr(cache, "plan_transfer", run_out)
+            patch.setattr(cache, "plan_stacked", run_out)
         with pytest.raises(MemoryError) as caught:
             verb()
     verb()

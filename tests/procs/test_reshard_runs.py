@@ -45,9 +45,9 @@ def on(whole: torch.Tensor, mesh: DeviceMesh, *placements: Any) -> DTensor:
 
 def repeat_with_one_plan() -> list[tuple[int, int]]:
     planned = []
-    plan_transfer = cache.plan_transfer
+    plan_stacked = cache.plan_stacked
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cache, "plan_transfer", lambda *args: planned.append(1) or plan_transfer(*args))  # type: ignore[func-returns-value]
+        patch.setattr(cache, "plan_stacked", lambda *args: planned.append(1) or plan_stacked(*args))  # type: ignore[func-returns-value]
         resharder = Resharder(host_of=HOSTS)
         rows, columns = mesh_of([0, 1, 2]), mesh_of([1, 2, 3])
         give = {"a": on(numbers(12, 9), rows, Shard(0)), "b": on(numbers(40), rows, Shard(0))}
@@ -105,8 +105,8 @@ def count_what_ranks_wait_for() -> dict[str, Counter[str]]:
         return Counter(counted)
 
     mesh, target = mesh_of([0, 1, 2, 3]), mesh_of([2, 1])
-    give = {f"t{n}": on(numbers(64, 8, seed=n), mesh, Shard(0)) for n in range(30)}
-    take = {name: on(torch.zeros(64, 8), target, Shard(1)) for name in give}
+    give = {f"t{n}": on(numbers(64 + n, 8, seed=n), mesh, Shard(0)) for n in range(30)}
+    take = {name: on(torch.zeros(held.shape), target, Shard(1)) for name, held in give.items()}
     few = ({"t0": give["t0"]}, {"t0": take["t0"]})
     resharder, refit = Resharder(), Refit(take)
     with pytest.MonkeyPatch.context() as patch:
@@ -126,7 +126,7 @@ def count_what_ranks_wait_for() -> dict[str, Counter[str]]:
 
 def test_a_repeated_call_waits_for_others_twice_and_never_for_a_collective(ranks: RankPool) -> None:
     for counts in ranks.run(count_what_ranks_wait_for):
-        # Descriptions are long, so a collective carries them; then one word to agree, one to end.
+        # Descriptions of so many kinds are long, so a collective carries them; then one word to agree, one to end.
         assert counts["first"] == counts["refit"] == {"words": 2, "collective": 1, "farewell": 1}
         assert counts["small"] == {"words": 2, "farewell": 1}
         assert counts["refit to the other buffer"] == {"words": 2, "farewell": 1}
@@ -287,9 +287,9 @@ def die_at_message(count: int, patch: pytest.MonkeyPatch) -> None:
 
 def lose_a_peer_and_go_on(dying: int, survivors: list[int]) -> Any:
     rank, size = dist.get_rank(), 1 << 20
-    wholes = {"alone": numbers(size, seed=3), "x": numbers(size)}
-    # Ranks 0 and 1 are replicas of one tensor, the other is with rank 0 alone; 2 and 3 want everything.
-    give = {name: wholes[name].clone() for name in ([["alone", "x"], ["x"], [], []][rank])}
+    wholes = {"alone": numbers(size, seed=3), "x": numbers(size), "y": numbers(size, seed=4)}
+    # Ranks 0 and 1 are replicas of two tensors, the third is with rank 0 alone; 2 and 3 want everything.
+    give = {name: wholes[name].clone() for name in ([["alone", "x", "y"], ["x", "y"], [], []][rank])}
     take = {name: torch.zeros(size) for name in (wholes if rank in (2, 3) else ())}
     started_s = time.monotonic()
     with pytest.MonkeyPatch.context() as patch, pytest.raises(UnfilledError) as raised:

@@ -10,15 +10,16 @@ ones, because everything here is a function of the arguments.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypedDict
 
-from remesh.errors import PlanError
+from remesh.errors import Error, PlanError
 from remesh.layout import Box
 from remesh.reshard.model.network import Network
 from remesh.reshard.model.program import Copy, Message, Program
@@ -26,6 +27,7 @@ from remesh.reshard.model.tasks import Missing, TensorMove
 from remesh.reshard.planning.plan import Plan
 from remesh.reshard.planning.planner import AUTO, DEFAULT_CHUNK_BYTES, MIN_CHUNK_BYTES, check_hosts, plan_reshard
 from remesh.reshard.planning.reduction import Reduction, plan_reduction
+from remesh.reshard.planning.stacks import Alike, stack_moves, unstack
 from remesh.reshard.planning.steps import DEFAULT_WINDOW, Step, choose_window, compute_peak_bytes, compute_steps
 from remesh.reshard.schedule.compact import CompactMessages
 from remesh.reshard.schedule.parts import largest_of, sizes_of
@@ -83,6 +85,8 @@ class Transfer:
     """How many messages of a rank may be on their way, each way. Invariant: >= 1."""
     max_staging_bytes: int | None = None
     """Cap on the staging of a rank; None without. Invariant: no rank needs more."""
+    alike: Alike = field(default_factory=dict)
+    """The tensors that moves of the plan stand for, where they stand for several (`stacks`)."""
     _rank_steps: dict[int, RankSteps] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
@@ -128,7 +132,7 @@ class Transfer:
     @cached_property
     def digest(self) -> str:
         """SHA-256, in hexadecimal; equal exactly when the transfers are."""
-        told = [self.plan.digest, self.reduction.to_json() if self.reduction else None, self.window]
+        told = [self.plan.digest, self.reduction.to_json() if self.reduction else None, self.window, self.alike]
         return hashlib.sha256(json.dumps(told, separators=(",", ":")).encode()).hexdigest()
 
     @cached_property
@@ -167,7 +171,22 @@ class Transfer:
     @property
     def missing(self) -> Mapping[str, tuple[Box, ...]]:
         """Boxes that are wanted but held by nobody, by tensor."""
-        return self.plan.missing
+        found: dict[str, list[Box]] = {}
+        for stack, boxes in self.plan.missing.items():
+            for stacked in boxes:
+                names, box = unstack(self.names_of(stack), stacked)
+                for name in names:
+                    found.setdefault(name, []).append(box)
+        return {name: tuple(found[name]) for name in sorted(found)}
+
+    def names_of(self, move: str) -> tuple[str, ...]:
+        """The tensors that the move of this name stands for."""
+        return self.alike.get(move, (move,))
+
+    @property
+    def num_tensors(self) -> int:
+        """Tensors of all moves."""
+        return sum(len(self.names_of(move.name)) for move in self.plan.moves)
 
     def steps_of(self, rank: int) -> RankSteps:
         """What this rank does; worked out once."""
@@ -268,6 +287,18 @@ def plan_transfer(moves: Sequence[TensorMove], host_of: Mapping[int, str], optio
         f"planning {len(moves)} moves: max_staging_bytes is {cap}, too small for chunks of {shortest} bytes, the "
         f"shortest that are tried; expected at least {needed}; raise the cap, or leave it out"
     )
+
+
+def plan_stacked(moves: Sequence[TensorMove], host_of: Mapping[int, str], options: PlanOptions) -> Transfer:
+    """The same, where tensors that are alike are planned as one; for whoever asks `Transfer.names_of` for tensors.
+
+    An error is told of the tensors themselves.
+    """
+    stacked, alike = stack_moves(moves)
+    if alike:
+        with contextlib.suppress(Error):
+            return replace(plan_transfer(stacked, host_of, options), alike=alike)
+    return plan_transfer(moves, host_of, options)
 
 
 def _plan_once(

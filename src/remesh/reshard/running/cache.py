@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor
 from remesh.comm.agreement import Agreement, Agreements
 from remesh.comm.gather import Group, group_rank
 from remesh.layout.from_torch import Piece
-from remesh.reshard.planning.transfer import PlanOptions, Transfer, plan_transfer
+from remesh.reshard.planning.transfer import PlanOptions, Transfer, plan_stacked
 from remesh.reshard.running.describe import DOING, Tensors, check_tensors, describe_all, hosts_of, moves_of, pieces_of
 from remesh.reshard.running.handle import Handle
 from remesh.reshard.running.regions import check_memories
@@ -166,7 +166,7 @@ class Resharder:
         return job, tag
 
     def _plan(self, described: Sequence[Any], options: PlanOptions) -> Transfer:
-        return plan_transfer(moves_of(described), options.get("host_of") or hosts_of(described), options)
+        return plan_stacked(moves_of(described), options.get("host_of") or hosts_of(described), options)
 
     def _describe(self, give: Tensors, take: Tensors) -> _Call:
         check_tensors(give, "give")

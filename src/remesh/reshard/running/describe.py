@@ -1,13 +1,13 @@
 """What does every rank give and want? Descriptions of tensors, gathered and made into moves.
 
-A description of one tensor on one rank is ``[name, dtype, global shape, reduction, shards as JSON text]``; empty shards
-are left out. The shards are a text of their own because many tensors share it, and text is quick to compare. All ranks
-make the same moves from the same descriptions, in order of names.
+A model has many tensors of few kinds. So a rank describes each *kind* once and says of which kind each tensor is:
+``{"kinds": [kind, ...], "tensors": {name: number of the kind}}``, for either side. A kind is ``[dtype, global shape,
+reduction, shards]``; empty shards are left out. All ranks make the same moves from the same descriptions, in order of
+names, and tensors of which all ranks say the same have the very same layouts.
 """
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,8 +33,8 @@ def describe_all(give: Mapping[str, Piece], take: Mapping[str, Piece]) -> dict[s
     """What this rank has to say, as JSON values."""
     return {
         "host": socket.gethostname(),
-        "give": [_describe(name, give[name]) for name in sorted(give)],
-        "take": [_describe(name, take[name]) for name in sorted(take)],
+        "give": _describe(give),
+        "take": _describe(take),
     }
 
 
@@ -68,56 +68,74 @@ def hosts_of(described: Sequence[Any]) -> dict[int, str]:
     return {rank: each["host"] for rank, each in enumerate(described)}
 
 
-def _describe(name: str, piece: Piece) -> list[Any]:
-    shards = []
-    for shard in piece.shards:
+def _describe(pieces: Mapping[str, Piece]) -> dict[str, Any]:
+    number_of: dict[tuple[Any, ...], int] = {}
+    tensors = {}
+    for name in sorted(pieces):
+        piece = pieces[name]
+        kind = (piece.tensor.dtype, piece.global_shape, piece.partial, piece.shards)
+        tensors[name] = number_of.setdefault(kind, len(number_of))
+    return {"kinds": [_describe_kind(*kind) for kind in number_of], "tensors": tensors}
+
+
+def _describe_kind(
+    dtype: torch.dtype, global_shape: Sequence[int], partial: str | None, shards: Sequence[Shard]
+) -> list[Any]:
+    told = []
+    for shard in shards:
         if not shard.box.is_empty:
             plain = shard.strides == row_major_strides(shard.box.shape)
             strides = None if plain or shard.strides is None else list(shard.strides)
-            shards.append([list(shard.box.start), list(shard.box.stop), shard.offset, strides, shard.addend])
-    text = json.dumps(shards, separators=(",", ":"))
-    return [name, dtype_name(piece.tensor.dtype), list(piece.global_shape), piece.partial, text]
+            told.append([list(shard.box.start), list(shard.box.stop), shard.offset, strides, shard.addend])
+    return [dtype_name(dtype), list(global_shape), partial, told]
 
 
 def moves_of(described: Sequence[Any]) -> list[TensorMove]:
-    """The moves that the descriptions of all ranks, by rank, ask for."""
-    make = _LayoutMaker()
+    """The moves that the descriptions of all ranks, by rank, ask for; those of tensors of one kind share layouts."""
     held, wanted = _by_name(described, "give"), _by_name(described, "take")
+    known: dict[tuple[int, ...], tuple[Layout, Layout]] = {}
     moves = []
     for name in sorted(wanted):
         givers, takers = held.get(name, []), wanted[name]
-        _check_agreement(name, givers, takers)
-        src, dst = (givers or takers)[0], takers[0]
-        travelling = travelling_dtype(src.dtype, dst.dtype)
-        if src.partial is None and travelling is not None:  # layouts that many tensors share are made once
-            moves.append(TensorMove(name, make.layout(src, givers, travelling), make.layout(dst, takers, travelling)))
-        else:
-            moves.append(TensorMove(name, make.layout(src, givers, src.dtype), make.layout(dst, takers, dst.dtype)))
+        # Each kind of each rank is one object. Others may have equal layouts, but keep another dtype: these stay apart.
+        kinds = tuple(map(id, (*givers, *takers)))
+        if kinds not in known:
+            _check_agreement(name, givers, takers)
+            known[kinds] = _layouts_of(givers, takers)
+        moves.append(TensorMove(name, *known[kinds]))
     return moves
 
 
 @dataclass(frozen=True, slots=True)
-class _Description:
-    """What one rank says of one tensor on one side."""
+class _TensorKind:
+    """What one rank says of some tensors on one side."""
 
     rank: int
     dtype: str
     global_shape: tuple[int, ...]
     partial: str | None
-    shards: str
-    """As JSON text."""
+    shards: tuple[Shard, ...]
+
+    @classmethod
+    def of(cls, rank: int, dtype: str, shape: Sequence[int], partial: str | None, told: Sequence[Any]) -> _TensorKind:
+        shards = tuple(
+            Shard(rank, Box(tuple(start), tuple(stop)), offset, None if strides is None else tuple(strides), addend)
+            for start, stop, offset, strides, addend in told
+        )
+        return cls(rank, dtype, tuple(shape), partial, shards)
 
 
-def _by_name(described: Sequence[Any], side: str) -> dict[str, list[_Description]]:
-    """The descriptions of each tensor, by rank."""
-    found: dict[str, list[_Description]] = {}
+def _by_name(described: Sequence[Any], side: str) -> dict[str, list[_TensorKind]]:
+    """The kinds of each tensor, by rank."""
+    found: dict[str, list[_TensorKind]] = {}
     for rank, each in enumerate(described):
-        for name, dtype, shape, partial, shards in each[side]:
-            found.setdefault(name, []).append(_Description(rank, dtype, tuple(shape), partial, shards))
+        kinds = [_TensorKind.of(rank, *told) for told in each[side]["kinds"]]
+        for name, number in each[side]["tensors"].items():
+            found.setdefault(name, []).append(kinds[number])
     return found
 
 
-def _check_agreement(name: str, givers: Sequence[_Description], takers: Sequence[_Description]) -> None:
+def _check_agreement(name: str, givers: Sequence[_TensorKind], takers: Sequence[_TensorKind]) -> None:
     """All must say the same global shape; each side the same dtype and reduction."""
     for side, others, verb in ((givers, givers, "gives"), (takers, takers, "wants"), (givers, takers, "wants")):
         for other in others if side else ():
@@ -134,34 +152,13 @@ def _check_agreement(name: str, givers: Sequence[_Description], takers: Sequence
                     )
 
 
-class _LayoutMaker:
-    """Makes layouts from descriptions; equal descriptions give one object."""
+def _layouts_of(givers: Sequence[_TensorKind], takers: Sequence[_TensorKind]) -> tuple[Layout, Layout]:
+    """How tensors of these kinds are held and wanted, in the dtype that travels if there is one."""
+    src, dst = (givers or takers)[0], takers[0]
+    travelling = travelling_dtype(src.dtype, dst.dtype) if src.partial is None else None
+    return _layout(src, givers, travelling), _layout(dst, takers, travelling)
 
-    def __init__(self) -> None:
-        self._layouts: dict[Any, Layout] = {}
-        self._shards: dict[tuple[int, str], tuple[Shard, ...]] = {}
 
-    def layout(self, sample: _Description, told: Sequence[_Description], dtype: str) -> Layout:
-        """The layout that ``told`` describes, of a tensor like ``sample`` that travels as ``dtype``."""
-        partial = sample.partial if told else None
-        head = (sample.global_shape, dtype, partial)
-        key = (head, tuple((each.rank, each.shards) for each in told))
-        if key not in self._layouts:
-            shards = tuple(shard for each in told for shard in self._shards_of(each))
-            self._layouts[key] = Layout(sample.global_shape, shards, dtype, partial)
-        return self._layouts[key]
-
-    def _shards_of(self, told: _Description) -> tuple[Shard, ...]:
-        key = (told.rank, told.shards)
-        if key not in self._shards:
-            self._shards[key] = tuple(
-                Shard(
-                    told.rank,
-                    Box(tuple(start), tuple(stop)),
-                    offset,
-                    None if strides is None else tuple(strides),
-                    addend,
-                )
-                for start, stop, offset, strides, addend in json.loads(told.shards)
-            )
-        return self._shards[key]
+def _layout(sample: _TensorKind, told: Sequence[_TensorKind], travelling: str | None) -> Layout:
+    shards = tuple(shard for each in told for shard in each.shards)
+    return Layout(sample.global_shape, shards, travelling or sample.dtype, sample.partial if told else None)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -25,6 +26,7 @@ from remesh.layout import Box, Layout, Shard, check_places, has_own_places
 from remesh.layout.from_torch import Piece, dtype_name, torch_dtype
 from remesh.reshard.model.casts import travelling_dtype
 from remesh.reshard.model.tasks import TensorMove
+from remesh.reshard.planning.stacks import Alike, unstack
 from remesh.reshard.schedule.stream import Chunk
 
 _OPAQUE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
@@ -39,15 +41,15 @@ class _Stretch:
     stop: int
     dtype: torch.dtype
     """Opaque, or the dtype that travels when the regions have another."""
-    regions: tuple[tuple[torch.Tensor, ...], ...]
-    """Per part; all those of one part have one shape."""
+    regions: tuple[tuple[tuple[torch.Tensor, ...], ...], ...]
+    """Per part and tensor; all those of one part have one shape."""
 
     def parts(self, staged: torch.Tensor) -> Iterator[tuple[torch.Tensor, tuple[torch.Tensor, ...]]]:
-        """Each part in a staged message, in the shape of its regions, and the regions."""
-        sizes = [regions[0].numel() for regions in self.regions]
+        """Each tensor's share of a staged message, in the shape of its regions, and the regions."""
+        sizes = [len(tensors) * tensors[0][0].numel() for tensors in self.regions]
         parts = staged[self.start : self.stop].view(self.dtype).split_with_sizes(sizes)
-        for part, regions in zip(parts, self.regions, strict=True):
-            yield part.view(regions[0].shape), regions
+        for part, tensors in zip(parts, self.regions, strict=True):
+            yield from zip(part.view(len(tensors), *tensors[0][0].shape).unbind(), tensors, strict=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,19 +81,22 @@ class _KeptTensor:
 
 
 class Regions:
-    """One side, given or taken, of what this rank keeps of a state."""
+    """One side, given or taken, of what this rank keeps of a state.
 
-    def __init__(self, pieces: Mapping[str, Piece], moves: Sequence[TensorMove]) -> None:
+    A move may stand for several tensors that are ``alike`` (`remesh.reshard.planning.stacks`).
+    """
+
+    def __init__(self, pieces: Mapping[str, Piece], moves: Sequence[TensorMove], alike: Alike | None = None) -> None:
         self._pieces = pieces
-        self._names = [move.name for move in moves]
-        """Name of each tensor, by its number."""
+        self._names = [(alike or {}).get(move.name, (move.name,)) for move in moves]
+        """Names of the tensors that each move stands for."""
         self._dtypes = [torch_dtype(move.src.dtype) for move in moves]
-        """Dtype in which each tensor travels."""
+        """Dtype in which the tensors of each move travel."""
         self._is_cast = [
             move.name in pieces and pieces[move.name].tensor.dtype != dtype
             for move, dtype in zip(moves, self._dtypes, strict=True)
         ]
-        self._kept: dict[int, _KeptTensor] = {}
+        self._kept: dict[str, _KeptTensor] = {}
         self._direct: dict[int, torch.Tensor | None] = {}
         self._seen: dict[tuple[int, int], tuple[_Stretch, ...]] = {}
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -116,24 +121,26 @@ class Regions:
                 for region in regions:
                     region.copy_(part)
 
-    def values(self, tensor: int, box: Box, addend: int = -1) -> list[torch.Tensor]:
+    def values(self, move: int, box: Box, addend: int = -1) -> list[torch.Tensor]:
         """Every region of the box, which lies in a shard, in the dtype in which it is kept."""
-        kept = self._keep(tensor)
-        return _regions(kept.shards, box, kept.flat, 1, addend)
+        return [region for regions in self._values_of(move, box, addend) for region in regions]
 
-    def plan_copy(self, source: Regions, tensor: int, box: Box) -> list[LocalCopy]:
+    def plan_copy(self, source: Regions, move: int, box: Box) -> list[LocalCopy]:
         """What to copy where, to fill every region of the box from another memory of the same tensors."""
-        if not self._is_cast[tensor] and not source._is_cast[tensor]:
-            given = source._regions_of(tensor, box)[0]
+        if not self._is_cast[move] and not source._is_cast[move]:
             return [
                 LocalCopy(region, given)
-                for region in self._regions_of(tensor, box)
+                for taken, (given, *_) in zip(self._regions_of(move, box), source._regions_of(move, box), strict=True)
+                for region in taken
                 if region.data_ptr() != given.data_ptr() or region.stride() != given.stride()
             ]
-        given = source.values(tensor, box)[0]
         # Like everyone else, who gets what travelled.
-        by_way_of = self._dtypes[tensor] if self._is_cast[tensor] and source._is_cast[tensor] else None
-        return [LocalCopy(region, given, by_way_of) for region in self.values(tensor, box)]
+        by_way_of = self._dtypes[move] if self._is_cast[move] and source._is_cast[move] else None
+        return [
+            LocalCopy(region, given, by_way_of)
+            for taken, (given, *_) in zip(self._values_of(move, box), source._values_of(move, box), strict=True)
+            for region in taken
+        ]
 
     def refresh(self) -> None:
         """Bring the contiguous copies up to date with the tensors they stand for."""
@@ -148,7 +155,7 @@ class Regions:
     def _find_direct(self, number: int, chunk: Chunk, device: torch.device) -> torch.Tensor | None:
         if len(chunk.parts) != 1 or self._is_cast[chunk.parts[0].tensor]:
             return None
-        regions = self._runs_of(number, chunk)[0].regions[0]
+        regions = [region for each in self._runs_of(number, chunk)[0].regions[0] for region in each]
         if len(regions) != 1 or regions[0].device.type != device.type or not regions[0].is_contiguous():
             return None
         return _as_run(regions[0]).view(torch.uint8)
@@ -161,7 +168,7 @@ class Regions:
             start = 0
             for part in chunk.parts:
                 regions = tuple(self._regions_of(part.tensor, part.box, addend))
-                dtype = self._dtypes[part.tensor] if self._is_cast[part.tensor] else regions[0].dtype
+                dtype = self._dtypes[part.tensor] if self._is_cast[part.tensor] else regions[0][0].dtype
                 stop = start + part.nbytes
                 if runs and runs[-1].dtype == dtype:
                     last = runs.pop()
@@ -172,29 +179,49 @@ class Regions:
             self._seen[key] = tuple(runs)
         return self._seen[key]
 
-    def _regions_of(self, tensor: int, box: Box, addend: int = -1) -> list[torch.Tensor]:
-        """Regions as they are packed: opaque, or values where they are cast."""
-        kept = self._kept.get(tensor) or self._keep(tensor)
-        return _regions(kept.shards, box, kept.packed, kept.width, addend)
+    def _regions_of(self, move: int, box: Box, addend: int = -1) -> list[tuple[torch.Tensor, ...]]:
+        """For each tensor of a move its regions as they are packed: opaque, or values where they are cast."""
+        kept, of_one = self._kept_in(move, box)
+        places = _find_places(kept[0].shards, of_one, kept[0].width, addend)
+        return [_views(each.packed, places) for each in kept]
 
-    def _keep(self, tensor: int) -> _KeptTensor:
-        """The piece of a tensor, made ready once."""
-        if tensor not in self._kept:
-            piece = self._pieces[self._names[tensor]]
-            run = piece.tensor.detach()
-            if needs_copy(run):
-                copy = run.resolve_conj().resolve_neg().contiguous()
-                self._copies.append((run, copy))
-                run = copy
-            flat = _as_run(run)
-            size = flat.element_size()
-            packed = flat if self._is_cast[tensor] else flat.view(_OPAQUE[size])
-            self._kept[tensor] = _KeptTensor(flat, packed, size // packed.element_size(), piece.shards)
-        return self._kept[tensor]
+    def _values_of(self, move: int, box: Box, addend: int = -1) -> list[tuple[torch.Tensor, ...]]:
+        """The same in the dtype in which they are kept."""
+        kept, of_one = self._kept_in(move, box)
+        places = _find_places(kept[0].shards, of_one, 1, addend)
+        return [_views(each.flat, places) for each in kept]
+
+    def _kept_in(self, move: int, box: Box) -> tuple[list[_KeptTensor], Box]:
+        """The tensors that a box of a move is in, all with the same shards, and its box in each of them."""
+        names, of_one = unstack(self._names[move], box)
+        return [self._kept.get(name) or self._keep(name, self._is_cast[move]) for name in names], of_one
+
+    def _keep(self, name: str, is_cast: bool) -> _KeptTensor:
+        """The piece of a tensor, made ready."""
+        piece = self._pieces[name]
+        run = piece.tensor.detach()
+        if needs_copy(run):
+            copy = run.resolve_conj().resolve_neg().contiguous()
+            self._copies.append((run, copy))
+            run = copy
+        flat = _as_run(run)
+        size = flat.element_size()
+        packed = flat if is_cast else flat.view(_OPAQUE[size])
+        self._kept[name] = _KeptTensor(flat, packed, size // packed.element_size(), piece.shards)
+        return self._kept[name]
 
 
-def _regions(shards: Sequence[Shard], box: Box, flat: torch.Tensor, width: int, addend: int) -> list[torch.Tensor]:
-    """Views in the box's shape of every region of ``flat`` that holds it, of one addend or of any."""
+@dataclass(frozen=True, slots=True)
+class _PlaceInBuffer:
+    """A region of one piece, in elements of its buffer."""
+
+    start: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+def _find_places(shards: Sequence[Shard], box: Box, width: int, addend: int) -> list[_PlaceInBuffer]:
+    """Every place where shards of this addend, or of any, hold the box; elements are ``width`` elements wide."""
     found = []
     at, stop = box.start, box.stop
     for shard in shards:
@@ -206,14 +233,18 @@ def _regions(shards: Sequence[Shard], box: Box, flat: torch.Tensor, width: int, 
         if addend not in (-1, shard.addend):
             continue
         start = shard.offset + sum(map(operator.mul, map(operator.sub, at, first), strides))
-        start = flat.storage_offset() + start * width
         shape = tuple(map(operator.sub, stop, at))
         if width == 1:
-            found.append(flat.as_strided(shape, strides, start))
+            found.append(_PlaceInBuffer(start, shape, strides))
         else:
             wide = (*(stride * width for stride in strides), 1)
-            found.append(flat.as_strided((*shape, width), wide, start))
+            found.append(_PlaceInBuffer(start * width, (*shape, width), wide))
     return found
+
+
+def _views(flat: torch.Tensor, places: Sequence[_PlaceInBuffer]) -> tuple[torch.Tensor, ...]:
+    first = flat.storage_offset()
+    return tuple([flat.as_strided(place.shape, place.strides, first + place.start) for place in places])
 
 
 def needs_copy(tensor: torch.Tensor) -> bool:
@@ -263,28 +294,39 @@ def _check_piece(name: str, layout: Layout, piece: Piece | None, rank: int, verb
             f"{doing}: by the plan rank {rank} {verb} {_whole_or(layout.partial)}, found {_whole_or(piece.partial)}; "
             "use the plan with the tensors it was made for"
         )
-    _check_memory(name, piece, rank)
+    _check_is_dense(doing, tensor, rank)
+    _check_memory(doing, piece, rank)
 
 
 def check_memories(pieces: Mapping[str, Piece], rank: int) -> None:
     """Raise `PlanError` unless the boxes of all pieces lie in memory that can be read and written."""
+    known: set[tuple[object, ...]] = set()
     for name, piece in pieces.items():
-        if _boxes(piece.shards):
-            _check_memory(name, piece, rank)
+        if all(shard.box.is_empty for shard in piece.shards):
+            continue
+        doing = f"resharding tensor {name!r}"
+        _check_is_dense(doing, piece.tensor, rank)
+        # Many tensors of a model lie alike in their memory, and are right or wrong together.
+        lies = (piece.tensor.shape, piece.tensor.stride(), piece.global_shape, piece.shards)
+        if lies not in known:
+            _check_memory(doing, piece, rank)
+            known.add(lies)
 
 
-def _check_memory(name: str, piece: Piece, rank: int) -> None:
-    doing, tensor = f"resharding tensor {name!r}", piece.tensor
+def _check_is_dense(doing: str, tensor: torch.Tensor, rank: int) -> None:
     if tensor.layout is not torch.strided or tensor.device.type == "meta":
         raise PlanError(
             f"{doing}: on rank {rank} it is {tensor.layout} on device {tensor.device}, expected a dense tensor with "
             "memory; materialise it first"
         )
+
+
+def _check_memory(doing: str, piece: Piece, rank: int) -> None:
+    tensor = piece.tensor
     if not has_own_places(tensor.shape, tensor.stride()):
         raise PlanError(
             f"{doing}: on rank {rank} elements of its local tensor overlap in memory, with strides {tensor.stride()} "
-            "for "
-            f"shape {tuple(tensor.shape)}, expected distinct memory for each; make it contiguous first"
+            f"for shape {tuple(tensor.shape)}, expected distinct memory for each; make it contiguous first"
         )
     check_places(piece.shards, piece.global_shape, f"{doing} on rank {rank}")
     for shard in piece.shards:
@@ -317,8 +359,7 @@ def _whole_or(partial: str | None) -> str:
     return "whole values" if partial is None else f"partial sums ({partial})"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class _Span:
+class _Span(NamedTuple):
     """Addresses that a tensor may touch."""
 
     start: int

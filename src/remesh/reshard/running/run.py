@@ -31,6 +31,7 @@ from remesh.errors import PeerError, PlanError
 from remesh.layout import Box, Shard
 from remesh.layout.from_torch import Piece, torch_dtype
 from remesh.reshard.planning.plan import Plan
+from remesh.reshard.planning.stacks import unstack
 from remesh.reshard.planning.steps import Act
 from remesh.reshard.planning.transfer import Transfer
 from remesh.reshard.running.carry import Link, Mover, Staging, Summer
@@ -175,7 +176,7 @@ class BoundTransfer:
         hosts = transfer.plan.host_of
         if hosts and max(hosts) >= size:
             raise PlanError(
-                f"{_DOING} {len(transfer.moves)} tensors: the plan is for ranks up to {max(hosts)}, found a group of "
+                f"{_DOING} {transfer.num_tensors} tensors: the plan is for ranks up to {max(hosts)}, found a group of "
                 f"{size}; plan for this group"
             )
         # A rank looks at its own part of a plan by rule when it works it out: here, where all hear of what is wrong.
@@ -194,8 +195,8 @@ class BoundTransfer:
         if copied and planned + sum(copied.values()) > cap:
             name = max(copied, key=lambda each: (copied[each], each))
             raise PlanError(
-                f"{_DOING} {len(self.transfer.moves)} tensors: rank {rank} must copy {len(copied)} of them whole, such "
-                f"as {name!r}, {sum(copied.values())} bytes beside {planned} of staging, expected at most {cap} "
+                f"{_DOING} {self.transfer.num_tensors} tensors: rank {rank} must copy {len(copied)} of them whole, "
+                f"such as {name!r}, {sum(copied.values())} bytes beside {planned} of staging, expected at most {cap} "
                 "together; make them contiguous, and give and take different memory"
             )
 
@@ -212,7 +213,8 @@ class BoundTransfer:
                 give[name] = replace(give[name], tensor=clone)
             sums = transfer.reduction.moves if transfer.reduction else ()
             wholes = self._make_wholes()
-            given, taken = Regions(give | wholes, transfer.plan.moves), Regions(self._take, transfer.plan.moves)
+            moves, alike = transfer.plan.moves, transfer.alike
+            given, taken = Regions(give | wholes, moves, alike), Regions(self._take, moves, alike)
             todo = transfer.steps_of(group_rank(self._group))
             copies = [each for copy in todo.copies for each in taken.plan_copy(given, copy.tensor, copy.box)]
             self._memories = _Memories(Regions(self._give, sums), Regions(wholes, sums), given, taken, tuple(copies))
@@ -313,10 +315,11 @@ class BoundTransfer:
         plan = self.transfer.plan
         todo = self.transfer.steps_of(rank)
         expected = Counter(step.message.chunk for step in todo.steps if step.act is Act.TAKE)
-        lacking = {part.tensor for number in expected - mover.num_arrived for part in plan.chunks[number].parts}
+        lacking = [(part.tensor, part.box) for n in expected - mover.num_arrived for part in plan.chunks[n].parts]
         if not has_summed:  # what would have been copied may be such a sum
-            lacking |= {copy.tensor for copy in todo.copies}
-        return [plan.moves[tensor].name for tensor in sorted(lacking)]
+            lacking += [(copy.tensor, copy.box) for copy in todo.copies]
+        names = [self.transfer.names_of(move.name) for move in plan.moves]
+        return sorted({name for tensor, box in lacking for name in unstack(names[tensor], box)[0]})
 
 
 def _run_all(copies: Iterable[LocalCopy]) -> None:
