@@ -23,7 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 _COMPILED = re.compile(r"\.(so|o|a|pyc|dylib|dll|exe)(\.\d+)?$")
-_LIBRARY = re.compile(r"\.so(\.\d+)?$|\.libs/")
+_BUILT = re.compile(r"\.so(\.\d+)?$|\.libs/|/built/")
 _C_SOURCE = re.compile(r"\.[ch]$")
 _PLAN = ("plan", "--shape", "64,64", "--src", "S0R@2x2", "--dst", "RS0@2x2")
 
@@ -51,16 +51,16 @@ def check_contents(sdist: Path, manylinux: Path, pure: Path) -> None:
         _expect(any(name.endswith("/licenses/LICENSE") for name in names), f"{wheel.name} lacks its licence")
         num_compiled = sum(bool(_COMPILED.search(name)) for name in names)
         _expect(bool(num_compiled) == (wheel is manylinux), f"{wheel.name} holds {num_compiled} compiled files")
-    built = {name for name in zipfile.ZipFile(manylinux).namelist() if _LIBRARY.search(name)}
-    expected = _libraries()
+    built = {name for name in zipfile.ZipFile(manylinux).namelist() if _BUILT.search(name) and name[-1] != "/"}
+    expected = _built()
     _expect(built == expected, f"{manylinux.name} holds {sorted(built)}, expected {sorted(expected)}")
 
 
-def _libraries() -> set[str]:
-    """What is compiled into a wheel: the extension, and all that ``library/build.py`` names."""
-    names = runpy.run_path(str(ROOT / "src" / "remesh" / "mpi" / "library" / "build.py"))
-    made = (*names["LIBRARIES"].values(), *names["OTHER_NAMES"], names["ARENA"])
-    return {"remesh/mpi/_fast.abi3.so", *(f"remesh/mpi/library/built/{name}" for name in made)}
+def _built() -> set[str]:
+    """What is compiled into a wheel: the extension, a small init, and all that ``library/build.py`` names."""
+    made = runpy.run_path(str(ROOT / "src" / "remesh" / "mpi" / "library" / "build.py"))["ALL"]
+    alone = {"remesh/mpi/_fast.abi3.so", "remesh/images/built/remesh-init"}
+    return alone | {f"remesh/mpi/library/built/{name}" for name in made}
 
 
 def check_manylinux(wheel: Path, folder: Path) -> None:

@@ -125,7 +125,7 @@ def run_pair(pair: Pair, tests: list[str]) -> Result:
         if done.returncode:
             said = (done.stderr.strip().splitlines() or ["pip said nothing"])[-1]
             return Result(pair, f"not installed: {said}", is_good=False)
-    command = [python, "-m", "pytest", "-q", "-m", "unit", "-p", "no:cacheprovider", *tests]
+    command = [python, "-u", "-m", "pytest", "-q", "-m", "unit", "-p", "no:cacheprovider", *tests]
     last = ""
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as running:
         for line in running.stdout or ():

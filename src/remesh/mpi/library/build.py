@@ -32,6 +32,8 @@ FORTRAN: Final = ("libmpifort.so.12", "libmpichfort.so.12")
 FORTRAN_FOLDER: Final = "fortran"
 ARENA: Final = "libremesh_arena.so"
 """A library in place of malloc for large blocks that are to be in memory that both halves share."""
+ALL: Final = (*LIBRARIES.values(), *OTHER_NAMES, *(f"{FORTRAN_FOLDER}/{name}" for name in FORTRAN), ARENA)
+"""Every file that is made, by its path in ``built/``."""
 _OPTIONS: Final = ("-O2", "-g1", "-std=gnu11", "-Wall", "-Wextra", "-fPIC", "-shared", "-pthread")
 
 
