@@ -260,6 +260,7 @@ _PURE_ELSEWHERE = {
     "remesh.elastic.health.pace",
     "remesh.elastic.health.verdicts",
     "remesh.elastic.launch.flags",
+    "remesh.elastic.launch.forkable",
     "remesh.elastic.launch.mode",
     "remesh.elastic.membership.exclusion",
     "remesh.elastic.membership.instructions",

@@ -19,6 +19,7 @@ from remesh.elastic.events import EventLog
 from remesh.elastic.launch.checks import wait_for_names
 from remesh.elastic.launch.flags import FLAGS, LIST, REAL, SWITCH, TORCHRUN_FLAGS, WHOLE, Flag, complete_name
 from remesh.elastic.launch.mode import Mode
+from remesh.elastic.launch.preloading import preloaded
 from remesh.elastic.launch.request import (
     Request,
     check_request,
@@ -94,7 +95,8 @@ def run_request(request: Request) -> Outcome:
             _wait_for_names(request)
             if uncovered := describe_uncovered(job, os.environ):
                 click.echo(f"remesh: {uncovered}", err=True)
-            return node.run_agent(job, metrics.take)
+            preload = stack.enter_context(preloaded(request, mode, job.command, _tell))
+            return node.run_agent(job, metrics.take, preload)
         spare_folder = stack.enter_context(own_folder())
         restarted = restart_job(request, spare_folder)
         _wait_for_names(request)
@@ -102,7 +104,8 @@ def run_request(request: Request) -> Outcome:
         stack.callback(log.close)
         log.write("agent", pid=os.getpid(), node=request.node_name, mode=mode.value)
         try:
-            outcome = run_restart_job(restarted, log, _tell).outcome
+            preload = stack.enter_context(preloaded(request, mode, restarted.command, _tell))
+            outcome = run_restart_job(restarted, log, _tell, preload).outcome
         except SignalException as error:
             log.write("finish", ok=False, category=None, text=f"ended by {signal.Signals(error.sigval).name}")
             raise

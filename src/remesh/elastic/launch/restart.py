@@ -34,6 +34,7 @@ from torch.distributed.launcher.api import LaunchConfig
 from remesh.comm.token import Token
 from remesh.elastic.events import EventLog
 from remesh.elastic.launch.meeting import MeetingPlace, open_meeting
+from remesh.elastic.node.preload import Preload, forked_subprocesses
 from remesh.elastic.outcome import Category, Outcome, WorkerFailure, decide_cause, describe_failure
 from remesh.elastic.store.card import JobCard
 from remesh.torch_private import LOCAL_AGENT, check_members
@@ -59,6 +60,11 @@ class RestartJob:
     card: JobCard
     token: Token
     node_name: str
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """Program and arguments of a worker; empty when it is a function."""
+        return (self.entrypoint, *self.arguments) if isinstance(self.entrypoint, str) else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +116,8 @@ class RestartAgent(LocalElasticAgent):
         self._failures: Sequence[WorkerFailure] = ()
         """Of this node's workers, when they were last found failed."""
         self._group: WorkerGroup | None = None
+        self.preload: Preload | None = None
+        """Of which workers are forked where it can be."""
 
     # --- what torch's loop calls ---
 
@@ -124,13 +132,15 @@ class RestartAgent(LocalElasticAgent):
             world_size=worker_group.workers[0].world_size,
             restarts_left=self._remaining_restarts,
         )
-        pids: dict[int, Any] = super()._start_workers(worker_group)
+        with forked_subprocesses(self.preload):
+            pids: dict[int, Any] = super()._start_workers(worker_group)
         assert self._pcontext is not None
         # When one worker fails, the context itself stops the others, and gives them 30 s whatever was asked for.
         self._pcontext.close = self._bounded(self._pcontext.close)  # type: ignore[method-assign]
         for local_rank, pid in pids.items():
             rank = worker_group.workers[local_rank].global_rank
-            self._log.write("worker-started", slot=local_rank, rank=rank, pid=pid)
+            is_forked = self.preload is not None and pid in self.preload.pids
+            self._log.write("worker-started", slot=local_rank, rank=rank, pid=pid, forked=is_forked)
         return pids
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
@@ -215,9 +225,12 @@ class RestartAgent(LocalElasticAgent):
             self._log.write("worker-exited", slot=worker.local_rank, rank=worker.global_rank, pid=pid)
 
 
-def run_restart_job(job: RestartJob, log: EventLog, tell: Callable[[str], None]) -> RestartEnd:
+def run_restart_job(
+    job: RestartJob, log: EventLog, tell: Callable[[str], None], preload: Preload | None = None
+) -> RestartEnd:
     """Run this node's part of the job to its end; ``tell`` says on the console what happens meanwhile.
 
+    Workers are forked of ``preload`` where it can be.
     Raises what keeps it from starting or running.
     """
     _handle_signals(job.config.signals_to_handle)
@@ -236,6 +249,7 @@ def run_restart_job(job: RestartJob, log: EventLog, tell: Callable[[str], None])
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = job.config.signals_to_handle
     metrics.initialize_metrics(metrics.MetricsConfig(job.config.metrics_cfg))
     agent = RestartAgent(job, meeting, log, tell)
+    agent.preload = preload
     # A node that a signal takes away must not close the meeting for the others.
     closes = True
     try:

@@ -27,7 +27,8 @@ from remesh.elastic.membership import instructions as do
 from remesh.elastic.membership.instructions import Event, Instruction
 from remesh.elastic.membership.machine import AgentMachine
 from remesh.elastic.membership.phases import Phase
-from remesh.elastic.node.config import AgentConfig
+from remesh.elastic.node.config import DEFAULT_THREADS, AgentConfig
+from remesh.elastic.node.preload import Preload
 from remesh.elastic.node.processes import ProcessSpec, WorkerProcesses
 from remesh.elastic.node.store_side import StoreSide
 from remesh.elastic.node.switchboard import SEND_TIMEOUT_S, Deaf, HungUp, SnapshotOffer, Switchboard
@@ -51,16 +52,18 @@ class Equipment:
     log: EventLog
 
 
-def run_agent(config: AgentConfig, listener: Callable[[dict[str, Any]], None] | None = None) -> Outcome:
+def run_agent(
+    config: AgentConfig, listener: Callable[[dict[str, Any]], None] | None = None, preload: Preload | None = None
+) -> Outcome:
     """Run one node's part of a job; blocks until the job ends, and says how.
 
-    ``listener`` sees every event of the agent, as the log does.
+    ``listener`` sees every event of the agent, as the log does. Workers are forked of ``preload`` where it can be.
     """
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     address = config.local_address
     with own_folder() as folder, contextlib.ExitStack() as stack:
         board = stack.enter_context(Switchboard(folder, address))
-        processes = WorkerProcesses(_process_spec(config, board.path, folder))
+        processes = WorkerProcesses(_process_spec(config, board.path, folder), preload)
         keeper = stack.enter_context(SnapshotKeeper(address, config.token, config.tls))
         watch = stack.enter_context(StoreWatch())
         home = stack.enter_context(StoreHome(config.store_address, watch))
@@ -163,13 +166,16 @@ class Agent:
 
     def _start_workers(self) -> None:
         now_s = time.monotonic()
-        for slot in [slot for slot, due_s in self._to_start.items() if due_s <= now_s]:
+        due = [slot for slot, due_s in self._to_start.items() if due_s <= now_s]
+        if not due or self._processes.are_loading:
+            return
+        for slot in due:
             del self._to_start[slot]
             pid = self._processes.start(slot)
             # Starting processes installs torch's own handlers.
             self._handle_signals()
             self._board.watch(slot, pid)
-            self._log.write("worker-started", slot=slot, pid=pid)
+            self._log.write("worker-started", slot=slot, pid=pid, forked=self._processes.is_forked(pid))
 
     def _kill_worker(self, slot: int, reason: str) -> None:
         self._log.write("kill-worker", slot=slot, reason=reason)
@@ -238,7 +244,7 @@ def _process_spec(config: AgentConfig, link: Path, folder: Path) -> ProcessSpec:
     environment = {
         "LOCAL_WORLD_SIZE": str(config.rules.num_slots),
         "TORCHELASTIC_RUN_ID": config.run_id,
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", DEFAULT_THREADS),
         "REMESH_LINK": str(link),
         "REMESH_NODE": config.node_name,
         "REMESH_EVENTS": str(config.events_folder or ""),

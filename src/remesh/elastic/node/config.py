@@ -16,6 +16,9 @@ from remesh.elastic.store.home import Address
 MAX_CONNECT_S = 60.0
 """How long the store may take to answer, as torchrun's default; a shorter join timeout shortens it."""
 
+DEFAULT_THREADS = "1"
+"""``OMP_NUM_THREADS`` of workers where the environment says nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class AgentConfig:

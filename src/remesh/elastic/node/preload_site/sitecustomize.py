@@ -1,0 +1,24 @@
+"""What Python imports first in a process that is being preloaded: this folder is on its path for that moment alone.
+
+See :mod:`remesh.elastic.node.preloaded`. In a forked worker Python goes on here as if this module had never been: a
+``sitecustomize`` of the user is imported in its place, or found missing.
+"""
+
+import sys
+
+# Python loads these before it puts the folder of the script in front of its path, whoever starts it.
+_LOADED_BY_PYTHON = frozenset(sys.modules)
+
+import os  # noqa: E402
+
+try:
+    from remesh.elastic.node.preloaded import serve
+
+    serve(os.path.dirname(__file__), _LOADED_BY_PYTHON)
+except BaseException as error:
+    # Never on to the script: nobody has asked for a worker yet.
+    sys.stderr.write(f"remesh: the preloaded process failed: {type(error).__name__}: {error}\n")
+    os._exit(70)
+
+del sys.modules[__name__]
+import sitecustomize  # type: ignore[import-not-found]  # noqa: E402, F401

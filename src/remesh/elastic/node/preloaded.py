@@ -1,0 +1,203 @@
+"""The process of which workers are forked: Python with modules loaded, stopped just before it would run the script.
+
+It is started with the command line of a worker, ``python -u script.py args``. Python imports ``sitecustomize`` when all
+but the script is ready, and finds ours (:mod:`remesh.elastic.node.preload_site`), which calls :func:`serve`:
+
+1. load the modules, and check that nothing stands in the way of forking;
+2. for each request fork a worker, twice, so that the agent becomes its parent;
+3. in the worker: take its streams, environment and random numbers, return. Python itself goes on to the script.
+
+So there is no second way to run a script: ``__main__``, ``sys.argv``, tracebacks, the end and its exit code are
+Python's own, without a frame of ours. The other end is :mod:`remesh.elastic.node.preload`.
+
+A request is one packet with descriptors: a memory file with JSON (the environment), the three streams, and a pipe. A
+worker begins when a byte comes through the pipe; when it closes without, the agent does not want it any more.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import io
+import json
+import os
+import socket
+import sys
+from collections.abc import Collection
+from importlib.machinery import all_suffixes
+from typing import Any, TextIO
+
+from remesh.elastic.node.surroundings import read_surroundings
+
+ORDER = "REMESH_PRELOAD"
+"""The variable with the order: the descriptor of the socket, the modules, ``PYTHONPATH`` as it was, the command."""
+NUM_DESCRIPTORS = 5
+MAX_ANSWER_BYTES = 1 << 16
+_STANDARD = (("stdin", 0, "rb"), ("stdout", 1, "wb"), ("stderr", 2, "wb"))
+
+
+class _UnfitError(Exception):
+    """Workers must not be forked of this process; the text says why."""
+
+
+def serve(hook_folder: str, loaded_by_python: Collection[str]) -> None:
+    """Load what the agent ordered, then fork at each request. Returns in a worker alone; the process itself exits."""
+    order = json.loads(os.environ[ORDER])
+    if (command := order.pop("command")) is not None:
+        # Had Python not come here, it would have run nothing: only now it is given the script.
+        os.environ[ORDER] = json.dumps({**order, "command": None})
+        os.execv(command[0], command)
+    _hide_hook(hook_folder, order["path"])
+    line = socket.socket(fileno=order["socket"])
+    try:
+        for name in order["modules"]:
+            importlib.import_module(name)
+        check_fit_to_fork(line.fileno(), loaded_by_python)
+    except (Exception, SystemExit) as error:
+        reason = str(error) if isinstance(error, _UnfitError) else f"{type(error).__name__}: {error}"
+        line.send(json.dumps({"unfit": reason[:1000]}).encode())
+        os._exit(0)
+    gc.collect()
+    # What is there stays for good; a worker's collector would copy its pages for nothing.
+    gc.freeze()
+    line.send(json.dumps({"surroundings": read_surroundings()}).encode())
+    while True:
+        _, descriptors, _, _ = socket.recv_fds(line, 1, NUM_DESCRIPTORS)
+        if len(descriptors) < NUM_DESCRIPTORS:
+            os._exit(0)  # the agent is gone, or wants no more
+        if (answer := _fork_worker(descriptors)) is None:
+            line.detach()  # it was closed with all that a worker has not
+            return
+        for descriptor in descriptors:
+            os.close(descriptor)
+        line.send(json.dumps(answer).encode())
+
+
+def _hide_hook(folder: str, python_path: str | None) -> None:
+    """Let modules be found as if this folder had not been on the path."""
+    del os.environ[ORDER]
+    if python_path is None:
+        del os.environ["PYTHONPATH"]
+    else:
+        os.environ["PYTHONPATH"] = python_path
+    sys.path.remove(folder)
+    sys.path_importer_cache.pop(folder, None)
+
+
+def check_fit_to_fork(line: int, loaded_by_python: Collection[str]) -> None:
+    """Raise `_UnfitError` for what a forked worker would have that a fresh process has not, or the other way round."""
+    # A trial: threads that end themselves before a fork, as those of OpenBLAS, are none that could be lost.
+    if (trial := os.fork()) == 0:
+        os._exit(0)
+    os.waitpid(trial, 0)
+    if (num_threads := len(os.listdir("/proc/self/task"))) > 1:
+        raise _UnfitError(f"loading its modules left {num_threads - 1} threads running")
+    is_open = {int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")}
+    if strange := sorted(is_open - {0, 1, 2, line}):
+        raise _UnfitError(f"loading its modules left {os.readlink(f'/proc/self/fd/{strange[0]}')} open")
+    if _has_children():
+        raise _UnfitError("loading its modules left a process running")
+    if sys.gettrace() is not None or sys.getprofile() is not None:
+        raise _UnfitError("a tracer or a profiler is at work")
+    if name := _shadowed_by(_folder_of_script(), set(sys.modules).difference(loaded_by_python)):
+        raise _UnfitError(f"{name!r}, which was loaded, would be another module beside the script")
+
+
+def _has_children() -> bool:
+    try:
+        os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _folder_of_script() -> str:
+    """The folder that Python puts in front of its path: that of the script, or where ``-m`` is called."""
+    script = sys.orig_argv[2]
+    return os.getcwd() if script == "-m" else os.path.dirname(os.path.realpath(script))
+
+
+def _shadowed_by(folder: str, loaded: Collection[str]) -> str | None:
+    """A top-level module of these that an import with this folder in front of the path would find there instead."""
+    tops = {name.partition(".")[0] for name in loaded}
+    suffixes = tuple(all_suffixes())
+    for entry in os.scandir(folder):
+        name = entry.name.partition(".")[0]
+        if name not in tops or not (entry.name.endswith(suffixes) or os.path.exists(f"{entry.path}/__init__.py")):
+            continue
+        found = getattr(sys.modules.get(name), "__file__", None)
+        if found is None or not os.path.realpath(found).startswith(os.path.realpath(entry.path)):
+            return name
+    return None
+
+
+# --- forking ---
+
+
+def _fork_worker(descriptors: list[int]) -> dict[str, Any] | None:
+    """Fork a worker whose parent is the nearest subreaper, the agent. None in the worker, set up; else the answer."""
+    hears, tells = os.pipe()
+    between = os.fork()
+    if between == 0:
+        try:
+            worker = os.fork()
+        except OSError as error:
+            os.write(tells, f"forking: {error}".encode())
+            os._exit(1)
+        if worker == 0:
+            os.close(tells)
+            _become_worker(descriptors)
+            return None
+        os.write(tells, str(worker).encode())
+        os._exit(0)
+    os.close(tells)
+    with open(hears, "rb") as pipe:
+        # Its own end is not enough to know that its child has been handed on.
+        os.waitpid(between, 0)
+        told = pipe.read(1000).decode()
+    return {"pid": int(told)} if told.isdecimal() else {"failed": told or "forking failed"}
+
+
+def _become_worker(descriptors: list[int]) -> None:
+    """Wait for the word, then be as Python is when it is about to run the script."""
+    request, *streams, go = descriptors
+    if not os.read(go, 1):
+        os._exit(0)
+    os.setsid()
+    environment = json.loads(os.pread(request, os.fstat(request).st_size, 0))
+    for number, descriptor in enumerate(streams):
+        os.dup2(descriptor, number)
+    # All that was open was checked: it is the agent's line, and what came through it.
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    os.environ.clear()
+    os.environ.update(environment)
+    for name, number, mode in _STANDARD:
+        stream = _open_stream(name, number, mode)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    draw_anew()
+
+
+def _open_stream(name: str, number: int, mode: str) -> TextIO:
+    """A standard stream, as Python makes it at its start under ``-u``: files, pipes and terminals are not alike."""
+    was: TextIO = getattr(sys, f"__{name}__")
+    is_written = mode == "wb"
+    buffer = open(number, mode, buffering=0 if is_written else -1, closefd=False)  # noqa: SIM115
+    raw: Any = buffer if is_written else buffer.raw  # type: ignore[attr-defined]
+    raw.name = f"<{name}>"
+    stream = io.TextIOWrapper(buffer, was.encoding, was.errors, newline="\n", write_through=True)
+    stream.mode = mode[0]  # type: ignore[misc]
+    return stream
+
+
+def draw_anew() -> None:
+    """Give this process random numbers of its own, where a fresh process draws them when it loads a module.
+
+    `random` does it by itself at every fork; `tempfile`, `uuid` and `secrets` draw when they are asked.
+    """
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()
+    if "multiprocessing.process" in sys.modules:
+        sys.modules["multiprocessing.process"].current_process().authkey = os.urandom(32)

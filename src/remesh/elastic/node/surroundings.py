@@ -1,0 +1,59 @@
+"""What does a process inherit from the one that starts it, besides environment and files? As text, to be compared.
+
+Workers that are forked of a preloaded process have what that had when it started; workers that the agent starts have
+what the agent has now. Whoever changed something meanwhile (``prlimit``, ``taskset``, ``os.umask``, a cgroup) must not
+find it ignored.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from remesh.linux.procfs import read_status
+
+_STATUS = (
+    *("Umask", "Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs"),
+    *("Seccomp", "Seccomp_filters", "Cpus_allowed", "Mems_allowed", "SigBlk"),
+)
+_FILES = ("limits", "cgroup", "oom_score_adj", "coredump_filter", "timerslack_ns")
+_NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid_for_children", "time_for_children", "user", "uts")
+_PYTHONS_OWN = (signal.SIGPIPE, signal.SIGXFSZ)
+"""Ignored by every Python, and given back by it when it starts a program."""
+
+
+def read_surroundings() -> dict[str, str]:
+    """By name, what a child of the main thread of this process would find."""
+    status = read_status(os.getpid())
+    found = {name: status.get(name, "") for name in _STATUS}
+    ignored = int(status["SigIgn"], 16)
+    for number in _PYTHONS_OWN:
+        ignored &= ~(1 << (number - 1))
+    found["SigIgn"] = f"{ignored:x}"
+    for name in _FILES:
+        found[name] = _read(f"/proc/self/{name}")
+    for name in _NAMESPACES:
+        found[name] = _link(f"/proc/self/ns/{name}")
+    place = os.stat(".")
+    found |= {
+        "folder": f"{place.st_dev}:{place.st_ino}",
+        "root": _link("/proc/self/root"),
+        "nice": str(os.getpriority(os.PRIO_PROCESS, 0)),
+        "scheduler": f"{os.sched_getscheduler(0)} {os.sched_getparam(0).sched_priority}",
+    }
+    return found
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path) as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
