@@ -81,7 +81,9 @@ def read_zero(folder: Path) -> dict[str, Any]:
         for name in group:
             optimizer[name] |= {} if step is None else {"step": torch.as_tensor(step, dtype=torch.float32)}
     buffers = {name: model["module"][name] for name in model.get("buffer_names", ()) if name in model["module"]}
-    shared = {name: other for name, other in (model.get("shared_params") or {}).items() if other in master}
+    shared = dict(model.get("shared_params") or {})
+    if unknown := {name: other for name, other in shared.items() if other not in master}:
+        raise _bad(tag, f"second names of parameters that are not there: {unknown}, expected the first name of each")
     return {
         "model": {**master, **{name: master[other] for name, other in shared.items()}, **buffers},
         "shared": shared,
@@ -115,9 +117,8 @@ def _merge_in_a_row(
         start = 0
         for (name, shape), gap in zip(group.items(), gaps, strict=True):
             size = math.prod(shape)
-            if start + size > len(vector):
-                break
-            found[name] = vector[start : start + size].reshape(tuple(shape))
+            if start + size <= len(vector):
+                found[name] = vector[start : start + size].reshape(tuple(shape))
             start += size + gap
         _check_sum(tag, f"group {number}", len(vector), start, 2 * len(parts))
     return found

@@ -1,12 +1,11 @@
-"""Checkpoints of DeepSpeed ZeRO become ours. The files are made by a writer of our own, by DeepSpeed's rules."""
+"""Checkpoints of DeepSpeed ZeRO become ours. DeepSpeed's own are read in ``tests/hosts``."""
 
 from __future__ import annotations
 
-import enum
-import math
-import sys
-import types
+import random
+import zipfile
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -16,103 +15,12 @@ import remesh
 from remesh.checkpoint.errors import CheckpointingException
 from remesh.cli import main
 from remesh.integrations.deepspeed import read_zero
-
-SHAPES = [{"a.weight": (5, 3), "a.bias": (5,)}, {"b.weight": (7,)}]
-"""Of two groups; no size is a multiple of the ranks."""
-KINDS = ("master", "exp_avg", "exp_avg_sq")
-
-
-def _values() -> dict[str, dict[str, torch.Tensor]]:
-    generator = torch.Generator().manual_seed(6)
-    return {
-        kind: {name: torch.randn(shape, generator=generator) for group in SHAPES for name, shape in group.items()}
-        for kind in KINDS
-    }
-
-
-def _partitions(values: dict[str, torch.Tensor], stage: int, num_ranks: int) -> list[list[torch.Tensor]]:
-    """Rank -> group -> flat vector."""
-    if stage == 3:
-        parts: list[list[torch.Tensor]] = []
-        for rank in range(num_ranks):
-            of_rank = []
-            for group in SHAPES:
-                cut = []
-                for name in group:
-                    length = math.ceil(values[name].numel() / num_ranks)
-                    padded = torch.zeros(length * num_ranks)
-                    padded[: values[name].numel()] = values[name].reshape(-1)
-                    cut.append(padded[rank * length : (rank + 1) * length])
-                of_rank.append(torch.cat(cut))
-            parts.append(of_rank)
-        return parts
-    cut_groups = []
-    for group in SHAPES:
-        vector = torch.cat([values[name].reshape(-1) for name in group])
-        align = 2 * num_ranks
-        padded = torch.zeros(math.ceil(len(vector) / align) * align)
-        padded[: len(vector)] = vector
-        cut_groups.append(padded.chunk(num_ranks))
-    return [[group[rank] for group in cut_groups] for rank in range(num_ranks)]
-
-
-def _own_class(name: str) -> type:
-    """A class of DeepSpeed, which is not installed here."""
-    module = sys.modules.setdefault("deepspeed.stand_in", types.ModuleType("deepspeed.stand_in"))
-    made = type(name, (), {"__module__": "deepspeed.stand_in"})
-    setattr(module, name, made)
-    return made
-
-
-def _stage_enum() -> type[enum.IntEnum]:
-    """As DeepSpeed tells its stages: by members of an enumeration of its own."""
-    name, module = "ZeroStageEnum", sys.modules.setdefault("deepspeed.stand_in", types.ModuleType("deepspeed.stand_in"))
-    made = enum.IntEnum(name, {"one": 1, "two": 2, "three": 3}, module=module.__name__)  # type: ignore[misc]
-    setattr(module, name, made)
-    return made
-
-
-def _write(folder: Path, stage: int, num_ranks: int) -> dict[str, dict[str, torch.Tensor]]:
-    values = _values()
-    tag = folder / "global_step3"
-    tag.mkdir(parents=True)
-    (folder / "latest").write_text("global_step3")
-    sys.modules.setdefault("deepspeed", types.ModuleType("deepspeed"))
-    scaler = _own_class("LossScaler")()
-    cut = {kind: _partitions(values[kind], stage, num_ranks) for kind in KINDS}
-    for rank in range(num_ranks):
-        state = {
-            number: {kind: cut[kind][rank][number] for kind in KINDS[1:]} | {"step": 3.0}
-            for number in range(len(SHAPES))
-        }
-        base = {"state": state, "param_groups": [{"lr": 0.1, "params": [0]}, {"lr": 0.2, "params": [1]}]}
-        told = {"zero_stage": _stage_enum()(stage), "partition_count": num_ranks, "loss_scaler": scaler}
-        if stage == 3:
-            told |= {"fp32_flat_groups": cut["master"][rank], "optimizer_state_dict": base}
-        else:
-            told |= {"partition_count": [num_ranks] * 2, "base_optimizer_state": base}
-            told |= {"single_partition_of_fp32_groups": cut["master"][rank]}
-        name = f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
-        torch.save({"optimizer_state_dict": told, "ds_config": {}, "ds_version": "0.19.8"}, tag / name)
-    model = {
-        "module": {"norm.running": torch.ones(2, dtype=torch.bfloat16)},
-        "buffer_names": ["norm.running"],
-        "param_shapes": [{name: torch.Size(shape) for name, shape in group.items()} for group in SHAPES],
-        "shared_params": {"head.weight": "a.weight"},
-        "lr_scheduler": {"last_epoch": 3},
-        "ds_config": {"zero": scaler},
-        "epoch": 2,
-    }
-    for rank in range(num_ranks if stage == 3 else 1):
-        stem = f"zero_pp_rank_{rank}_mp_rank_00" if stage == 3 else "mp_rank_00"
-        torch.save(model, tag / f"{stem}_model_states.pt")
-    return values
-
+from tests.unit.integrations.zero_files import KINDS, TAG, Job, Values, random_job, write_zero
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_parameters_and_moments_come_out_bit_by_bit(tmp_path: Path, stage: int, num_ranks: int) -> None:
-    values = _write(tmp_path, stage, num_ranks)
+    values = write_zero(tmp_path, Job(stage, num_ranks))
     state = read_zero(tmp_path)
     for name, expected in values["master"].items():
         assert state["model"][name].equal(expected), name
@@ -125,8 +33,81 @@ def test_parameters_and_moments_come_out_bit_by_bit(tmp_path: Path, stage: int, 
     assert state["scheduler"] == {"last_epoch": 3} and state["program"] == {"epoch": 2}
 
 
+def _check(state: dict[str, Any], job: Job, values: Values) -> None:
+    for name, expected in values["master"].items():
+        assert state["model"][name].equal(expected), name
+        for kind in KINDS[1:]:
+            assert state["optimizer"][name][kind].equal(values[kind][name]), (name, kind)
+    assert state["shared"] == job.shared
+    assert all(state["model"][name].equal(values["master"][other]) for name, other in job.shared.items())
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whole_tensors_come_out_of_any_job(tmp_path: Path, seed: int) -> None:
+    job = random_job(random.Random(seed))
+    values = write_zero(tmp_path, job)
+    _check(read_zero(tmp_path), job, values)
+
+
+def _shorten(path: Path, chance: random.Random) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: chance.randrange(len(content))])
+
+
+def _flip(path: Path, chance: random.Random) -> None:
+    """Change a byte of a tensor."""
+    with zipfile.ZipFile(path) as archive:
+        held = [one for one in archive.infolist() if "/data/" in one.filename and one.file_size]
+        with archive.open(chance.choice(held)) as record:
+            first = record._orig_compress_start  # type: ignore[attr-defined]
+            size = record._orig_file_size  # type: ignore[attr-defined]
+    content = bytearray(path.read_bytes())
+    content[first + chance.randrange(size)] ^= 1 << chance.randrange(8)
+    path.write_bytes(content)
+
+
+def _lose(path: Path, chance: random.Random) -> None:
+    path.unlink()
+
+
+def _add_parameter(path: Path, chance: random.Random) -> None:
+    held = torch.load(path, weights_only=False)
+    chance.choice(held["param_shapes"])["new.weight"] = torch.Size((chance.randint(1, 3),))
+    torch.save(held, path)
+
+
+def _add_second_name(path: Path, chance: random.Random) -> None:
+    held = torch.load(path, weights_only=False)
+    held["shared_params"] = held["shared_params"] | {"second.weight": "nobody.weight"}
+    torch.save(held, path)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("pattern", "change"),
+    [
+        ("*optim_states.pt", _shorten),
+        ("*optim_states.pt", _flip),
+        ("*optim_states.pt", _lose),
+        ("*mp_rank_00_model_states.pt", _shorten),
+        ("*mp_rank_00_model_states.pt", _add_parameter),
+        ("*mp_rank_00_model_states.pt", _add_second_name),
+    ],
+)
+def test_what_was_hurt_is_refused_or_read_as_it_was(tmp_path: Path, pattern: str, change: Any, seed: int) -> None:
+    chance = random.Random(seed)
+    job = Job(chance.choice([1, 2, 3]), chance.randint(2, 5))
+    values = write_zero(tmp_path, job)
+    change(chance.choice(sorted((tmp_path / TAG).glob(pattern))), chance)
+    try:
+        state = read_zero(tmp_path)
+    except CheckpointingException:
+        return
+    _check(state, job, values)
+
+
 def test_groups_of_several_vectors_keep_all_their_parameters(tmp_path: Path) -> None:
-    _write(tmp_path, 3, 2)
+    write_zero(tmp_path, Job(3, 2))
     for path in tmp_path.rglob("*optim_states.pt"):
         held = torch.load(path, weights_only=False)
         held["optimizer_state_dict"]["optimizer_state_dict"]["param_groups"] = [{"lr": 0.3, "params": [0, 1]}]
@@ -140,7 +121,7 @@ def test_groups_of_several_vectors_keep_all_their_parameters(tmp_path: Path) -> 
 
 
 def test_the_verb_makes_a_checkpoint_of_ours(tmp_path: Path) -> None:
-    values = _write(tmp_path / "ds", 2, 2)
+    values = write_zero(tmp_path / "ds", Job(2, 2))
     verb = ["ckpt", "convert", str(tmp_path / "ds"), str(tmp_path / "c"), "--from", "deepspeed-zero", "--to"]
     main([*verb, "torch_dist"], standalone_mode=False)
     loaded = remesh.load({"model": {"a.weight": torch.zeros(5, 3)}}, tmp_path / "c")
@@ -150,7 +131,7 @@ def test_the_verb_makes_a_checkpoint_of_ours(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_is_missing_is_told(tmp_path: Path) -> None:
-    _write(tmp_path, 2, 3)
+    write_zero(tmp_path, Job(2, 3))
     next(tmp_path.rglob("*rank_1_*optim*")).unlink()
     with pytest.raises(CheckpointingException, match="2 files of optimizer states, expected one of each of 3 ranks"):
         read_zero(tmp_path)
@@ -161,14 +142,14 @@ class _Strange:
 
 
 def test_a_class_that_is_not_deepspeeds_is_refused(tmp_path: Path) -> None:
-    _write(tmp_path, 2, 1)
+    write_zero(tmp_path, Job(2, 1))
     torch.save({"module": _Strange()}, next(tmp_path.rglob("*model_states.pt")))
     with pytest.raises(CheckpointingException, match="do not load it"):
         read_zero(tmp_path)
 
 
 def test_partitions_that_do_not_fit_the_shapes_are_refused(tmp_path: Path) -> None:
-    _write(tmp_path, 2, 2)
+    write_zero(tmp_path, Job(2, 2))
     path = next(tmp_path.rglob("*model_states.pt"))
     path.rename(path.with_name("old"))
     model = {"module": {}, "param_shapes": [{"a": torch.Size((2,))}, {"b": torch.Size((7,))}]}
@@ -178,7 +159,7 @@ def test_partitions_that_do_not_fit_the_shapes_are_refused(tmp_path: Path) -> No
 
 
 def test_a_model_that_is_cut_itself_and_a_missing_folder_are_refused(tmp_path: Path) -> None:
-    _write(tmp_path, 1, 1)
+    write_zero(tmp_path, Job(1, 1))
     path = next(tmp_path.rglob("*optim_states.pt"))
     path.rename(path.with_name(path.name.replace("mp_rank_00", "mp_rank_01")))
     with pytest.raises(CheckpointingException, match="data parallelism alone"):
