@@ -39,7 +39,7 @@ def read_torch_file(path: Path, program: str, own: Sequence[str]) -> dict[str, A
 
 
 def _check_records(path: Path) -> None:
-    """Raise if a record is not what was written: ``torch.save`` adds checksums, which ``torch.load`` does not compare."""
+    """Raise if a record is not what was written: ``torch.load`` does not compare the checksums of ``torch.save``."""
     if zipfile.is_zipfile(path):  # a file of an early torch is none, and has no checksums
         with zipfile.ZipFile(path) as archive:
             if hurt := archive.testzip():

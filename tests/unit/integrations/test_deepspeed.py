@@ -17,6 +17,7 @@ from remesh.cli import main
 from remesh.integrations.deepspeed import read_zero
 from tests.unit.integrations.zero_files import KINDS, TAG, Job, Values, random_job, write_zero
 
+
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_parameters_and_moments_come_out_bit_by_bit(tmp_path: Path, stage: int, num_ranks: int) -> None:

@@ -48,7 +48,9 @@ def random_job(chance: random.Random) -> Job:
     groups = []
     for _ in range(chance.randint(1, 3)):
         shapes = [tuple(chance.choice([0, 1, 1, 2, 3, 5, 8]) for _ in range(chance.randint(0, 3)))]
-        shapes += [tuple(chance.randint(1, 9) for _ in range(chance.randint(0, 3))) for _ in range(chance.randint(0, 4))]
+        shapes += [
+            tuple(chance.randint(1, 9) for _ in range(chance.randint(0, 3))) for _ in range(chance.randint(0, 4))
+        ]
         groups.append({f"{next(names)}.weight": shape for shape in shapes})
     known = [name for group in groups for name in group]
     shared = {f"tied{number}.weight": chance.choice(known) for number in range(chance.randint(0, 2))}

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -29,6 +30,7 @@ INDEX_FNAME = "model.safetensors.index.json"
 SINGLE_FNAME = "model.safetensors"
 MAX_FILE_BYTES = 4 << 30
 _SUFFIX = ".safetensors"
+_NUMBERED = re.compile(r"(.+)-\d{5}-of-(\d{5})\.safetensors")
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000
 """The library's own limit."""
@@ -153,6 +155,12 @@ def read_safetensors_manifest(place: Location) -> tuple[Location, Manifest]:
                     "missing-tensor",
                     f"loading safetensors: {place / name} lacks tensor {key!r}, which the index names",
                 )
+            if key in tensors:
+                raise CheckpointFormatError(
+                    "tensor-twice",
+                    f"loading safetensors: tensor {key!r} is in {place / name} and in another file there, expected it "
+                    "in one, or an index; name the file that is meant",
+                )
             tensors[key] = found[key]
     return place, Manifest(tensors, {})
 
@@ -169,7 +177,9 @@ def _files_in(place: Location) -> dict[str, list[str] | None]:
     """The files of a directory, each with the tensors that the index says it has; None where there is no index."""
     store, index = store_of(place), place / INDEX_FNAME
     if store.size_of(index) is None:
-        return {entry.name: None for entry in store.entries(place) if entry.name.endswith(_SUFFIX)}
+        names = [entry.name for entry in store.entries(place) if entry.name.endswith(_SUFFIX)]
+        _check_complete(place, names)
+        return dict.fromkeys(names)
     try:
         keys_of: dict[str, list[str] | None] = {}
         for key, name in json.loads(store.read(index))["weight_map"].items():
@@ -180,7 +190,25 @@ def _files_in(place: Location) -> dict[str, list[str] | None]:
         raise CheckpointFormatError(
             "bad-index", f"reading {index}: expected a weight_map from names to files beside it, found: {raised!r}"
         ) from raised
+    if SINGLE_FNAME not in keys_of and store.size_of(place / SINGLE_FNAME) is not None:
+        raise CheckpointFormatError(
+            "bad-index",
+            f"loading safetensors: {place} has {SINGLE_FNAME}, and an index that does not name it, expected one of "
+            "them; remove the one that is left of an older save, or name the file that is meant",
+        )
     return keys_of
+
+
+def _check_complete(place: Location, names: Sequence[str]) -> None:
+    """Files that count themselves, ``model-00001-of-00003``, have to be all there where no index tells of them."""
+    for match in filter(None, map(_NUMBERED.fullmatch, names)):
+        wanted = [f"{match[1]}-{at:0{len(match[2])}d}-of-{match[2]}{_SUFFIX}" for at in range(1, int(match[2]) + 1)]
+        if missing := [name for name in wanted if name not in names]:
+            raise CheckpointFormatError(
+                "missing-file",
+                f"loading safetensors: {place} has {match[0]}, and lacks {missing[0]}, expected all {match[2]}; copy "
+                "all of them, and the index",
+            )
 
 
 def _tensors_in(directory: Location, name: str) -> dict[str, StoredTensor]:
