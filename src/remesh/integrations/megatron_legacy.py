@@ -14,6 +14,7 @@ with virtual stages there are several, and chunk v of rank p comes v * (ranks) +
 
 from __future__ import annotations
 
+import io
 import re
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
@@ -253,7 +254,7 @@ def _tensors_of(part: Mapping[str, Any], first_layers: Mapping[str, int], steps:
             told = name if match is None else f"{match[1]}.{int(match[2]) + first}.{match[3]}"
             if isinstance(value, torch.Tensor) and not name.endswith("_extra_state"):
                 parameters[told] = value
-            elif value is not None and not (isinstance(value, torch.Tensor) and not value.numel()):
+            elif not _is_empty(value):
                 raise _bad(
                     place, f"{name!r} as a {type(value).__name__}, expected a tensor; scales of FP8 are not read"
                 )
@@ -262,6 +263,13 @@ def _tensors_of(part: Mapping[str, Any], first_layers: Mapping[str, int], steps:
         for kind, name, tensor in _states_of(part["optimizer"], parameters, steps, place):
             found.setdefault(kind, {})[name] = tensor
     return found
+
+
+def _is_empty(value: Any) -> bool:
+    """Whether a state of a module tells nothing: Transformer Engine saves one of each, of which old ones are files."""
+    if isinstance(value, io.BytesIO):
+        value = torch.load(value, weights_only=True)
+    return value is None or (isinstance(value, torch.Tensor) and not value.numel())
 
 
 def _states_of(

@@ -5,6 +5,7 @@ What Megatron itself has written is converted in ``tests/interop/test_megatron_t
 
 from __future__ import annotations
 
+import io
 import random
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,26 @@ def test_names_that_no_rule_maps_are_told_all_at_once(tmp_path: Path) -> None:
     )
     _change(tmp_path, lambda told: told.pop("optimizer"))
     with pytest.raises(ConfigError, match=r"2 tensors are cut.*\n  odd\n  decoder.layers.0.strange"):
+        read_megatron_legacy(tmp_path)
+
+
+def _saved(value: Any) -> io.BytesIO:
+    """A state as Transformer Engine 1 leaves it: a file in memory."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return file
+
+
+@pytest.mark.parametrize("nothing", [_saved(None), torch.empty(0, dtype=torch.uint8), None])
+def test_states_of_transformer_engine_without_scales_are_nothing(tmp_path: Path, nothing: Any) -> None:
+    name = "decoder.layers.0.self_attention.linear_qkv._extra_state"
+    write_parts(Model(1, 1, gated=False, tied=False), tmp_path, 1, [[[0]]])
+    _change(tmp_path, lambda told: told["model"].update({name: nothing}))
+    state = read_megatron_legacy(tmp_path)
+    assert state["decoder.layers.self_attention.linear_qkv._extra_state/shard_0_1"].data is None
+    _change(tmp_path, lambda told: told["model"].update({name: _saved({"scale_fwd": torch.ones(3)})}))
+    with pytest.raises(CheckpointingException, match=rf"{name}.*scales of FP8 are not read"):
         read_megatron_legacy(tmp_path)
 
 
