@@ -11,6 +11,7 @@
 #define DOORBELL 64
 #define CORE 68
 #define CALLS_WITHOUT 72
+#define USED_SLOTS 76
 #define SLEEPING 128
 #define SPIN 192
 #define GIVE_WAY 196

@@ -452,17 +452,24 @@ static int serve_ring(Engine *e, int slot) {
     return served;
 }
 
+/* Those that may have something. Their words stand so that few of them are in a cache at the same time. */
+static uint32_t used_slots(Engine *e) {
+    uint32_t all = (1u << NUM_SLOTS) - 1, told = atomic_load((Word *)(e->base + USED_SLOTS)) & all;
+    return told ? told : all;
+}
+
 /* Take what the slots have. Rings go first: a body may wait for what another thread had posted before. */
 int scan(Engine *e) {
-    uint32_t mask = 0;
+    uint32_t mask = 0, used = used_slots(e);
     int served = 0;
-    for (int slot = 0; slot < NUM_SLOTS; slot++) {
+    for (uint32_t left = used; left; left &= left - 1) {
+        int slot = __builtin_ctz(left);
         char *at = slot_at(e, slot);
         uint32_t reply = atomic_load_explicit((Word *)(at + REPLY), memory_order_relaxed);
         if (atomic_load_explicit((Word *)at, memory_order_acquire) != reply) mask |= 1u << slot;
     }
-    for (int slot = 0; slot < NUM_SLOTS; slot++) {
-        int some = serve_ring(e, slot);
+    for (uint32_t left = used; left; left &= left - 1) {
+        int some = serve_ring(e, __builtin_ctz(left));
         if (some < 0) return -1;
         served += some;
     }

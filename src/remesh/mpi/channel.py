@@ -6,6 +6,8 @@ Layout, little-endian, offsets in bytes. Words that one side writes stand on cac
     64      doorbell         u32   raised by the upper half with every request (and by whoever wakes the lower half)
     68      core             u32   on which the upper half ran when it rang last, plus 1; 0: not told
     72      calls without    u32   calls for which neither half gives way; the upper half counts them down
+    76      used slots       u32   bit i: slot i is or was a thread's; the upper half's to set, before a call
+                                   there; 0: not told
     128     lower sleeps     u32   1: the lower half is, or is about to be, in a futex wait at the doorbell;
                                    2: it gives way on the upper half's core, and runs when that does the same
     192     spin             u32   turns that the upper half spins before it sleeps; the lower half's to set

@@ -7,6 +7,7 @@ from typing import Final
 DOORBELL: Final = 64
 CORE: Final = 68
 CALLS_WITHOUT: Final = 72
+USED_SLOTS: Final = 76
 SLEEPING: Final = 128
 SPIN: Final = 192
 GIVE_WAY: Final = 196

@@ -45,6 +45,12 @@ static _Thread_local bool is_calling;
 static Word *at(char *start, size_t offset) { return (Word *)(void *)(start + offset); }
 static char *slot_of(unsigned number) { return base + FIRST_SLOT + (size_t)number * STRIDE; }
 
+/* The slot, and the lower half knows that it has to look there. */
+static char *use_slot(unsigned number) {
+    atomic_fetch_or(at(base, USED_SLOTS), 1u << number);
+    return slot_of(number);
+}
+
 static void return_slot(void *slot) {
     unsigned number = (unsigned)(((char *)slot - base - FIRST_SLOT) / STRIDE);
     LOCKED free_slots |= 1u << number;
@@ -108,7 +114,7 @@ static char *find_own_slot(void) {
         free_slots &= ~(1u << number);
     }
     if (number < 0) return NULL;
-    own_slot = slot_of((unsigned)number);
+    own_slot = use_slot((unsigned)number);
     pthread_setspecific(on_thread_end, own_slot);
     return own_slot;
 }
@@ -123,7 +129,7 @@ Lease take_slot(const char *doing) {
     if (!open_channel()) die("%s: this process was not started by `remesh mpi run`", doing);
     if (find_own_slot()) return (Lease){own_slot, false};
     pthread_mutex_lock(&sharing);
-    return (Lease){slot_of(SHARED_SLOT), true};
+    return (Lease){use_slot(SHARED_SLOT), true};
 }
 
 void give_slot(Lease lease) {
