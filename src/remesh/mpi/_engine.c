@@ -98,7 +98,7 @@ static int pass(Engine *e) {
             continue;
         }
         progress = 1;
-        if (finish_running(e, &e->running[i])) return -1;
+        finish_running(e, &e->running[i]);
     }
     e->num_running = kept;
     int carried = carry_on(e), streamed = carried < 0 ? -1 : stream_on(e);
@@ -109,22 +109,6 @@ static int pass(Engine *e) {
     return progress;
 }
 
-/* A short message for a receive can wait in MPI until the program asks for it. */
-static int can_wait(Engine *e, const Request *request) {
-    return request->kind == e->word_receive && request->num_bytes != PARCEL && request->num_bytes <= EAGER_BYTES;
-}
-
-/* Whether MPI has to be asked now and then though no slot waits. */
-static int is_expecting(Engine *e) {
-    PyObject *key, *value;
-    Py_ssize_t position = 0;
-    /* Who has a window may be asked at any time. */
-    if (e->num_running || e->num_small || e->num_sending || e->num_streams || PyDict_Size(e->windows) > 0) return 1;
-    while (PyDict_Next(e->by_number, &position, &key, &value))
-        if (!((Request *)value)->done && !can_wait(e, (Request *)value)) return 1;
-    return 0;
-}
-
 /* ---- the type ---- */
 
 /* step(news): one pass; whether there was anything to do. ``news``: Python has completed a request. */
@@ -132,7 +116,7 @@ static PyObject *engine_step(PyObject *self, PyObject *news) {
     Engine *e = (Engine *)self;
     if (PyObject_IsTrue(news)) e->recheck = 1;
     int progress = pass(e);
-    if (progress > 0) note_gap(e);
+    if (progress > 0) note_gap(e, now_us());
     return progress < 0 ? NULL : PyBool_FromLong(progress);
 }
 
@@ -157,20 +141,17 @@ static int run_until(Engine *e, int64_t deadline_us, int python_waits) {
     for (int fruitful = 0; !atomic_load(&e->woken);) {
         int progress = pass(e);
         if (progress < 0) return -1;
-        if (progress) note_gap(e);
+        int64_t now = now_us();
+        if (progress) note_gap(e, now);
         if (e->attention || (progress && python_waits)) return 1;
         if (progress) {
             /* A program that polls always has a next request: the time must end this, too. */
-            if ((++fruitful & 63) == 0 && now_us() >= deadline_us) break;
+            if ((++fruitful & 63) == 0 && now >= deadline_us) break;
             /* Whoever has its reply runs before anything else is looked at. */
             if (python_waits || is_busy(e) || !may_give_way(e)) continue;
         }
-        if (now_us() >= deadline_us) break;
-        int is_waiting = python_waits || e->singles || e->waits;
-        int expecting = is_waiting || e->num_watched || is_expecting(e);
-        Py_BEGIN_ALLOW_THREADS;
-        rest(e, is_waiting, expecting, deadline_us);
-        Py_END_ALLOW_THREADS;
+        if (now >= deadline_us) break;
+        rest(e, python_waits || e->singles || e->waits, now, deadline_us);
     }
     return 0;
 }
@@ -444,18 +425,19 @@ typedef struct {
 #define FIELD(name) {#name, offsetof(Engine, name), sizeof ((Engine *)0)->name}
 
 static const Field NUMBERS[] = {
-    FIELD(base), FIELD(comm), FIELD(byte), FIELD(rank), FIELD(size), FIELD(frame_request), FIELD(any_source), FIELD(frame), FIELD(arena_start),
+    FIELD(base), FIELD(next_number), FIELD(comm), FIELD(byte), FIELD(rank), FIELD(size), FIELD(frame_request), FIELD(any_source), FIELD(frame), FIELD(arena_start),
     FIELD(arena_bytes), FIELD(piece_bytes), FIELD(small_bytes), FIELD(err_truncate), FIELD(err_other), FIELD(err_request),
     FIELD(err_op), FIELD(err_win), FIELD(err_rma_range), FIELD(upper_spin), FIELD(lower_spin), FIELD(always_spins),
     FIELD(eager_us), FIELD(patient_us), FIELD(shortest_us), FIELD(longest_us), FIELD(idle_us), FIELD(give_way_us)};
 
+/* Tables come first. */
 static const Field OBJECTS[] = {
-    FIELD(by_number), FIELD(posted), FIELD(arrived), FIELD(requests), FIELD(entered), FIELD(reals), FIELD(plans), FIELD(windows),
-    FIELD(accesses), FIELD(access_queues), FIELD(owed), FIELD(on_message), FIELD(make_plan), FIELD(serve),
+    FIELD(by_number), FIELD(posted), FIELD(arrived), FIELD(entered), FIELD(reals), FIELD(plans), FIELD(windows),
+    FIELD(accesses), FIELD(access_queues), FIELD(requests), FIELD(owed), FIELD(on_message), FIELD(make_plan), FIELD(serve),
     FIELD(serve_posted), FIELD(tell), FIELD(tell_wait), FIELD(word_send), FIELD(word_receive), FIELD(word_collective),
     FIELD(word_window), FIELD(asker)};
 
-enum { NUM_NUMBERS = sizeof NUMBERS / sizeof *NUMBERS, NUM_OBJECTS = sizeof OBJECTS / sizeof *OBJECTS };
+enum { NUM_NUMBERS = sizeof NUMBERS / sizeof *NUMBERS, NUM_OBJECTS = sizeof OBJECTS / sizeof *OBJECTS, NUM_TABLES = 9 };
 
 static PyObject **object_at(Engine *e, int which) { return (PyObject **)((char *)e + OBJECTS[which].place); }
 
@@ -465,7 +447,11 @@ static void take_fields(Engine *e, PyObject *setup) {
         /* Its low bytes come first. */
         memcpy((char *)e + NUMBERS[i].place, &number, NUMBERS[i].num_bytes);
     }
-    for (int i = 0; i < NUM_OBJECTS; i++) *object_at(e, i) = object(setup, OBJECTS[i].name);
+    for (int i = 0; i < NUM_OBJECTS; i++) {
+        PyObject *found = *object_at(e, i) = object(setup, OBJECTS[i].name);
+        if (i < NUM_TABLES && found != NULL && !is_table(found))
+            PyErr_Format(PyExc_TypeError, "%s of an engine's setup is %R, expected a table", OBJECTS[i].name, found);
+    }
 }
 
 static void take_functions(Engine *e, PyObject *setup) {

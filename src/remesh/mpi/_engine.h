@@ -3,6 +3,7 @@
 #define REMESH_ENGINE_H
 
 #include "_records.h"
+#include "_table.h"
 #include <sched.h>
 
 typedef uintptr_t Handle;
@@ -114,7 +115,9 @@ typedef struct {
     int next_stream, next_ahead;
     _Alignas(16) char status[STATUS_BYTES];
     /* what half.py owns */
-    PyObject *by_number, *posted, *arrived, *requests, *entered, *reals, *plans, *windows, *accesses, *access_queues, *owed;
+    Table *by_number, *posted, *arrived, *entered, *reals, *plans, *windows, *accesses, *access_queues;
+    uint64_t *next_number; /* of a request */
+    PyObject *requests, *owed;
     PyObject *on_message, *make_plan, *serve, *serve_posted, *tell, *tell_wait;
     PyObject *word_send, *word_receive, *word_collective, *word_window, *asker;
     int err_truncate, err_other, err_request, err_op, err_win, err_rma_range;
@@ -128,6 +131,8 @@ typedef struct {
     uint32_t upper_spin;
     uint64_t lower_spin;
     char always_spins, is_dense;
+    PyThreadState *let_go; /* while Python's other threads may run */
+    int64_t turn_ended_us; /* when they could last */
     int64_t gap_us, eager_us, patient_us, shortest_us, longest_us, idle_us, idle_since_us, free_since_us, apart_until_us, give_way_us;
 } Engine;
 
@@ -142,21 +147,18 @@ void go_anywhere(Engine *e);
 /* Whether this is beside its program, whose calls are dense. */
 int may_give_way(Engine *e);
 /* There was something to do again: note how long the program computed. */
-void note_gap(Engine *e);
-/* Wait until there may be something to do, or the deadline. Only MPI and shared words: called without the GIL. */
-void rest(Engine *e, int is_waiting, int expecting, int64_t deadline_us);
+void note_gap(Engine *e, int64_t now);
+/* Wait until there may be something to do, or the deadline. Only MPI and shared words: others of Python run meanwhile. */
+void rest(Engine *e, int is_waiting, int64_t now, int64_t deadline_us);
 
 /* _engine_queues.c. Integers are 0, or -1 with an exception; requests are borrowed, NULL may come without one. */
 /* An array that grows, with room for one more; NULL with an exception, and the array is as it was. */
 void *with_room(void *items, size_t count, size_t *room, size_t item_bytes);
 void answer(Engine *e, int slot);
 int mpi_failed(const char *what, int code);
-/* What a table of Python's has under a number; borrowed, NULL without an exception if nothing is there. */
-PyObject *find_in(PyObject *table, uint64_t number);
-int append_number(PyObject *list, uint64_t number);
 Request *find_request(Engine *e, uint64_t number);
-int forget(Engine *e, Request *request);
-int complete(Engine *e, Request *request);
+void forget(Engine *e, const Request *request);
+void complete(Engine *e, Request *request);
 Request *start_request(Engine *e, uint64_t number, PyObject *kind);
 int tell_single(Engine *e, int slot, Request *request);
 void fail(Engine *e, int slot, const char *what, int code);
@@ -164,7 +166,8 @@ void fail(Engine *e, int slot, const char *what, int code);
 int damaged(int slot, const char *format, ...) __attribute__((format(printf, 2, 3)));
 int try_wait(Engine *e, int slot);
 int tell_waiting(Engine *e);
-PyObject *queue_of(PyObject *queues, uint64_t comm, int make);
+/* A receive waits for its message. */
+int post(Engine *e, const Request *request);
 /* Whoever matches takes the message; it is the caller's still. */
 int arrive(Engine *e, Arrived *message);
 int arrive_short(Engine *e, uint64_t comm, int source, int tag, const char *data, int64_t num_bytes);
@@ -181,7 +184,7 @@ int send_wire(Engine *e, int dest, const uint64_t fields[7], const char *payload
 int take_frame(Engine *e);
 
 /* _engine_calls.c. */
-int finish_running(Engine *e, Running *one);
+void finish_running(Engine *e, Running *one);
 int scan(Engine *e);
 /* A slot that Python serves waits for the end of this request. */
 void wait_for(Engine *e, int slot, uint64_t request);

@@ -79,21 +79,7 @@ static Request *do_receive(Engine *e, int slot, uint64_t number, const ReceiveCa
     request->num_bytes = call->capacity;
     request->address = call->address;
     Arrived *message = take_arrived(e, request->comm, request->peer, request->tag);
-    if (PyErr_Occurred()) return NULL;
-    if (message == NULL) {
-        Posted *receive = new_posted();
-        PyObject *queue = receive == NULL ? NULL : queue_of(e->posted, request->comm, 1);
-        int failed = queue == NULL;
-        if (!failed) {
-            receive->request = request->number;
-            receive->comm = request->comm;
-            receive->source = request->peer;
-            receive->tag = request->tag;
-            failed = PyList_Append(queue, (PyObject *)receive);
-        }
-        Py_XDECREF((PyObject *)receive);
-        return failed ? NULL : request;
-    }
+    if (message == NULL) return PyErr_Occurred() || post(e, request) ? NULL : request;
     int failed = match(e, request, message);
     Py_DECREF((PyObject *)message);
     return failed ? NULL : request;
@@ -170,8 +156,8 @@ static int is_short(Engine *e, const CollectiveCall *call, Real *real) {
     int is_fold = call->kind == KIND_ALLREDUCE;
     if (!is_fold && call->kind != KIND_ALLGATHER && call->kind != KIND_ALLTOALL) return 0;
     if (is_fold && (receive_bytes != send_bytes || !can_fold(e, call->op, call->type, send_bytes))) return 0;
-    PyObject *found = find_in(e->reals, call->comm);
-    if (found == NULL) return PyErr_Occurred() ? -1 : 0;
+    PyObject *found = table_find(e->reals, call->comm);
+    if (found == NULL) return 0;
     real->comm = (Handle)PyLong_AsUnsignedLongLongMask(PyTuple_GetItem(found, 0));
     real->size = (int)PyLong_AsLong(PyTuple_GetItem(found, 1));
     return PyErr_Occurred() ? -1 : 1;
@@ -179,26 +165,24 @@ static int is_short(Engine *e, const CollectiveCall *call, Real *real) {
 
 /* Count one more; how many had been entered, or -1. */
 static int64_t count_entered(Engine *e, uint64_t comm) {
-    PyObject *key = PyLong_FromUnsignedLongLong(comm);
-    PyObject *before = key == NULL ? NULL : PyDict_GetItemWithError(e->entered, key);
+    PyObject *before = table_find(e->entered, comm);
     int64_t count = before == NULL ? 0 : PyLong_AsLongLong(before);
     PyObject *after = PyErr_Occurred() ? NULL : PyLong_FromLongLong(count + 1);
-    int failed = after == NULL || PyDict_SetItem(e->entered, key, after);
+    int failed = after == NULL || table_set(e->entered, comm, after);
     Py_XDECREF(after);
-    Py_XDECREF(key);
     return failed ? -1 : count;
 }
 
 /* The plan of a member for a kind of small collective; borrowed, NULL if there is none, perhaps with an exception. */
 static PyObject *find_plan(Engine *e, uint64_t comm, int kind, int root) {
-    PyObject *plans = find_in(e->plans, comm);
+    Table *plans = (Table *)table_find(e->plans, comm);
     if (plans == NULL) return NULL;
     uint64_t key = (uint64_t)kind << 32 | (uint32_t)root;
-    PyObject *plan = find_in(plans, key);
-    if (plan != NULL || PyErr_Occurred()) return plan;
+    PyObject *plan = table_find(plans, key);
+    if (plan != NULL) return plan;
     PyObject *made = PyObject_CallFunction(e->make_plan, "Kii", (unsigned long long)comm, kind, root);
     Py_XDECREF(made);
-    return made == NULL ? NULL : find_in(plans, key);
+    return made == NULL ? NULL : table_find(plans, key);
 }
 
 /* Bytes of a block of a collective that could be messages of ours: the same on all ranks. -1: it could not. */
@@ -233,15 +217,14 @@ static PyObject *small_plan(Engine *e, const CollectiveCall *call, int64_t block
     return plan != NULL && goes_together && block_bytes * size_of_plan(plan) > EAGER_BYTES ? NULL : plan;
 }
 
-int finish_running(Engine *e, Running *one) {
+void finish_running(Engine *e, Running *one) {
     Request *request = one->request;
     set_object(&request->payload, one->result);
     request->message_bytes = PyBytes_Size(one->result);
-    int failed = complete(e, request);
+    complete(e, request);
     Py_DECREF(one->send);
     Py_DECREF(one->result);
     Py_DECREF((PyObject *)request);
-    return failed;
 }
 
 static int do_collective(Engine *e, int slot, const CollectiveCall *call, Real real) {
@@ -275,19 +258,18 @@ static int do_collective(Engine *e, int slot, const CollectiveCall *call, Real r
     int code = start_real(e, call, real, PyBytes_AsString(one.send), PyBytes_AsString(one.result), &one.real);
     if (code == 0) code = test(&one.real, &over, e->status);
     if (code) {
-        int failed = forget(e, one.request);
+        forget(e, one.request);
         fail(e, slot, "a collective", code);
         Py_DECREF(one.send);
         Py_DECREF(one.result);
         Py_DECREF((PyObject *)one.request);
-        return failed;
+        return 0;
     }
     Request *request = one.request;
     Py_INCREF((PyObject *)request);
-    int failed = 0;
-    if (over) failed = finish_running(e, &one);
+    if (over) finish_running(e, &one);
     else e->running[e->num_running++] = one;
-    if (!failed) failed = started(e, slot, flags, request);
+    int failed = started(e, slot, flags, request);
     Py_DECREF((PyObject *)request);
     return failed;
 }

@@ -11,7 +11,7 @@
 
 /* A list of the lock of a window on this rank, a new reference; NULL where there is no such window. */
 static PyObject *list_of_lock(Engine *e, uint64_t number, const char *name) {
-    PyObject *window = find_in(e->windows, number);
+    PyObject *window = table_find(e->windows, number);
     PyObject *locks = window == NULL ? NULL : PyObject_GetAttrString(window, "locks");
     PyObject *list = locks == NULL ? NULL : PyObject_GetAttrString(locks, name);
     Py_XDECREF(locks);
@@ -35,7 +35,8 @@ static int tell_locked(Engine *e, uint64_t window, int error, int rank, uint64_t
     Request *request = find_request(e, number);
     if (request == NULL) return PyErr_SetString(PyExc_KeyError, "a lock of no request"), -1;
     request->error = error;
-    return complete(e, request);
+    complete(e, request);
+    return 0;
 }
 
 /* Whether those who hold a lock let one more have it. */
@@ -93,9 +94,10 @@ int hear_locked(Engine *e, const Header *header) {
     Request *request = find_request(e, header->request);
     int is_lock = request != NULL && request->kind == e->word_window && request->tag == ASKS_FOR_LOCK;
     if (!is_lock || request->done || request->peer != header->source)
-        return PyErr_Occurred() ? -1 : misfit(header, "a lock that was not asked for: request", (int64_t)header->request);
+        return misfit(header, "a lock that was not asked for: request", (int64_t)header->request);
     request->error = header->tag;
-    return complete(e, request);
+    complete(e, request);
+    return 0;
 }
 
 Request *ask_for_lock(Engine *e, const LockCall *call) {

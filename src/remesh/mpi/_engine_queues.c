@@ -26,65 +26,25 @@ void *with_room(void *items, size_t count, size_t *room, size_t item_bytes) {
 
 /* ---- requests ---- */
 
-PyObject *find_in(PyObject *table, uint64_t number) {
-    PyObject *key = PyLong_FromUnsignedLongLong(number);
-    PyObject *found = key == NULL ? NULL : PyDict_GetItemWithError(table, key);
-    Py_XDECREF(key);
-    return found;
-}
+Request *find_request(Engine *e, uint64_t number) { return (Request *)table_find(e->by_number, number); }
 
-int append_number(PyObject *list, uint64_t number) {
-    PyObject *value = PyLong_FromUnsignedLongLong(number);
-    int failed = value == NULL || PyList_Append(list, value);
-    Py_XDECREF(value);
-    return failed ? -1 : 0;
-}
+void forget(Engine *e, const Request *request) { table_remove(e->by_number, request->number); }
 
-Request *find_request(Engine *e, uint64_t number) { return (Request *)find_in(e->by_number, number); }
-
-int forget(Engine *e, Request *request) {
-    PyObject *key = PyLong_FromUnsignedLongLong(request->number);
-    if (key == NULL) return -1;
-    int failed = PyDict_DelItem(e->by_number, key);
-    Py_DECREF(key);
-    if (failed && PyErr_ExceptionMatches(PyExc_KeyError)) PyErr_Clear(), failed = 0;
-    return failed;
-}
-
-int complete(Engine *e, Request *request) {
+void complete(Engine *e, Request *request) {
     request->done = 1;
     e->recheck = 1;
-    return request->detached ? forget(e, request) : 0;
-}
-
-static uint64_t next_number(Engine *e) {
-    PyObject *next = PyObject_GetAttrString(e->requests, "next_number");
-    if (next == NULL) return 0;
-    uint64_t number = PyLong_AsUnsignedLongLong(next);
-    Py_DECREF(next);
-    PyObject *following = PyLong_FromUnsignedLongLong(number + 1);
-    if (following == NULL || PyObject_SetAttrString(e->requests, "next_number", following)) number = 0;
-    Py_XDECREF(following);
-    return number;
+    if (request->detached) forget(e, request);
 }
 
 /* A new request under its number (0: the next one); borrowed from the table. */
 Request *start_request(Engine *e, uint64_t number, PyObject *kind) {
-    if (number == 0 && (number = next_number(e)) == 0) return NULL;
     Request *request = new_request();
-    PyObject *key = PyLong_FromUnsignedLongLong(number);
-    if (request != NULL && key != NULL) {
-        request->number = number;
-        set_object(&request->kind, kind);
-        if (PyDict_SetItem(e->by_number, key, (PyObject *)request) == 0) {
-            Py_DECREF(key);
-            Py_DECREF((PyObject *)request);
-            return request;
-        }
-    }
-    Py_XDECREF(key);
-    Py_XDECREF((PyObject *)request);
-    return NULL;
+    if (request == NULL) return NULL;
+    request->number = number ? number : (*e->next_number)++;
+    set_object(&request->kind, kind);
+    int failed = table_set(e->by_number, request->number, (PyObject *)request);
+    Py_DECREF((PyObject *)request);
+    return failed ? NULL : request;
 }
 
 /* ---- replies ---- */
@@ -125,7 +85,7 @@ int tell_single(Engine *e, int slot, Request *request) {
     } else {
         *(RequestReply *)body = (RequestReply){OK, 0};
         put_completion(body + sizeof(RequestReply), request, where, length);
-        if (forget(e, request)) return -1;
+        forget(e, request);
     }
     answer(e, slot);
     return 0;
@@ -147,7 +107,6 @@ static int64_t count_over(Engine *e, const uint64_t *asked, uint32_t count, uint
     uint8_t where;
     for (uint32_t i = 0; i < count && !(mode == MODE_ANY && over); i++) {
         Request *request = find_request(e, asked[i]);
-        if (request == NULL && PyErr_Occurred()) return -1;
         if (request != NULL && !request->done) continue;
         over++;
         room -= (int64_t)(sizeof(Index) + sizeof(Completion));
@@ -166,7 +125,6 @@ static int put_ended(Engine *e, char *to, const uint64_t *asked, uint32_t count,
     uint8_t where;
     for (uint32_t i = 0; i < count && over; i++) {
         Request *request = find_request(e, asked[i]);
-        if (request == NULL && PyErr_Occurred()) return -1;
         if (request != NULL && !request->done) continue;
         over--;
         to = put_32(to, i);
@@ -176,7 +134,7 @@ static int put_ended(Engine *e, char *to, const uint64_t *asked, uint32_t count,
         } else {
             int64_t length = inline_bytes(request, BODY_BYTES, &where);
             to = put_completion(to, request, where, length);
-            if (forget(e, request)) return -1;
+            forget(e, request);
         }
     }
     return 0;
@@ -186,7 +144,6 @@ static int put_ended(Engine *e, char *to, const uint64_t *asked, uint32_t count,
 static int is_one_open(Engine *e, int slot, const uint64_t *asked, uint32_t count) {
     for (uint32_t *at = &e->open_in[slot]; *at < count; ++*at) {
         Request *request = find_request(e, asked[*at]);
-        if (request == NULL && PyErr_Occurred()) return -1;
         if (request != NULL && !request->done) return 1;
     }
     return 0;
@@ -249,16 +206,25 @@ int tell_waiting(Engine *e) {
  * that is posted takes the earliest message that fits. Both queues are lists of matching.py, by communicator, in order.
  */
 
-PyObject *queue_of(PyObject *queues, uint64_t comm, int make) {
-    PyObject *key = PyLong_FromUnsignedLongLong(comm);
-    if (key == NULL) return NULL;
-    PyObject *queue = PyDict_GetItemWithError(queues, key);
-    if (queue == NULL && make && !PyErr_Occurred() && (queue = PyList_New(0)) != NULL) {
-        if (PyDict_SetItem(queues, key, queue)) Py_CLEAR(queue);
-        else Py_DECREF(queue);
-    }
-    Py_DECREF(key);
-    return queue;
+static int append_to(Table *queues, uint64_t comm, PyObject *one) {
+    PyObject *queue = table_find(queues, comm);
+    if (queue != NULL) return PyList_Append(queue, one);
+    queue = PyList_New(0);
+    int failed = queue == NULL || PyList_Append(queue, one) || table_set(queues, comm, queue);
+    Py_XDECREF(queue);
+    return failed ? -1 : 0;
+}
+
+int post(Engine *e, const Request *request) {
+    Posted *receive = new_posted();
+    if (receive == NULL) return -1;
+    receive->request = request->number;
+    receive->comm = request->comm;
+    receive->source = request->peer;
+    receive->tag = request->tag;
+    int failed = append_to(e->posted, receive->comm, (PyObject *)receive);
+    Py_DECREF((PyObject *)receive);
+    return failed;
 }
 
 static int fits(int wanted_source, int wanted_tag, int source, int tag) {
@@ -285,7 +251,9 @@ static int take_own(Engine *e, Request *request, const Arrived *message) {
     if (send == NULL) return PyErr_SetString(PyExc_KeyError, "a message of no send"), -1;
     if (gather(request, send->num_bytes)) return -1;
     if (send->num_bytes && carry_memory(e, send->address, gathered(request), send->num_bytes, 0)) return -1;
-    return complete(e, send) || complete(e, request) ? -1 : 0;
+    complete(e, send);
+    complete(e, request);
+    return 0;
 }
 
 /* Note that a payload is to be asked for when the ranks are open. */
@@ -306,48 +274,78 @@ static int bring(Engine *e, Request *request, Arrived *message) {
     return (is_near ? take_directly : stream_in)(e, request, message);
 }
 
-int match(Engine *e, Request *request, Arrived *message) {
-    request->source = message->source;
-    request->message_tag = message->tag;
-    request->message_bytes = message->num_bytes;
-    if (request->num_bytes != PARCEL && message->num_bytes > request->num_bytes) request->error = e->err_truncate;
-    if (message->payload == NULL || message->payload == Py_None) return bring(e, request, message);
-    set_object(&request->payload, message->payload);
-    return complete(e, request);
+static void note_match(Engine *e, Request *request, int source, int tag, int64_t num_bytes) {
+    request->source = source;
+    request->message_tag = tag;
+    request->message_bytes = num_bytes;
+    if (request->num_bytes != PARCEL && num_bytes > request->num_bytes) request->error = e->err_truncate;
 }
 
-/* To the oldest receive that fits, or into the queue. */
-int arrive(Engine *e, Arrived *message) {
-    PyObject *queue = queue_of(e->posted, message->comm, 0);
+static void give_payload(Engine *e, Request *request, PyObject *payload) {
+    set_object(&request->payload, payload);
+    complete(e, request);
+}
+
+int match(Engine *e, Request *request, Arrived *message) {
+    note_match(e, request, message->source, message->tag, message->num_bytes);
+    if (message->payload == NULL || message->payload == Py_None) return bring(e, request, message);
+    give_payload(e, request, message->payload);
+    return 0;
+}
+
+/* The oldest receive that fits a message, not posted any more: its request, borrowed; NULL if there is none, perhaps with
+ * an exception.
+ */
+static Request *take_posted(Engine *e, uint64_t comm, int source, int tag) {
+    PyObject *queue = table_find(e->posted, comm);
     Py_ssize_t length = queue == NULL ? 0 : PyList_Size(queue);
-    if (PyErr_Occurred()) return -1;
     for (Py_ssize_t i = 0; i < length; i++) {
         Posted *receive = (Posted *)PyList_GetItem(queue, i);
-        if (!fits(receive->source, receive->tag, message->source, message->tag)) continue;
+        if (!fits(receive->source, receive->tag, source, tag)) continue;
         Request *request = find_request(e, receive->request);
-        if (request == NULL) return PyErr_SetString(PyExc_KeyError, "a receive of no request"), -1;
-        return PyList_SetSlice(queue, i, i + 1, NULL) ? -1 : match(e, request, message);
+        if (request == NULL) return PyErr_SetString(PyExc_KeyError, "a receive of no request"), NULL;
+        return PyList_SetSlice(queue, i, i + 1, NULL) ? NULL : request;
     }
-    queue = queue_of(e->arrived, message->comm, 1);
-    return queue == NULL ? -1 : PyList_Append(queue, (PyObject *)message);
+    return NULL;
 }
 
-int arrive_short(Engine *e, uint64_t comm, int source, int tag, const char *data, int64_t num_bytes) {
+int arrive(Engine *e, Arrived *message) {
+    Request *request = take_posted(e, message->comm, message->source, message->tag);
+    if (request != NULL) return match(e, request, message);
+    return PyErr_Occurred() ? -1 : append_to(e->arrived, message->comm, (PyObject *)message);
+}
+
+static int keep_short(Engine *e, uint64_t comm, int source, int tag, PyObject *payload) {
     Arrived *message = new_arrived();
     if (message == NULL) return -1;
     message->comm = comm;
     message->source = source;
     message->tag = tag;
-    message->num_bytes = num_bytes;
-    message->payload = PyBytes_FromStringAndSize(data, num_bytes);
-    int failed = message->payload == NULL ? -1 : arrive(e, message);
+    message->num_bytes = PyBytes_Size(payload);
+    set_object(&message->payload, payload);
+    int failed = append_to(e->arrived, comm, (PyObject *)message);
     Py_DECREF((PyObject *)message);
+    return failed;
+}
+
+/* The same for one whose payload has come with it: where a receive waits, nothing else is made of it. */
+int arrive_short(Engine *e, uint64_t comm, int source, int tag, const char *data, int64_t num_bytes) {
+    PyObject *payload = PyBytes_FromStringAndSize(data, num_bytes);
+    Request *request = payload == NULL ? NULL : take_posted(e, comm, source, tag);
+    int failed = 0;
+    if (request != NULL) {
+        note_match(e, request, source, tag, num_bytes);
+        give_payload(e, request, payload);
+    } else {
+        failed = PyErr_Occurred() ? -1 : keep_short(e, comm, source, tag, payload);
+    }
+    Py_XDECREF(payload);
     return failed;
 }
 
 /* The earliest message that fits, removed; a new reference, or NULL. */
 Arrived *take_arrived(Engine *e, uint64_t comm, int source, int tag) {
-    PyObject *queue = queue_of(e->arrived, comm, 0);
+    PyObject *queue = table_find(e->arrived, comm);
     Py_ssize_t length = queue == NULL ? 0 : PyList_Size(queue);
     for (Py_ssize_t i = 0; i < length; i++) {
         Arrived *message = (Arrived *)PyList_GetItem(queue, i);

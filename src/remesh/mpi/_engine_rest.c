@@ -72,7 +72,28 @@ static void choose_pace(Engine *e, int expecting, int64_t now) {
 
 static int is_rung(Engine *e) { return atomic_load(e->doorbell) != e->scanned || atomic_load(&e->woken); }
 
+/* To let go of Python and to take it back costs more than a look at MPI. So whoever rests does it before he sleeps, or
+ * when the other threads of this process have not had a turn for so long.
+ */
+enum { TURN_US = 500 };
+
+static void let_others_run(Engine *e) {
+    if (e->let_go == NULL) e->let_go = PyEval_SaveThread();
+}
+
+static void let_others_run_in_time(Engine *e, int64_t now) {
+    if (now - e->turn_ended_us > TURN_US) let_others_run(e);
+}
+
+static void take_turn(Engine *e) {
+    if (e->let_go == NULL) return;
+    PyEval_RestoreThread(e->let_go);
+    e->let_go = NULL;
+    e->turn_ended_us = now_us();
+}
+
 static void sleep_at_bell(Engine *e, int64_t timeout_us) {
+    let_others_run(e);
     atomic_store(e->sleeping, ASLEEP);
     if (!is_rung(e)) futex_wait(e->doorbell, e->scanned, timeout_us);
     atomic_store_explicit(e->sleeping, AWAKE, memory_order_relaxed);
@@ -95,9 +116,27 @@ static int give_way(Engine *e, int64_t now, int64_t deadline_us) {
     return is_rung(e);
 }
 
+/* A short message for a receive can wait in MPI until the program asks for it. */
+static int can_wait(const Engine *e, const Request *request) {
+    return request->kind == e->word_receive && request->num_bytes != PARCEL && request->num_bytes <= EAGER_BYTES;
+}
+
+/* Whether MPI has to be asked now and then though no slot waits. */
+static int is_expecting(const Engine *e) {
+    size_t at = 0;
+    const Request *request;
+    /* Who has a window may be asked at any time. */
+    if (e->num_watched || e->num_running || e->num_small || e->num_sending || e->num_streams || e->windows->count) return 1;
+    while ((request = (const Request *)table_next(e->by_number, &at)) != NULL)
+        if (!request->done && !can_wait(e, request)) return 1;
+    return 0;
+}
+
 /* Rest while the program computes. */
-static void rest_without_caller(Engine *e, int expecting, int64_t now, int64_t deadline_us) {
+static void rest_without_caller(Engine *e, int64_t now, int64_t deadline_us) {
+    int expecting = is_expecting(e);
     if (e->always_spins) {
+        let_others_run(e);
         while (!look(e) && atomic_load_explicit(e->doorbell, memory_order_acquire) == e->scanned)
             if (now_us() >= deadline_us || atomic_load(&e->woken)) return;
         return;
@@ -117,19 +156,13 @@ static void rest_without_caller(Engine *e, int expecting, int64_t now, int64_t d
     if (now < deadline_us) sleep_at_bell(e, longest < deadline_us - now ? longest : deadline_us - now);
 }
 
-/* Wait until there may be something to do, or the deadline. Only MPI and shared words: called without the GIL. */
-void rest(Engine *e, int is_waiting, int expecting, int64_t deadline_us) {
-    int64_t now = now_us();
-    if (e->idle_since_us == 0) e->idle_since_us = now;
-    if (e->num_watched || has_moving_stream(e) || (is_waiting && e->num_streams)) leave_program(e);
-    if (!is_waiting) {
-        rest_without_caller(e, expecting, now, deadline_us);
-        return;
-    }
+/* Rest while the program waits. */
+static void rest_with_caller(Engine *e, int64_t now, int64_t deadline_us) {
     for (;;) {
         if (look(e) || atomic_load_explicit(e->doorbell, memory_order_acquire) != e->scanned) return;
         now = now_us();
         if (now >= deadline_us || atomic_load(&e->woken)) return;
+        let_others_run_in_time(e, now);
         int64_t idle = now - e->idle_since_us;
         /* A stream moves on only while MPI is asked. */
         if (idle > e->patient_us && !e->num_watched && !has_moving_stream(e)) {
@@ -143,10 +176,19 @@ void rest(Engine *e, int is_waiting, int expecting, int64_t deadline_us) {
     }
 }
 
+void rest(Engine *e, int is_waiting, int64_t now, int64_t deadline_us) {
+    if (e->idle_since_us == 0) e->idle_since_us = now;
+    let_others_run_in_time(e, now);
+    if (e->num_watched || has_moving_stream(e) || (is_waiting && e->num_streams)) leave_program(e);
+    if (is_waiting) rest_with_caller(e, now, deadline_us);
+    else rest_without_caller(e, now, deadline_us);
+    take_turn(e);
+}
+
 /* How long the program computed. Long times are remembered for a while: short ones come in between, with replies. */
-void note_gap(Engine *e) {
+void note_gap(Engine *e, int64_t now) {
     if (e->free_since_us) {
-        int64_t gap = now_us() - e->free_since_us;
+        int64_t gap = now - e->free_since_us;
         e->gap_us = gap > e->gap_us ? gap : (e->gap_us + gap) / 2;
     }
     e->free_since_us = e->idle_since_us = 0;

@@ -272,13 +272,12 @@ static int is_at_end(const Stream *one) {
 }
 
 /* All of it has been moved. */
-static int end_stream(Engine *e, Stream *one) {
+static void end_stream(Engine *e, Stream *one) {
     Request *request = one->request;
-    if (request == NULL) return 0;
+    if (request == NULL) return;
     request->written = !one->is_sending && gathered(request) == NULL;
-    int failed = one->is_declined ? 0 : complete(e, request);
+    if (!one->is_declined) complete(e, request);
     Py_DECREF((PyObject *)request);
-    return failed;
 }
 
 int stream_on(Engine *e) {
@@ -306,7 +305,7 @@ int stream_on(Engine *e) {
             continue;
         }
         progress = 1;
-        if (end_stream(e, one)) return -1;
+        end_stream(e, one);
     }
     e->num_streams = kept;
     return progress;

@@ -41,8 +41,8 @@ static int region_holds(PyObject *regions, uint64_t base, int64_t offset, int64_
 /* Where displacements of a window count from; an error class if it may not be accessed so. */
 static int find_place(Engine *e, const Access *access, uint64_t *base) {
     *base = 0;
-    PyObject *window = find_in(e->windows, access->window);
-    if (window == NULL) return PyErr_Occurred() ? RAISED : e->err_win;
+    PyObject *window = table_find(e->windows, access->window);
+    if (window == NULL) return e->err_win;
     PyObject *value = PyObject_GetAttrString(window, "base"), *regions = PyObject_GetAttrString(window, "regions");
     int error = value == NULL || regions == NULL ? RAISED : 0;
     if (!error) *base = PyLong_AsUnsignedLongLong(value);
@@ -188,25 +188,16 @@ static int finish_access(Engine *e, Request *request, int error, const char *old
         set_object(&request->payload, payload);
         Py_DECREF(payload);
     }
-    return complete(e, request);
-}
-
-/* Note in Python's table of accesses under way that one is ours. */
-static int note_access(Engine *e, uint64_t number) {
-    PyObject *key = PyLong_FromUnsignedLongLong(number);
-    int failed = key == NULL || PyDict_SetItem(e->accesses, key, Py_None);
-    Py_XDECREF(key);
-    return failed ? -1 : 0;
+    complete(e, request);
+    return 0;
 }
 
 int hear_accessed(Engine *e, const Header *header, const char *payload) {
-    if (find_in(e->accesses, header->request) != Py_None) return PyErr_Occurred() ? -1 : 0;
+    if (table_find(e->accesses, header->request) != Py_None) return 0;
     Request *request = find_request(e, header->request);
-    if (request == NULL || request->peer != header->source || header->num_bytes > EAGER_BYTES) return PyErr_Occurred() ? -1 : 0;
-    PyObject *key = PyLong_FromUnsignedLongLong(header->request);
-    int failed = key == NULL || PyDict_DelItem(e->accesses, key);
-    Py_XDECREF(key);
-    return failed || finish_access(e, request, header->tag, payload, (int64_t)header->num_bytes) ? -1 : 1;
+    if (request == NULL || request->peer != header->source || header->num_bytes > EAGER_BYTES) return 0;
+    table_remove(e->accesses, header->request);
+    return finish_access(e, request, header->tag, payload, (int64_t)header->num_bytes) ? -1 : 1;
 }
 
 int start_access(Engine *e, int slot, const StartAccessCall *call, int64_t num_bytes) {
@@ -222,8 +213,8 @@ int start_access(Engine *e, int slot, const StartAccessCall *call, int64_t num_b
     if (num_bytes < (int64_t)sizeof *call + call->num_data)
         return damaged(slot, "an access with %lld bytes of data in %lld", (long long)call->num_data,
                        (long long)num_bytes - (int64_t)sizeof *call);
-    PyObject *waiting = find_in(e->access_queues, (uint64_t)call->target);
-    int is_first = waiting == NULL ? !PyErr_Occurred() : PyObject_Size(waiting) == 0;
+    PyObject *waiting = table_find(e->access_queues, (uint64_t)call->target);
+    int is_first = waiting == NULL || PyObject_Size(waiting) == 0;
     if (!is_first || !take_access(e, &header, payload, &access) || access.num_bytes == 0) return PyErr_Occurred() ? -1 : 0;
     int is_here = call->target == e->rank, error = is_here ? carry_out(e, &access, old) : 0;
     if (error < 0) return -1;
@@ -235,5 +226,6 @@ int start_access(Engine *e, int slot, const StartAccessCall *call, int64_t num_b
     request->num_bytes = access.fetches ? access.num_bytes : 0;
     if (is_here) return finish_access(e, request, error, old, error ? 0 : request->num_bytes) ? -1 : 1;
     uint64_t fields[7] = {header.comm, (uint32_t)header.tag, WHAT_ACCESS, header.request, (uint64_t)num_payload, 1, 0};
-    return note_access(e, header.request) || send_wire(e, request->peer, fields, payload, num_payload) ? -1 : 1;
+    /* None in Python's table of accesses under way: it is ours. */
+    return table_set(e->accesses, header.request, Py_None) || send_wire(e, request->peer, fields, payload, num_payload) ? -1 : 1;
 }

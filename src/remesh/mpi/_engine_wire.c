@@ -87,8 +87,8 @@ static int leave_to_python(Engine *e, const Header *h, const char *payload) {
 /* Of a send that was announced to this rank: what the header says is wanted, or done. */
 static int hear_of_send(Engine *e, const Header *header, Request *request) {
     if (request == NULL || request->kind != e->word_send || request->peer != header->source)
-        return PyErr_Occurred() ? -1 : misfit(header, "it speaks of a send that is none, or not to it: request", (int64_t)header->request);
-    if (header->what == WHAT_TAKEN) return complete(e, request);
+        return misfit(header, "it speaks of a send that is none, or not to it: request", (int64_t)header->request);
+    if (header->what == WHAT_TAKEN) return complete(e, request), 0;
     if (header->what == WHAT_DECLINED) return hear_declined(e, header->source, request);
     if (header->pid)
         return help_directly(e, header->source, request, header->num_bytes, header->pid, header->address);

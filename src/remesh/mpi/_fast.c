@@ -4,6 +4,7 @@
  * Futexes are the shared kind: the words stand in a file that two processes map.
  */
 #include "_records.h"
+#include "_table.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -187,6 +188,6 @@ static struct PyModuleDef definition = {
 PyMODINIT_FUNC PyInit__fast(void) {
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL) return NULL;
-    if (add_records(module) || add_engine(module)) Py_CLEAR(module);
+    if (add_table(module) || add_records(module) || add_engine(module)) Py_CLEAR(module);
     return module;
 }

@@ -13,6 +13,7 @@ from remesh.mpi.calls.words import CORE, DOORBELL, FIRST_SLOT, REPLY, STRIDE
 from remesh.mpi.channel import SharedChannel
 from remesh.mpi.lower.engine import Setup
 from remesh.mpi.lower.matching import Matching
+from remesh.mpi.lower.numbered import Numbered
 from remesh.mpi.lower.requests import Requests
 from remesh.mpi.native import NATIVE
 
@@ -120,8 +121,7 @@ def make_setup(
     """For an engine on these; ``fields`` are the others that matter to a test."""
     posted, arrived = matching.posted_by_comm, matching.arrived_by_comm
     defaults: dict[str, Any] = {
-        "comm": 1, "byte": 2, "ops": (), "types": (), "extents": (), "pairs": (), "entered": {}, "reals": {},
-        "plans": {}, "windows": {}, "accesses": {}, "access_queues": {}, "arena_start": 0, "arena_bytes": 0,
+        "comm": 1, "byte": 2, "ops": (), "types": (), "extents": (), "pairs": (), "arena_start": 0, "arena_bytes": 0,
         "piece_bytes": 1 << 17,
         "serve": lambda slot: -1, "serve_posted": lambda *posted: None, "tell": lambda *told: None,
         "tell_wait": lambda slot: None, "owed": [], "on_message": None,
@@ -130,5 +130,14 @@ def make_setup(
         "upper_spin": 0, "lower_spin": 0, "always_spins": False, "eager_us": 10, "patient_us": 100, "shortest_us": 50,
         "longest_us": 500, "idle_us": 1000, "give_way_us": 0, "seat": (),
     }  # fmt: skip
+    tables = ("entered", "reals", "plans", "windows", "accesses", "access_queues")
+    defaults |= {name: Numbered() for name in tables}
     own = {"base": channel.base, "by_number": requests.by_number, "posted": posted, "arrived": arrived}
-    return Setup(requests=requests, functions=functions, **own, **frame.places, **defaults | fields)
+    return Setup(
+        requests=requests,
+        next_number=requests.next_number_address,
+        functions=functions,
+        **own,
+        **frame.places,
+        **defaults | fields,
+    )

@@ -20,6 +20,7 @@ from remesh.mpi.channel import SharedChannel
 from remesh.mpi.lower.accesses import COMPARE_AND_SWAP, NO_OP, Verb
 from remesh.mpi.lower.exposure import Asker, Exposure
 from remesh.mpi.lower.matching import Matching
+from remesh.mpi.lower.numbered import Numbered
 from remesh.mpi.lower.requests import Requests
 from remesh.mpi.lower.upper_memory import UpperMemory
 from remesh.mpi.lower.windows import Operands, Windows
@@ -85,7 +86,7 @@ class _Rank:
             make_setup(
                 self._channel,
                 self.requests,
-                Matching(),
+                Matching(Numbered),
                 self._mpi.frame,
                 self._mpi.functions,
                 ops=tuple(range(100, 100 + len(REAL_OPS))),

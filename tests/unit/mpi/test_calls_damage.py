@@ -25,6 +25,7 @@ from remesh.mpi.calls.wire_messages import HEADER, What
 from remesh.mpi.calls.words import NUM_SLOTS
 from remesh.mpi.channel import SharedChannel
 from remesh.mpi.lower.matching import Matching
+from remesh.mpi.lower.numbered import Numbered
 from remesh.mpi.lower.requests import Requests
 from remesh.mpi.native import NATIVE
 from tests.unit.mpi.make_believe_mpi import (
@@ -216,8 +217,8 @@ def test_a_reduction_without_room_for_its_result_or_that_may_end_early_is_left_t
     channel, frame = SharedChannel.create(str(tmp_path / "channel")), PostedFrame()
     engine = NATIVE.Engine(
         make_setup(
-            channel, Requests(), Matching(), frame, (0, test, 0, 0, 0, fold, 0, 0, 0, 0, 0),
-            rank=0, size=2, ops=(1,), types=(1,), extents=(8,), reals={7: (1, 2)}, neighbours=bytes(2),
+            channel, Requests(), Matching(Numbered), frame, (0, test, 0, 0, 0, fold, 0, 0, 0, 0, 0),
+            rank=0, size=2, ops=(1,), types=(1,), extents=(8,), reals=Numbered({7: (1, 2)}), neighbours=bytes(2),
             serve=serve,
         )
     )  # fmt: skip

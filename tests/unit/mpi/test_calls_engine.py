@@ -23,6 +23,7 @@ from remesh.mpi.calls.words import NUM_SLOTS, POSTED, TAKEN
 from remesh.mpi.channel import SharedChannel
 from remesh.mpi.lower.half import MpiLowerHalf
 from remesh.mpi.lower.matching import Matching
+from remesh.mpi.lower.numbered import Numbered
 from remesh.mpi.lower.records import Arrived, Posted
 from remesh.mpi.lower.requests import SEND, Requests
 from remesh.mpi.native import NATIVE
@@ -80,9 +81,9 @@ class _Half:
         self.awaited: dict[int, tuple[int, int, int]] = {}
         self.seen: list[tuple[Any, ...]] = []
         self.owed: list[tuple[Any, Any]] = []
-        self.requests, self.matching = Requests(), Matching()
-        self.entered: dict[int, int] = {}
-        self.windows: dict[int, Any] = {}
+        self.requests, self.matching = Requests(), Matching(Numbered)
+        self.entered = Numbered[int]()
+        self.windows = Numbered[Any]()
         self._frame = PostedFrame()
         self._may_end = False
         self._keep = (
@@ -104,7 +105,7 @@ class _Half:
                 rank=rank,
                 size=2,
                 entered=self.entered,
-                reals={0: (1, 2)},
+                reals=Numbered({0: (1, 2)}),
                 windows=self.windows,
                 on_message=lambda *message: self.seen.append(message),
                 owed=self.owed,

@@ -20,6 +20,7 @@ from remesh.mpi.calls.wire_messages import HEADER, What
 from remesh.mpi.channel import SharedChannel
 from remesh.mpi.lower.exchange_pattern import SMALL_BYTES, pack_plan, plan_small
 from remesh.mpi.lower.matching import Matching
+from remesh.mpi.lower.numbered import Numbered
 from remesh.mpi.lower.requests import Requests
 from remesh.mpi.native import NATIVE
 from tests.unit.mpi.make_believe_mpi import PromptMpi, make_setup, ring
@@ -49,7 +50,7 @@ class _Member:
         self.requests, self._mpi = Requests(), PromptMpi(self._reduce)
         self.sent = self._mpi.sent
         self._rank, self._size, self._fails = rank, size, fails
-        self._plans: dict[int, bytes] = {}
+        self._plans = Numbered[bytes]()
         self._channel = SharedChannel.create(str(folder / f"channel-{rank}"))
         callbacks = ("on_message", "serve", "tell", "tell_wait")
         self.started: dict[int, Any] = {}
@@ -57,7 +58,7 @@ class _Member:
             make_setup(
                 self._channel,
                 self.requests,
-                Matching(),
+                Matching(Numbered),
                 self._mpi.frame,
                 self._mpi.functions,
                 ops=(3,),
@@ -65,7 +66,7 @@ class _Member:
                 extents=(8,),
                 rank=rank,
                 size=size,
-                plans={_COMM: self._plans},
+                plans=Numbered({_COMM: self._plans}),
                 make_plan=self._make_plan,
                 small_bytes=SMALL_BYTES,
                 neighbours=bytes(size),

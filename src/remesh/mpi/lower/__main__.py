@@ -19,7 +19,7 @@ import time
 import traceback
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from remesh.comm.messages import Line
 from remesh.errors import Error
@@ -50,6 +50,8 @@ from remesh.rounds.control import Control
 from remesh.rounds.job_folder import Checkpoint, JobFolder, JobSpec, rank_name
 
 _POLL_S = 0.001
+_TURN_S: Final = 0.0005
+"""Time after which the thread that hears the coordinator asks for its turn of Python; a busy engine gives it then."""
 
 
 def main(arguments: list[str]) -> int:
@@ -61,6 +63,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--open-files", type=OpenFilePolicy, default=OpenFilePolicy.TRUNCATE)
     options = parser.parse_args(arguments)
     starter = Starter.make()  # before MPI, which has threads
+    sys.setswitchinterval(_TURN_S)
     began_s = time.monotonic()
     mpi = _start_mpi()
     rank = mpi.COMM_WORLD.Get_rank()

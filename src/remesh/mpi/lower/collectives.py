@@ -30,6 +30,7 @@ from remesh.mpi.calls.error_classes import CLASSES
 from remesh.mpi.calls.table import EAGER_BYTES, REAL_OPS, REAL_TYPES, REDUCTIONS, Kind
 from remesh.mpi.calls.wire_messages import What
 from remesh.mpi.lower.exchange_pattern import pack_plan, plan_small
+from remesh.mpi.lower.numbered import Numbered
 from remesh.mpi.lower.open_collectives import OpenCall, call_of, pack_told, shape_of, unpack_told
 from remesh.mpi.lower.real_collectives import CollectiveCall, RealCall, Result, extent_of, may_end_early
 from remesh.mpi.lower.replay import Named, choose_common, join_all, tell_all
@@ -60,7 +61,7 @@ class _Communicator:
     joined: bool = False  # this rank waits for the others, to make the real one
     waiting: deque[OpenCall] = field(default_factory=deque)  # for the real one, or behind a gate
     gate: Any = None  # request of the real MPI: the first one that waits begins when all members have entered it
-    plans: dict[int, bytes] = field(default_factory=dict)
+    plans: Numbered[bytes] = field(default_factory=Numbered)
 
 
 class Collectives:
@@ -76,13 +77,13 @@ class Collectives:
         size = control.Get_size()
         world_communicator = _Communicator(tuple(range(size)), real=world)
         self._communicators = {WORLD: world_communicator}
-        self.plans: dict[int, dict[int, bytes]] = {WORLD: world_communicator.plans}
+        self.plans = Numbered({WORLD: world_communicator.plans})
         """Steps of this rank's small collectives, by communicator, and then by kind << 32 | root, as asked for.
         """
-        self.entered: dict[int, int] = {}
+        self.entered = Numbered[int]()
         self.made: set[int] = {WORLD}
         """Communicators that have had a real one, in an earlier stay too: all members have used them."""
-        self.reals: dict[int, tuple[int, int]] = {}
+        self.reals = Numbered[tuple[int, int]]()
         """Handle and size of the real communicators where nothing waits: for the engine."""
         self._know(WORLD, world)
         self._running: list[OpenCall] = []

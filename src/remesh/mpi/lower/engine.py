@@ -7,7 +7,7 @@ mpi4py has loaded, by the addresses of its functions, and works on the same requ
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from remesh.mpi.calls.table import PAIR_FORMATS, REAL_OPS, REAL_TYPES
 from remesh.mpi.lower.collectives import Collectives
 from remesh.mpi.lower.exchange_pattern import SMALL_BYTES
 from remesh.mpi.lower.exposure import Asker
+from remesh.mpi.lower.numbered import Numbered
 from remesh.mpi.lower.pace import WaitingPace
 from remesh.mpi.lower.requests import COLLECTIVE, RECEIVE, SEND, WINDOW, Requests
 from remesh.mpi.lower.transfers import MessageTransfers
@@ -48,16 +49,17 @@ class Setup:
     frame_request: int  # address of the handle of the wire's posted receive; 0: messages are looked for
     any_source: int  # MPI's number for that
     frame: int  # address of what it receives into
-    by_number: dict[int, Any]  # the requests
-    posted: dict[int, Any]  # the queue of receives
-    arrived: dict[int, Any]  # the queue of messages
-    requests: Requests  # for the next number
-    entered: dict[int, int]  # collectives entered, by communicator
-    reals: dict[int, tuple[int, int]]  # handle and size of the communicators where nothing waits for its turn
-    plans: dict[int, dict[int, bytes]]  # of the small collectives of each communicator: kind << 32 | root -> steps
-    windows: dict[int, Any]  # with any of them, MPI is asked often though nothing waits
-    accesses: dict[int, Any]  # under way, by request: None for those of the engine
-    access_queues: dict[int, Any]  # by target: those that wait, which must not be overtaken
+    by_number: Numbered[Any]  # the requests
+    requests: Requests  # which the next number stands in
+    next_number: int  # address of that
+    posted: MutableMapping[int, list[Any]]  # the queues of receives, by communicator: Numbered, too
+    arrived: MutableMapping[int, list[Any]]  # those of messages
+    entered: Numbered[int]  # collectives entered, by communicator
+    reals: Numbered[tuple[int, int]]  # handle and size of the communicators where nothing waits for its turn
+    plans: Numbered[Numbered[bytes]]  # of the small collectives of each communicator: kind << 32 | root -> steps
+    windows: Numbered[Any]  # with any of them, MPI is asked often though nothing waits
+    accesses: Numbered[Any]  # under way, by request: None for those of the engine
+    access_queues: Numbered[Any]  # by target: those that wait, which must not be overtaken
     owed: list[Any]  # receives that matched while closed, with what was announced
     on_message: Callable[..., None]  # something about making communicators, or the answer to a long access, has come
     make_plan: Callable[[int, int, int], None]  # add a plan: communicator, kind, root
@@ -137,6 +139,7 @@ def make_engine(  # noqa: PLR0913 - the parts of a lower half
         posted=transfers.matching.posted_by_comm,
         arrived=transfers.matching.arrived_by_comm,
         requests=requests,
+        next_number=requests.next_number_address,
         entered=collectives.entered,
         reals=collectives.reals,
         plans=collectives.plans,

@@ -9,6 +9,7 @@ Both are kept per communicator, in order of arrival and of posting. Source: MPI 
 
 from __future__ import annotations
 
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 from remesh.mpi.calls.table import ANY
@@ -17,9 +18,8 @@ from remesh.mpi.calls.table import ANY
 class Matching:
     """The two queues of one rank, by communicator."""
 
-    def __init__(self) -> None:
-        self.posted_by_comm: dict[int, list[Any]] = {}
-        self.arrived_by_comm: dict[int, list[Any]] = {}
+    def __init__(self, make_table: Callable[[], MutableMapping[int, list[Any]]] = dict) -> None:
+        self.posted_by_comm, self.arrived_by_comm = make_table(), make_table()
 
     def find(self, comm: int, source: int, tag: int) -> Any:
         """Return the message that such a receive would take, or None; it stays."""

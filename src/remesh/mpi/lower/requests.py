@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any, Final
 
 from remesh.mpi.calls.error_classes import CLASSES
+from remesh.mpi.lower.numbered import Numbered
 from remesh.mpi.lower.records import Operation
+from remesh.mpi.native import NATIVE
 
 SEND: Final = "send"
 RECEIVE: Final = "receive"
@@ -18,10 +21,24 @@ class Requests:
     """All operations of a rank, by number."""
 
     def __init__(self) -> None:
-        self.by_number: dict[int, Any] = {}
-        self.next_number = 1
+        self.by_number = Numbered[Any]()
+        self._next = array("Q", [1])
         self.news = False
         """Whether something has completed since its reader set this to False."""
+
+    @property
+    def next_number(self) -> int:
+        """The number of the next operation whose number the upper half does not choose."""
+        return self._next[0]
+
+    @next_number.setter
+    def next_number(self, number: int) -> None:
+        self._next[0] = number
+
+    @property
+    def next_number_address(self) -> int:
+        """The address where it stands, for the engine."""
+        return int(NATIVE.address_of(self._next))
 
     def start(  # noqa: PLR0913 - the fields of a request
         self, *, kind: str, comm: int, peer: int, tag: int, address: int, num_bytes: int, number: int = 0

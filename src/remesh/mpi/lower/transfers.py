@@ -33,6 +33,7 @@ from typing import Any
 
 from remesh.mpi.calls.table import ANY
 from remesh.mpi.lower.matching import Matching
+from remesh.mpi.lower.numbered import Numbered
 from remesh.mpi.lower.requests import RECEIVE, Requests
 
 
@@ -42,7 +43,7 @@ class MessageTransfers:
     def __init__(self, requests: Requests) -> None:
         self._requests = requests
         self.engine: Any = None
-        self.matching = Matching()
+        self.matching = Matching(Numbered)
         self.messages: dict[int, Any] = {}
         """Messages that a matched probe took out of the queue, by message number."""
         self.next_message = 1

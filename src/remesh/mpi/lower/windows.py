@@ -24,6 +24,7 @@ from typing import Any, Final
 from remesh.mpi.calls.wire_messages import What
 from remesh.mpi.lower.accesses import COMPARE_AND_SWAP, NO_OP, AccessChunk, Runs, Verb, cut, pack_runs
 from remesh.mpi.lower.exposure import Exposure
+from remesh.mpi.lower.numbered import Numbered
 from remesh.mpi.lower.requests import WINDOW, Requests
 from remesh.mpi.lower.upper_memory import UpperMemory
 from remesh.mpi.lower.wire import Wire
@@ -60,10 +61,10 @@ class Windows:
 
     def __init__(self, wire: Wire, memory: UpperMemory, requests: Requests) -> None:
         self._wire, self._memory, self._requests = wire, memory, requests
-        self.windows: dict[int, Exposure] = {}
-        self.accesses: dict[int, _Access | None] = {}
+        self.windows = Numbered[Exposure]()
+        self.accesses = Numbered[_Access | None]()
         """Accesses that are not over, by the number of their request; None for those of the engine."""
-        self.queues: dict[int, deque[_Access]] = {}
+        self.queues = Numbered[deque[_Access]]()
         """Accesses with chunks to send, by target, in order. The engine overtakes none."""
         self._under_way: dict[int, int] = {}
         """Number of chunks without an answer, by target."""
