@@ -6,8 +6,10 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,13 +21,36 @@ from remesh.checksums import crc32
 from remesh.errors import Error
 from remesh.images.format import CHUNKS_FILE, PAGES_FILE
 from remesh.images.stored import read_tree, stored_pages
+from remesh.linux.procfs import start_of
 from remesh.ranks.imaging import IMAGE
 from remesh.rounds.job_folder import JobFolder, rank_name
 from remesh.torch_programs import stay
-from tests.procs.torch_jobs import NEEDS_IMAGES, PATIENCE_S, REMESH, TorchJob, run_natively
+from tests.procs.torch_jobs import NEEDS_IMAGES, PATIENCE_S, PROGRAMS, REMESH, TorchJob, run_natively
 
 pytestmark = [pytest.mark.procs, pytest.mark.timeout(600), NEEDS_IMAGES]
 _SMALL_BYTES = 30_000_000
+
+
+@pytest.fixture(scope="module")
+def steady(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TorchJob]:
+    """A job that was stopped: to restart it takes a fifth of the processor time that Python and torch take to start."""
+    folder = tmp_path_factory.mktemp("steady")
+    shutil.copy(PROGRAMS / "steady.py", folder)
+    made = TorchJob(folder / "job", 2)
+    try:
+        made.run(str(folder / "steady.py"))
+        made.wait_for(5)
+        made.stop()
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def stopped(steady: TorchJob, job: TorchJob) -> TorchJob:
+    """A copy of the steady job with its one checkpoint, which lives by itself."""
+    shutil.copytree(steady.folder, job.folder)
+    return job
 
 
 @pytest.fixture
@@ -63,10 +88,23 @@ def _goes_on(job: TorchJob) -> None:
     job.wait_for(len(job.lines()) + 2)
 
 
-def _nothing_is_left_of_it(job: TorchJob) -> None:
-    """Of a checkpoint that was given up; who asked for it is told before its files are gone."""
+def _restart(job: TorchJob, *options: str) -> None:
+    """Until it goes on."""
+    before = len(job.lines())
+    job.restart(*options)
+    job.wait_for(before + 2)
+
+
+def _keepers(job: TorchJob) -> list[int]:
+    """Processes that keep its ranks."""
+    now = subprocess.run([*REMESH, "show", str(job.folder)], capture_output=True, text=True, check=True)
+    return [each["pid"] for each in json.loads(now.stdout)["now"]["ranks"]]
+
+
+def _only_these_are_left(job: TorchJob, *names: str) -> None:
+    """Of its checkpoints, when one was given up; who asked for it is told before its files are gone."""
     deadline_s = time.monotonic() + PATIENCE_S
-    while left := list(JobFolder(job.folder).images.iterdir()):
+    while (left := sorted(path.name for path in JobFolder(job.folder).images.iterdir())) != [*names]:
         assert time.monotonic() < deadline_s, left
         time.sleep(0.05)
 
@@ -89,11 +127,11 @@ def test_a_connection_of_the_program_is_refused_by_name_and_the_job_goes_on(job:
     said = _checkpoint(job)
     assert "rank 1" in said and "socket" in said
     _goes_on(job)
-    assert JobFolder(job.folder).checkpoints() == []
-    _nothing_is_left_of_it(job)
+    _only_these_are_left(job)
 
 
 def test_a_backend_that_is_not_known_is_refused_by_name(job: TorchJob) -> None:
+    job.size = 1
     job.run("odd.py", "backend")
     status, said = job.end()
     assert status == 1
@@ -101,25 +139,19 @@ def test_a_backend_that_is_not_known_is_refused_by_name(job: TorchJob) -> None:
     assert "its-own" in told and "Remesh can checkpoint gloo and nccl only" in told, said
 
 
-def test_a_disk_without_room_gives_the_checkpoint_up_and_the_job_goes_on(job: TorchJob) -> None:
-    job.run("steady.py")
-    job.wait_for(5)
-    now = subprocess.run([*REMESH, "show", str(job.folder)], capture_output=True, text=True, check=True)
+def test_a_disk_without_room_gives_the_checkpoint_up_and_the_job_goes_on(stopped: TorchJob) -> None:
+    _restart(stopped)
     # No file of this rank's keeper may be longer, as on a disk that has no more room.
-    keeper = json.loads(now.stdout)["now"]["ranks"][1]["pid"]
-    subprocess.run(["prlimit", f"--pid={keeper}", f"--fsize={_SMALL_BYTES}"], check=True)
-    said = _checkpoint(job)
+    subprocess.run(["prlimit", f"--pid={_keepers(stopped)[1]}", f"--fsize={_SMALL_BYTES}"], check=True)
+    said = _checkpoint(stopped)
     assert "rank 1 could not write its image" in said and "File too large" in said
-    _goes_on(job)
-    _nothing_is_left_of_it(job)
+    _goes_on(stopped)
+    _only_these_are_left(stopped, "000001")
 
 
-def test_a_hundred_damages_to_a_checkpoint_are_refused_by_name_or_change_nothing(job: TorchJob) -> None:
+def test_a_hundred_damages_to_a_checkpoint_are_refused_by_name_or_change_nothing(stopped: TorchJob) -> None:
     """As a restart reads it, without a process; afterwards two restarts at once lead to one."""
-    job.run("ddp.py", "100000")
-    job.wait_for(5)
-    job.stop()
-    folder, chance = JobFolder(job.folder), random.Random(19)
+    folder, chance = JobFolder(stopped.folder), random.Random(19)
     whole = _read_as_a_restart_does(folder, with_pages=True)
     files = sorted(path for path in folder.checkpoint(None).path.rglob("*") if path.is_file())
     num_refused = 0
@@ -134,12 +166,12 @@ def test_a_hundred_damages_to_a_checkpoint_are_refused_by_name_or_change_nothing
                 assert path.name in str(error) or str(path.parent) in str(error), f"{path}, {how}: {error}"
                 num_refused += 1
     assert num_refused > 90
-    before = len(job.lines())
-    both = [TorchJob(job.folder, 2), job]
+    before = len(stopped.lines())
+    both = [TorchJob(stopped.folder, 2), stopped]
     for each in both:
         each.restart()
-    job.leader = _find_the_one_that_leads(both)
-    job.wait_for(before + 2)
+    stopped.leader = _find_the_one_that_leads(both)
+    stopped.wait_for(before + 2)
 
 
 def _read_as_a_restart_does(folder: JobFolder, *, with_pages: bool) -> list[Any]:
@@ -185,25 +217,94 @@ def _find_the_one_that_leads(jobs: list[TorchJob]) -> subprocess.Popen[str]:
     return leading
 
 
-def test_a_rank_that_dies_while_images_are_written_leaves_the_checkpoint_before(job: TorchJob) -> None:
-    job.run("ddp.py", "100000")
-    job.wait_for(5)
-    assert "checkpoint 1" in _checkpoint(job)
-    now = subprocess.run([*REMESH, "show", str(job.folder)], capture_output=True, text=True, check=True)
-    keeper = json.loads(now.stdout)["now"]["ranks"][1]["pid"]
-    assert job.leader is not None
-    job.leader.send_signal(signal.SIGTERM)
-    images, deadline_s = JobFolder(job.folder).images, time.monotonic() + PATIENCE_S
+def test_a_rank_that_dies_while_images_are_written_leaves_the_checkpoint_before(stopped: TorchJob) -> None:
+    _restart(stopped)
+    keeper = _keepers(stopped)[1]
+    assert stopped.leader is not None
+    stopped.leader.send_signal(signal.SIGTERM)
+    images, deadline_s = JobFolder(stopped.folder).images, time.monotonic() + PATIENCE_S
     while not _begun(images):
         assert time.monotonic() < deadline_s
     os.kill(keeper, signal.SIGKILL)
-    status, said = job.end()
+    status, said = stopped.end()
     assert status == 1 and "rank 1" in said
-    assert [each.number for each in JobFolder(job.folder).checkpoints()] == [1]
-    job.restart()
-    _goes_on(job)
+    assert [each.number for each in JobFolder(stopped.folder).checkpoints()] == [1]
+    _restart(stopped)
 
 
 def _begun(images: Path) -> list[Path]:
     """Folders of rank 1 in checkpoints after the first."""
     return [each for each in images.glob(f"*/{rank_name(1)}") if not each.parent.name.endswith("000001")]
+
+
+def test_a_job_that_is_led_is_led_by_nobody_else(stopped: TorchJob) -> None:
+    _restart(stopped)
+    second = subprocess.run([*REMESH, "restart", str(stopped.folder)], capture_output=True, text=True)
+    assert second.returncode == 1
+    assert "leads it, expected nobody" in second.stderr
+    asked = subprocess.run([*REMESH, "checkpoint", str(stopped.folder), "--stop"], capture_output=True, text=True)
+    assert "stopped" in asked.stdout, asked.stderr
+    assert stopped.end()[0] == 0
+
+
+def test_a_rank_that_dies_ends_the_job_and_leaves_its_checkpoints(stopped: TorchJob) -> None:
+    _restart(stopped)
+    os.kill(_keepers(stopped)[1], signal.SIGKILL)
+    status, said = stopped.end()
+    assert status == 1
+    assert "rank 1" in said
+    assert not JobFolder(stopped.folder).checkpoints()[0].problem
+    _restart(stopped)
+
+
+def test_what_does_not_fit_a_checkpoint_is_refused_and_harms_nothing(stopped: TorchJob, steady: TorchJob) -> None:
+    folder = JobFolder(stopped.folder).checkpoint(None).path
+    script, store = steady.folder.parent / "steady.py", folder / "store.json"
+    with _changed(script, script.read_bytes() + b"# another one\n"):
+        assert "its script is" in _refused(stopped)
+    with _changed(store, store.read_bytes()[:-1]):
+        assert "its digest does not match" in _refused(stopped)
+    pages = next(path for path in sorted((folder / rank_name(1)).rglob("pages.bin")))
+    whole = pages.read_bytes()
+    with _changed(pages, whole[:4096] + bytes([whole[4096] ^ 1]) + whole[4097:]):
+        assert "rank 1" in _refused(stopped)
+    other = subprocess.run(
+        [sys.executable, "-m", "remesh", "mpi", "restart", str(stopped.folder)], capture_output=True, text=True
+    )
+    assert other.returncode == 1
+    assert "remesh torch restart" in other.stderr
+    _restart(stopped)
+
+
+@contextlib.contextmanager
+def _changed(path: Path, content: bytes) -> Iterator[None]:
+    whole = path.read_bytes()
+    path.write_bytes(content)
+    try:
+        yield
+    finally:
+        path.write_bytes(whole)
+
+
+def _refused(job: TorchJob) -> str:
+    job.restart()
+    status, said = job.end()
+    assert status == 1
+    return said
+
+
+def test_when_the_leader_is_killed_nothing_is_left_and_the_checkpoint_stays(stopped: TorchJob) -> None:
+    """One that it took by itself, as it was told to."""
+    _restart(stopped, "--every", "1")
+    deadline_s = time.monotonic() + PATIENCE_S
+    while len(JobFolder(stopped.folder).checkpoints()) == 1:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+    keepers = _keepers(stopped)
+    assert stopped.leader is not None
+    stopped.leader.kill()
+    stopped.leader.communicate()
+    while any(start_of(pid) is not None for pid in keepers):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+    _restart(stopped)
