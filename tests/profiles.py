@@ -25,6 +25,11 @@ NUM_COSTLY_EXAMPLES = settings().max_examples // 4
 """For a test whose examples take long."""
 
 
+def so_many(num: int, *, quick: int) -> int:
+    """The quick number by default."""
+    return quick if _PROFILE == "default" else num
+
+
 def seeds(num: int, *, quick: int) -> range:
     """So many seeds, from 0; by default only the quick ones."""
-    return range(quick if _PROFILE == "default" else num)
+    return range(so_many(num, quick=quick))

@@ -9,6 +9,7 @@ arXiv 2211.05322 as ratios). *Ways*: one sender to growing meshes, each way besi
 
 from __future__ import annotations
 
+import functools
 import random
 import statistics
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,7 @@ _DOCS = Path(__file__).resolve().parents[2] / "docs" / "reshard"
 _COLOURS = ("#b0b0b0", "#8fb5d9", "#7fc4a3", "#e0b060", "#d98080", "#5566bb")
 
 
+@functools.cache
 def orders_of_table_2() -> dict[str, dict[str, float]]:
     """For each published case the finish over the bound, by algorithm; ours as a simulated plan."""
     found = {}
@@ -78,6 +80,7 @@ def _random_spec(chance: random.Random) -> str:
             return spec
 
 
+@functools.cache
 def ways_of_one_sender() -> dict[str, dict[str, float]]:
     """For each mesh of (hosts, devices) the time over that of one copy, by way: Fig. 5 of the paper."""
     found = {}

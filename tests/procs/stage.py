@@ -6,13 +6,15 @@ Every program sets something up, makes the file ``ready``, waits for the file ``
 from __future__ import annotations
 
 import os
+import random
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from remesh.images import Command, OpenFilePolicy, Site, Upper, dump_image, freeze, restore_upper, start_upper
+from tests.profiles import so_many
 
 PATIENCE_S = 100.0
 CHANNEL_BYTES = 16384
@@ -28,6 +30,22 @@ def wait_for(what: Callable[[], bool], doing: str) -> None:
     while not what():
         assert time.monotonic() < deadline, doing
         time.sleep(0.005)
+
+
+def damages(path: Path, chance: random.Random) -> Iterator[str]:
+    """A file is half as long, has another bit, is missing: by default one of them; it is whole again after the last."""
+    whole = path.read_bytes()
+    at = chance.randrange(len(whole))
+    for how in chance.sample(["half", "flipped", "missing"], so_many(3, quick=1)):
+        match how:
+            case "half":
+                path.write_bytes(whole[: len(whole) // 2])
+            case "flipped":
+                path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+            case "missing":
+                path.unlink()
+        yield how
+    path.write_bytes(whole)
 
 
 class Stage:

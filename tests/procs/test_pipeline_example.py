@@ -17,7 +17,10 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "pipeline"
 @pytest.mark.procs
 @pytest.mark.parametrize(
     ("config", "through", "schedule"),
-    [("gpt-small", "memory", "eager-split"), ("u-transformer-small", "checkpoint", "1f1b")],
+    [
+        ("gpt-small", "memory", "eager-split"),
+        pytest.param("u-transformer-small", "checkpoint", "1f1b", marks=pytest.mark.slow),
+    ],
 )
 def test_a_job_whose_stages_are_cut_anew_has_the_weights_of_one_process(
     config: str, through: str, schedule: str

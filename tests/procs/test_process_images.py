@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -43,7 +44,7 @@ from remesh.images.identity import Identities
 from remesh.images.kinds import ARENA_PATH
 from remesh.images.stored import read_image
 from remesh.linux.procfs import children_of, read_descriptors, start_of
-from tests.procs.stage import CHANNEL_BYTES, PATIENCE_S, WAIT_FOR_GO, Stage, wait_for
+from tests.procs.stage import CHANNEL_BYTES, PATIENCE_S, WAIT_FOR_GO, Stage, damages, wait_for
 
 pytestmark = pytest.mark.procs
 
@@ -674,16 +675,11 @@ def test_what_cannot_be_imaged_is_refused_by_name_and_goes_on(stage: Stage, name
 
 def test_damage_to_any_file_of_an_image_is_found_before_the_process_runs(stage: Stage) -> None:
     image = stage.image_of("import numpy\n" + WAIT_FOR_GO)
+    chance = random.Random(5)
     for path in sorted(image.iterdir()):
-        whole = path.read_bytes()
-        for damaged in (whole[: len(whole) // 2], whole[:100] + bytes([whole[100] ^ 1]) + whole[101:], None):
-            if damaged is None:
-                path.unlink()
-            else:
-                path.write_bytes(damaged)
+        for _how in damages(path, chance):
             with pytest.raises(FormatError, match=path.name):
                 stage.restore(image)
-        path.write_bytes(whole)
     stage.finish(stage.restore(image))
 
 

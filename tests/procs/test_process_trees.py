@@ -17,7 +17,7 @@ from remesh.errors import FormatError
 from remesh.images import NotImageable, compact_image, describe_image, dump_image, freeze
 from remesh.images.format import HEADER_FILE, TREE_FILE
 from remesh.images.tree import tree_of
-from tests.procs.stage import WAIT_FOR_GO, Stage, wait_for
+from tests.procs.stage import WAIT_FOR_GO, Stage, damages, wait_for
 
 pytestmark = pytest.mark.procs
 
@@ -388,7 +388,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("how", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["fork", "spawn"])
 def test_a_training_script_goes_on_with_the_workers_of_its_loader(stage: Stage, how: str) -> None:
     (stage.work / "train.py").write_text(_TRAINING)
     program = f"os.execv(sys.executable, [sys.executable, 'train.py', {how!r}])"
@@ -453,16 +454,9 @@ def test_damage_to_any_file_of_a_tree_is_found_before_a_process_runs(stage: Stag
     assert set(describe_image(image)["members"]) == {"1001"}
     chance = random.Random(5)
     for path in sorted(path for path in image.rglob("*") if path.is_file()):
-        whole = path.read_bytes()
-        at = chance.randrange(len(whole))
-        for damaged in (whole[: len(whole) // 2], whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :], None):
-            if damaged is None:
-                path.unlink()
-            else:
-                path.write_bytes(damaged)
+        for _how in damages(path, chance):
             with pytest.raises(FormatError, match=path.name):
                 stage.restore(image)
-        path.write_bytes(whole)
     shutil.copytree(image / "1001", stage.folder / "alone")
     with pytest.raises(FormatError, match="of a child process"):
         stage.restore(stage.folder / "alone")

@@ -22,6 +22,10 @@ pytestmark = pytest.mark.procs
 _OWN = {"pid", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "TMPDIR", "_", "SHLVL"}
 
 
+_BESIDE_TORCHRUN = ["remesh.run", pytest.param("torch.distributed.run", marks=pytest.mark.slow)]
+"""What is expected of ours is what torch's launcher does, too."""
+
+
 def own_variables(folder: Path, launcher: str) -> dict[str, dict[str, str]]:
     """Rank -> what a launcher put into a worker's environment."""
     folder.mkdir()
@@ -100,7 +104,7 @@ def test_node_that_joins_restarts_the_others_and_uses_no_restart(tmp_path: Path)
     assert sizes[0] == 1 and 2 in sizes
 
 
-@pytest.mark.parametrize("launcher", ["remesh.run", "torch.distributed.run"])
+@pytest.mark.parametrize("launcher", _BESIDE_TORCHRUN)
 def test_agent_says_last_that_its_job_failed(tmp_path: Path, launcher: str) -> None:
     """Rank 1 raises and no restart is left: the agent's own event comes all the same, as under torchrun."""
     with Agents(tmp_path, launcher) as agents:
@@ -112,7 +116,7 @@ def test_agent_says_last_that_its_job_failed(tmp_path: Path, launcher: str) -> N
         assert '"state": "FAILED"' in output
 
 
-@pytest.mark.parametrize("launcher", ["remesh.run", "torch.distributed.run"])
+@pytest.mark.parametrize("launcher", _BESIDE_TORCHRUN)
 def test_agent_that_is_told_to_end_says_so_last(tmp_path: Path, launcher: str) -> None:
     """SIGTERM to the agent while its workers run."""
     with Agents(tmp_path, launcher) as agents:
