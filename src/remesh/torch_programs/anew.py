@@ -17,6 +17,7 @@ in one.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -25,8 +26,8 @@ import torch
 MOST_COPIED_BYTES: Final = 1 << 16
 """The most bytes copied of tensors that a collective changes in place: to copy more would slow each step."""
 
-Kept = Sequence[tuple[torch.Tensor, torch.Tensor]]
-"""Tensors that a collective changes in place, each with a copy of its former values."""
+Kept = Sequence[tuple[torch.Tensor, torch.Tensor | bytes]]
+"""Tensors that a collective changes in place, each with a copy of its former values, or of their bytes."""
 
 
 def keep_for_anew(name: str, arguments: Sequence[Any], options: Mapping[str, Any], rank: int) -> Kept | None:
@@ -40,21 +41,29 @@ def keep_for_anew(name: str, arguments: Sequence[Any], options: Mapping[str, Any
 def restore(kept: Kept) -> None:
     """Give the tensors the values that they had."""
     for tensor, before in kept:
-        # Of no interest to autograd, which would take it for a change by the program.
-        tensor.data.copy_(before)
+        if isinstance(before, bytes):
+            ctypes.memmove(tensor.data_ptr(), before, len(before))
+        else:
+            # Of no interest to autograd, which would take it for a change by the program.
+            tensor.data.copy_(before)
 
 
 def _in_place(arguments: Sequence[Any], rank: int) -> Kept | None:
-    num_bytes = 0
+    left_bytes = MOST_COPIED_BYTES
     kept = []
     for tensor in arguments[0]:
-        if tensor.layout is not torch.strided or not tensor.numel():
+        if tensor.layout is not torch.strided or not (num_bytes := tensor.nbytes) or num_bytes > left_bytes:
             return None
-        num_bytes += tensor.nbytes
-        if num_bytes > MOST_COPIED_BYTES:
-            return None
-        kept.append((tensor, tensor.detach().clone() if tensor.requires_grad else tensor.clone()))
+        left_bytes -= num_bytes
+        kept.append((tensor, _copy_of(tensor, num_bytes)))
     return kept
+
+
+def _copy_of(tensor: torch.Tensor, num_bytes: int) -> torch.Tensor | bytes:
+    """Copy a tensor's values: as bytes where they lie side by side, which takes half the time of a clone."""
+    if tensor.is_cpu and tensor.is_contiguous():
+        return ctypes.string_at(tensor.data_ptr(), num_bytes)
+    return tensor.detach().clone()
 
 
 def _apart(arguments: Sequence[Any], rank: int) -> Kept | None:

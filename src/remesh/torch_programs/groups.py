@@ -177,19 +177,18 @@ class CarriedGroup(ProcessGroup):
 
     # --- collectives ---
 
-    def _collective(self, name: str, *args: Any, **options: Any) -> CollectiveWork:
-        key, was_begun = self.place.key, False
+    def _collective(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> CollectiveWork:
+        key, work = self.place.key, None
         number = self._gate.enter(key)
         try:
             kept = keep_for_anew(name, args, options, self.place.rank)
             work = CollectiveWork(self._gate, number, lambda: self._post(name, args, options), kept)
-            was_begun = True
             with self._lock:
-                while self._open and self._open[0].settle():
+                while self._open and (self._open[0].is_over or self._open[0].settle()):
                     self._open.popleft()
                 self._open.append(work)
         finally:
-            self._gate.leave(key, was_begun=was_begun)
+            self._gate.leave(key, was_begun=work is not None)
         return work
 
     def _post(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Work:
@@ -323,7 +322,7 @@ class _Options:
 
 def _forwarded(name: str) -> Callable[..., CollectiveWork]:
     def method(self: CarriedGroup, *args: Any, **options: Any) -> CollectiveWork:
-        return self._collective(name, *args, **options)
+        return self._collective(name, args, options)
 
     method.__name__ = name
     return method

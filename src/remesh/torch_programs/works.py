@@ -28,10 +28,11 @@ class _HeldWork(Work):
 
     def __init__(self, gate: Gate, post: Callable[[], Work]) -> None:
         """``post`` hands the work to the real group."""
+        inner = post()  # before anything else: other ranks wait for it
         super().__init__()
         self._gate = gate
         self._turn = threading.Lock()
-        self._inner: Work | None = post()
+        self._inner: Work | None = inner
         """None once this work has ended, and while it is cut off."""
 
     @property
@@ -71,6 +72,13 @@ class CollectiveWork(_HeldWork):
     ended in the next group.
     """
 
+    # What few works ever set stands here once: each small collective makes a work.
+    is_over = False
+    """Whether it has ended: the real work and its tensors are let go of."""
+    _future: torch.futures.Future[Any] | None = None
+    _is_future_ours = False
+    _error: RuntimeError | None = None
+
     def __init__(self, gate: Gate, number: int, post: Callable[[], Work], kept: Kept | None) -> None:
         """``post`` hands the work to the real group, now and, if ``kept`` says that it can begin anew, after a cut."""
         super().__init__(gate, post)
@@ -78,14 +86,6 @@ class CollectiveWork(_HeldWork):
         """The collective's number in its group, from 1 on."""
         self._post: Callable[[], Work] | None = post
         self._kept = kept
-        self._future: torch.futures.Future[Any] | None = None
-        self._is_future_ours = False
-        self._error: RuntimeError | None = None
-        self._has_ended = False
-
-    @property
-    def is_over(self) -> bool:
-        return self._has_ended
 
     @property
     def can_begin_anew(self) -> bool:
@@ -96,7 +96,7 @@ class CollectiveWork(_HeldWork):
         while True:
             with self._turn:
                 self._end(timeout)
-            if self._has_ended:
+            if self.is_over:
                 break
             self._gate.wait_until_open()
         if self._error is not None:
@@ -107,13 +107,13 @@ class CollectiveWork(_HeldWork):
         """Whether the collective has ended; does not wait."""
         inner = self._inner
         if inner is None:
-            return self._has_ended
+            return self.is_over
         if inner.is_completed() and self._turn.acquire(blocking=False):
             try:
                 self._end(_NO_TIMEOUT)
             finally:
                 self._turn.release()
-        return self._has_ended
+        return self.is_over
 
     def _wait_quietly(self) -> None:
         with contextlib.suppress(RuntimeError):  # who waits for it in the program is told
@@ -147,7 +147,7 @@ class CollectiveWork(_HeldWork):
 
     def _be_over(self) -> None:
         """Mark the work as over, and keep neither the real work nor its tensors."""
-        self._has_ended, self._inner, self._post, self._kept = True, None, None, None
+        self.is_over, self._inner, self._post, self._kept = True, None, None, None
 
     # --- a cut ---
 

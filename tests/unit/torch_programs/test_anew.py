@@ -14,14 +14,28 @@ def _rooted(options, root: int):
     return options
 
 
-def test_what_a_collective_changes_in_place_is_what_it_was_when_it_begins_anew() -> None:
-    value = torch.arange(4.0)
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.arange(4.0),
+        torch.arange(8.0)[2:6],
+        torch.arange(8.0)[::2],
+        torch.arange(6).reshape(2, 3).T,
+        torch.tensor([True, False]),
+        torch.tensor([float("nan"), -0.0], dtype=torch.bfloat16),
+        torch.arange(4.0, requires_grad=True),
+        torch.tensor(3 + 4j).conj(),
+    ],
+    ids=["dense", "a part", "every second", "transposed", "bool", "nan", "leaf", "conjugate"],
+)
+def test_what_a_collective_changes_in_place_is_what_it_was_when_it_begins_anew(value: torch.Tensor) -> None:
     kept = keep_for_anew("allreduce", ([value], AllreduceOptions()), {}, 0)
     assert kept is not None
-    version = value._version
-    value.data.fill_(7)
+    before, around, version = value.tolist(), value.untyped_storage().tolist(), value._version
+    value.data.fill_(1)
     restore(kept)
-    assert value.tolist() == [0, 1, 2, 3]
+    assert str(value.tolist()) == str(before)
+    assert value.untyped_storage().tolist() == around
     assert value._version == version
 
 
@@ -57,7 +71,8 @@ def test_who_may_be_through_before_the_others_has_to_end(name: str, options, of_
 def test_the_root_of_a_reduce_keeps_its_input_and_others_have_to_end() -> None:
     arguments = ([torch.ones(2)], _rooted(ReduceOptions(), 0))
     kept = keep_for_anew("reduce", arguments, {}, 0)
-    assert kept is not None and kept[0][1].tolist() == [1, 1]
+    assert kept is not None
+    assert [tensor is arguments[0][0] for tensor, _ in kept] == [True]
     assert keep_for_anew("reduce", arguments, {}, 1) is None
 
 
