@@ -17,6 +17,9 @@ _OF_LAUNCHERS: Final = (
 )
 """Prefixes of variables that Open MPI's, MPICH's and Intel's launchers set for a rank. A job that is started within
 another one would pass them on, and a program that looks for them would take itself for a rank of that."""
+_OF_PROGRAMS: Final = "MPI4PY_"
+"""Prefix of what users tell the mpi4py of their program: which MPI it is for, whether and how it begins. The lower
+half has an mpi4py of its own, which would obey."""
 
 
 def program_environment(environ: Mapping[str, str], *, first_on_path: str = "") -> dict[str, str]:
@@ -35,13 +38,17 @@ def lower_environment(environ: Mapping[str, str], launcher: str) -> dict[str, st
     """The environment without folders of shared libraries that would stand in the way of the launcher's own MPI.
 
     Such a folder lies elsewhere and holds an MPI, or a part that this MPI brings along: a launcher with the PMIx of
-    another may not even start.
+    another may not even start. What is meant for the program's mpi4py goes, too.
     """
     own = Path(launcher).resolve().parents[1]
     parts = _libraries(own, "lib/lib*.so*", "lib/*mpi*/lib*.so*")
     folders = environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
     kept = [folder for folder in folders if folder and (_is_in(folder, own) or not _stands_in_the_way(folder, parts))]
-    found = {name: value for name, value in environ.items() if name != "LD_LIBRARY_PATH"}
+    found = {
+        name: value
+        for name, value in environ.items()
+        if name != "LD_LIBRARY_PATH" and not name.startswith(_OF_PROGRAMS)
+    }
     return {**found, "LD_LIBRARY_PATH": os.pathsep.join(kept)} if kept else found
 
 

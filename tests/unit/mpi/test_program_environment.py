@@ -56,3 +56,9 @@ def test_a_launcher_does_not_get_parts_of_another_mpi(tmp_path: Path) -> None:
     given = {"LD_LIBRARY_PATH": os.pathsep.join(f"{tmp_path}/{name}" for name in ("pmix2/lib", "blas", "ours/lib"))}
     kept = {"LD_LIBRARY_PATH": os.pathsep.join(f"{tmp_path}/{name}" for name in ("blas", "ours/lib"))}
     assert lower_environment(given, str(tmp_path / "ours/bin/mpiexec")) == kept
+
+
+def test_what_is_told_to_the_programs_mpi4py_is_not_told_to_ours() -> None:
+    given = {"MPI4PY_MPIABI": "openmpi", "MPI4PY_LIBMPI": "/theirs", "MPI4PY_RC_INITIALIZE": "0", "HOME": "/h"}
+    assert lower_environment(given, "/m/bin/mpiexec") == {"HOME": "/h"}
+    assert program_environment(given) == given

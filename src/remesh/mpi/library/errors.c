@@ -240,8 +240,9 @@ int end_call(int error, void *holder, const char *function) {
 }
 
 int refuse_call(const char *function) {
-    return end_call(fail(MPI_ERR_UNSUPPORTED_OPERATION, "Remesh does not carry this function; docs/mpi/limits.md lists them"),
-                    NULL, function);
+    int error = fail(MPI_ERR_UNSUPPORTED_OPERATION, "Remesh does not carry %s; docs/mpi/limits.md lists what it does not carry",
+                     function);
+    return end_call(error, NULL, function);
 }
 
 /* ---- functions on handlers ---- */

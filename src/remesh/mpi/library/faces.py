@@ -117,7 +117,10 @@ def library_environment(program: Path | None, environment: Mapping[str, str]) ->
     """The environment in which a program finds the library; ``program`` is None if it is not known."""
     found = dict(environment)
     found["LD_LIBRARY_PATH"] = os.pathsep.join(filter(None, [str(BUILT), environment.get("LD_LIBRARY_PATH", "")]))
-    found["MPI4PY_MPIABI"], found["MPI4PY_LIBMPI"] = "mpich", str(BUILT / LIBRARIES["mpich"])
+    # Its user may have chosen one: that of another library in the program, which was built with it.
+    chosen = environment.get("MPI4PY_MPIABI", "")
+    face = chosen if chosen in LIBRARIES else "mpich"
+    found["MPI4PY_MPIABI"], found["MPI4PY_LIBMPI"] = face, str(BUILT / LIBRARIES[face])
     linkage = None if program is None else read_linkage(program)
     if linkage is not None and program is not None and lacks_fortran(program, linkage, found):
         found["LD_LIBRARY_PATH"] += f"{os.pathsep}{BUILT / FORTRAN_FOLDER}"
