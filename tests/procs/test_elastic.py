@@ -118,7 +118,7 @@ def test_boxes_that_died_with_their_node_come_from_a_neighbours_memory(
     hold = Hold(tmp_path, 13)
     with LocalJob(tmp_path, script("--fsdp", "--snapshot-every", "5", *hold.flags), workers_per_node=1) as job:
         job.start_node("a")
-        job.start_node("b")
+        job.start_node("b", "--no-preload")  # as in one job of both kinds of nodes
         hold.wait(job, 2, QUIET_S)
         job.kill_node("b")
         hold.end()

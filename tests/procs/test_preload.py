@@ -9,13 +9,17 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from remesh.elastic.node.preload import Preload, PreloadPlan
 from remesh.linux.procfs import children_of, start_of
+from remesh.testing.hold import Hold
+from remesh.testing.local_job import LocalJob
 from tests.procs.agents import Agents
+from tests.procs.scripts import tiny
 from tests.procs.started_scripts import TELLING, Case, Ended, make_case, run_forked, run_plain
 
 pytestmark = [pytest.mark.procs, pytest.mark.timeout(300)]
@@ -134,6 +138,16 @@ def test_a_sitecustomize_of_the_user_runs_in_each_worker(tmp_path: Path) -> None
     assert ended.output.splitlines() == ["customized 3", str(tmp_path / "site/sitecustomize.py")]
 
 
+def test_letters_that_the_workers_locale_has_not_reach_it_all_the_same(tmp_path: Path) -> None:
+    folder = tmp_path / "ünïcode"
+    folder.mkdir()
+    locale = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": "/nöwhere"}
+    text = "import os, sys\nprint(ascii(sys.argv), ascii(dict(os.environ)), ascii(vars(sys)['path']))"
+    case = _case(folder, text, **locale, MINE="ü")
+    case = replace(case, arguments=(*case.arguments, "ü"))
+    assert run_forked(case) == run_plain(case)
+
+
 # --- what is no fork ---
 
 
@@ -239,10 +253,11 @@ def test_a_python_that_does_not_stop_before_the_script_runs_nothing(tmp_path: Pa
 # --- under an agent ---
 
 _SCRIPT = """\
-import json, os, sys, time
+import ctypes, json, os, signal, sys, time
 from pathlib import Path
 import torch
 folder = Path(sys.argv[1])
+ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG: to end with the agent
 told = {"pid": os.getpid(), "parent": os.getppid(), **os.environ}
 (folder / f".{os.getpid()}").write_text(json.dumps(told))
 (folder / f".{os.getpid()}").rename(folder / f"{time.time_ns()}-{os.getpid()}.json")
@@ -302,5 +317,35 @@ def test_the_preloaded_process_ends_with_its_agent(tmp_path: Path) -> None:
         agent, (preloaded,) = _start(agents)
         os.kill(agent, signal.SIGKILL)
         agents.agents[0].wait()
-        while start_of(preloaded) is not None:
+        # So do workers that asked the kernel for it, for the agent is their parent.
+        for pid in (preloaded, *(worker["pid"] for worker in agents.workers())):
+            while start_of(pid) is not None:
+                time.sleep(0.02)
+
+
+def test_an_agent_that_is_killed_while_modules_load_leaves_nothing(tmp_path: Path) -> None:
+    with Agents(tmp_path) as agents:
+        script = tmp_path / "script.py"
+        script.write_text(_SCRIPT)
+        agents.start("--nproc-per-node", "2", script=str(script))
+        agent = agents.agents[0]
+        while not (children := children_of(agent.pid)):
             time.sleep(0.02)
+        agent.kill()
+        _, output = agents.end()
+        assert not output
+        while start_of(children[0]) is not None:
+            time.sleep(0.02)
+        assert not agents.workers()
+
+
+def test_a_replacement_in_a_running_job_is_forked_too(tmp_path: Path) -> None:
+    hold = Hold(tmp_path, 3)
+    flags = ("--mesh", "dp=-1", "--steps", "20", *hold.flags)
+    with LocalJob(tmp_path, [str(Path(tiny.__file__)), *flags], nnodes="1") as job:
+        job.start_node("a")
+        hold.wait(job, 2, 90)
+        job.kill_worker("a", 1)
+        hold.end()
+        assert job.wait(90) == {"a": 0}, job.describe_logs()
+        assert [event["forked"] for event in job.of_kind("worker-started")] == [True, True, True]

@@ -31,7 +31,7 @@ from typing import IO, Any, Self, cast
 from torch.distributed.elastic.multiprocessing import api as process_contexts
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
-from remesh.elastic.node.preloaded import MAX_ANSWER_BYTES, ORDER
+from remesh.elastic.node.preloaded import MAX_ANSWER_BYTES, ORDER, as_text
 from remesh.elastic.node.surroundings import read_surroundings
 from remesh.linux.calls import PR_GET_CHILD_SUBREAPER, PR_SET_CHILD_SUBREAPER, prctl
 from remesh.linux.procfs import work_of
@@ -83,8 +83,8 @@ class Preload:
         order = {
             "socket": others.fileno(),
             "modules": self._plan.modules,
-            "path": python_path,
-            "command": self._plan.command,
+            "path": None if python_path is None else as_text(python_path),
+            "command": [as_text(part) for part in self._plan.command],
         }
         path = os.pathsep.join([str(_HOOK_FOLDER), *([python_path] if python_path else [])])
         with others:
@@ -147,7 +147,9 @@ class Preload:
         with contextlib.ExitStack() as stack:
             request = os.memfd_create("request")
             stack.callback(os.close, request)
-            os.write(request, json.dumps(dict(environment)).encode())
+            os.write(
+                request, json.dumps({as_text(name): as_text(value) for name, value in environment.items()}).encode()
+            )
             hears, tells = os.pipe()
             stack.callback(os.close, tells)
             with _subreaper():

@@ -36,6 +36,16 @@ MAX_ANSWER_BYTES = 1 << 16
 _STANDARD = (("stdin", 0, "rb"), ("stdout", 1, "wb"), ("stderr", 2, "wb"))
 
 
+def as_text(data: str) -> str:
+    """What the system calls this name, byte for byte, as text that JSON carries."""
+    return os.fsencode(data).decode("latin-1")
+
+
+def as_bytes(text: str) -> bytes:
+    """The bytes that `as_text` was given: a worker's locale may have no letters for what the agent's has."""
+    return text.encode("latin-1")
+
+
 class _UnfitError(Exception):
     """Workers must not be forked of this process; the text says why."""
 
@@ -46,7 +56,8 @@ def serve(hook_folder: str, loaded_by_python: Collection[str]) -> None:
     if (command := order.pop("command")) is not None:
         # Had Python not come here, it would have run nothing: only now it is given the script.
         os.environ[ORDER] = json.dumps({**order, "command": None})
-        os.execv(command[0], command)
+        arguments = [as_bytes(part) for part in command]
+        os.execv(arguments[0], arguments)
     _hide_hook(hook_folder, order["path"])
     line = socket.socket(fileno=order["socket"])
     try:
@@ -55,12 +66,12 @@ def serve(hook_folder: str, loaded_by_python: Collection[str]) -> None:
         check_fit_to_fork(line.fileno(), loaded_by_python)
     except (Exception, SystemExit) as error:
         reason = str(error) if isinstance(error, _UnfitError) else f"{type(error).__name__}: {error}"
-        line.send(json.dumps({"unfit": reason[:1000]}).encode())
+        _answer(line, {"unfit": reason[:1000]})
         os._exit(0)
     gc.collect()
     # What is there stays for good; a worker's collector would copy its pages for nothing.
     gc.freeze()
-    line.send(json.dumps({"surroundings": read_surroundings()}).encode())
+    _answer(line, {"surroundings": read_surroundings()})
     while True:
         _, descriptors, _, _ = socket.recv_fds(line, 1, NUM_DESCRIPTORS)
         if len(descriptors) < NUM_DESCRIPTORS:
@@ -70,7 +81,14 @@ def serve(hook_folder: str, loaded_by_python: Collection[str]) -> None:
             return
         for descriptor in descriptors:
             os.close(descriptor)
-        line.send(json.dumps(answer).encode())
+        _answer(line, answer)
+
+
+def _answer(line: socket.socket, message: dict[str, Any]) -> None:
+    try:
+        line.send(json.dumps(message).encode())
+    except (BrokenPipeError, ConnectionResetError):
+        os._exit(0)  # the agent is gone
 
 
 def _hide_hook(folder: str, python_path: str | None) -> None:
@@ -79,7 +97,7 @@ def _hide_hook(folder: str, python_path: str | None) -> None:
     if python_path is None:
         del os.environ["PYTHONPATH"]
     else:
-        os.environ["PYTHONPATH"] = python_path
+        os.environb[b"PYTHONPATH"] = as_bytes(python_path)
     sys.path.remove(folder)
     sys.path_importer_cache.pop(folder, None)
 
@@ -169,8 +187,8 @@ def _become_worker(descriptors: list[int]) -> None:
         os.dup2(descriptor, number)
     # All that was open was checked: it is the agent's line, and what came through it.
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-    os.environ.clear()
-    os.environ.update(environment)
+    os.environb.clear()
+    os.environb.update({as_bytes(name): as_bytes(value) for name, value in environment.items()})
     for name, number, mode in _STANDARD:
         stream = _open_stream(name, number, mode)
         setattr(sys, name, stream)
