@@ -44,8 +44,10 @@ sys.addaudithook(_hold_the_tier)
 
 
 def _sleep(seconds: float, _really: Callable[[float], None] = time.sleep) -> None:
-    if seconds:
-        _hold_the_tier("time.sleep")
+    if not seconds:
+        os.sched_yield()  # which a sleep of 0 s is for: Python 3.13 audits that, too
+        return
+    _hold_the_tier("time.sleep")
     _really(seconds)
 
 
