@@ -65,6 +65,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 _PAST_ITS_LIMIT_S = 60.0
+_WORKER_DIED = pytest.StashKey[bool]()
 _STDERR = pytest.StashKey[int]()
 """As it is outside of tests, whose output is caught."""
 
@@ -75,6 +76,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_sessionstart() -> None:
     watch()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """A worker that dies while it collects takes its tests along: the run has failed, whatever the others say."""
+    if error:
+        node.config.stash[_WORKER_DIED] = True
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.config.stash.get(_WORKER_DIED, False) and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
 
 
 @pytest.hookimpl(wrapper=True)

@@ -17,7 +17,7 @@ _PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "default")
 _PATIENT: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 
 settings.register_profile("default", **_PATIENT, derandomize=True, max_examples=40)
-settings.register_profile("thorough", **_PATIENT, derandomize=True, max_examples=150)
+settings.register_profile("thorough", **_PATIENT, derandomize=True, max_examples=100)
 settings.register_profile("explore", **_PATIENT, max_examples=2000)
 settings.load_profile(_PROFILE)
 

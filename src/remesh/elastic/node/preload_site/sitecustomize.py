@@ -11,14 +11,15 @@ _LOADED_BY_PYTHON = frozenset(sys.modules)
 
 import os  # noqa: E402
 
-try:
-    from remesh.elastic.node.preloaded import serve
+if "REMESH_PRELOAD" in os.environ:  # else nobody preloads: a tool looks at the modules of a package
+    try:
+        from remesh.elastic.node.preloaded import serve
 
-    serve(os.path.dirname(__file__), _LOADED_BY_PYTHON)
-except BaseException as error:
-    # Never on to the script: nobody has asked for a worker yet.
-    sys.stderr.write(f"remesh: the preloaded process failed: {type(error).__name__}: {error}\n")
-    os._exit(70)
+        serve(os.path.dirname(__file__), _LOADED_BY_PYTHON)
+    except BaseException as error:
+        # Never on to the script: nobody has asked for a worker yet.
+        sys.stderr.write(f"remesh: the preloaded process failed: {type(error).__name__}: {error}\n")
+        os._exit(70)
 
-del sys.modules[__name__]
-import sitecustomize  # type: ignore[import-not-found]  # noqa: E402, F401
+    del sys.modules[__name__]
+    import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
