@@ -28,6 +28,7 @@ from importlib.machinery import all_suffixes
 from typing import Any, TextIO
 
 from remesh.elastic.node.surroundings import read_surroundings
+from remesh.exit_codes import ExitCode
 
 ORDER = "REMESH_PRELOAD"
 """The variable with the order: the descriptor of the socket, the modules, ``PYTHONPATH`` as it was, the command."""
@@ -67,7 +68,7 @@ def serve(hook_folder: str, loaded_by_python: Collection[str]) -> None:
     except (Exception, SystemExit) as error:
         reason = str(error) if isinstance(error, _UnfitError) else f"{type(error).__name__}: {error}"
         _answer(line, {"unfit": reason[:1000]})
-        os._exit(0)
+        os._exit(ExitCode.OK)
     gc.collect()
     # What is there stays for good; a worker's collector would copy its pages for nothing.
     gc.freeze()
@@ -75,7 +76,7 @@ def serve(hook_folder: str, loaded_by_python: Collection[str]) -> None:
     while True:
         _, descriptors, _, _ = socket.recv_fds(line, 1, NUM_DESCRIPTORS)
         if len(descriptors) < NUM_DESCRIPTORS:
-            os._exit(0)  # the agent is gone, or wants no more
+            os._exit(ExitCode.OK)  # the agent is gone, or wants no more
         if (answer := _fork_worker(descriptors)) is None:
             line.detach()  # it was closed with all that a worker has not
             return
@@ -88,7 +89,7 @@ def _answer(line: socket.socket, message: dict[str, Any]) -> None:
     try:
         line.send(json.dumps(message).encode())
     except (BrokenPipeError, ConnectionResetError):
-        os._exit(0)  # the agent is gone
+        os._exit(ExitCode.OK)  # the agent is gone
 
 
 def _hide_hook(folder: str, python_path: str | None) -> None:
@@ -106,7 +107,7 @@ def check_fit_to_fork(line: int, loaded_by_python: Collection[str]) -> None:
     """Raise `_UnfitError` for what a forked worker would have that a fresh process has not, or the other way round."""
     # A trial: threads that end themselves before a fork, as those of OpenBLAS, are none that could be lost.
     if (trial := os.fork()) == 0:
-        os._exit(0)
+        os._exit(ExitCode.OK)
     os.waitpid(trial, 0)
     if (num_threads := len(os.listdir("/proc/self/task"))) > 1:
         raise _UnfitError(f"loading its modules left {num_threads - 1} threads running")
@@ -161,13 +162,13 @@ def _fork_worker(descriptors: list[int]) -> dict[str, Any] | None:
             worker = os.fork()
         except OSError as error:
             os.write(tells, f"forking: {error}".encode())
-            os._exit(1)
+            os._exit(ExitCode.FAILED)
         if worker == 0:
             os.close(tells)
             _become_worker(descriptors)
             return None
         os.write(tells, str(worker).encode())
-        os._exit(0)
+        os._exit(ExitCode.OK)
     os.close(tells)
     with open(hears, "rb") as pipe:
         # Its own end is not enough to know that its child has been handed on.
@@ -180,7 +181,7 @@ def _become_worker(descriptors: list[int]) -> None:
     """Wait for the word, then be as Python is when it is about to run the script."""
     request, *streams, go = descriptors
     if not os.read(go, 1):
-        os._exit(0)
+        os._exit(ExitCode.OK)
     os.setsid()
     environment = json.loads(os.pread(request, os.fstat(request).st_size, 0))
     for number, descriptor in enumerate(streams):

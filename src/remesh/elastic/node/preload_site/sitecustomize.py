@@ -19,7 +19,7 @@ if "REMESH_PRELOAD" in os.environ:  # else nobody preloads: a tool looks at the 
     except BaseException as error:
         # Never on to the script: nobody has asked for a worker yet.
         sys.stderr.write(f"remesh: the preloaded process failed: {type(error).__name__}: {error}\n")
-        os._exit(70)
+        os._exit(os.EX_SOFTWARE)
 
     del sys.modules[__name__]
     import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
