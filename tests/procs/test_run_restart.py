@@ -50,12 +50,12 @@ def test_worker_sees_what_it_sees_under_torchrun(tmp_path: Path) -> None:
 
 
 def test_failed_worker_of_one_node_restarts_all_and_uses_one_restart_there(tmp_path: Path) -> None:
-    """Rank 3 fails once: both nodes' workers are started anew, and the second round ends well."""
+    """Rank 3 fails once, when all have begun: both nodes' workers are started anew, and the second round ends well."""
     port = free_port()
     with Agents(tmp_path) as agents:
         flags = [*meeting_flags(port), "--nproc-per-node", "2", "--max-restarts", "1"]
         for _ in range(2):
-            agents.start(*flags, actions=["raise-once@3", "wait-for-8"])
+            agents.start(*flags, actions=["wait-for-4@3", "raise-once@3", "wait-for-8"])
         for index in (0, 1):
             code, output = agents.end(index)
             assert code == 0, output

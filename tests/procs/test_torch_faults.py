@@ -212,7 +212,7 @@ def _find_the_one_that_leads(jobs: list[TorchJob]) -> subprocess.Popen[str]:
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
     (refused,) = ended
-    assert "leads it, expected nobody" in refused.communicate()[1]
+    assert "expected nobody; stop it first" in refused.communicate()[1]
     (leading,) = (leader for leader in leaders if leader is not refused)
     return leading
 

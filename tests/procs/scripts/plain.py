@@ -19,7 +19,7 @@ def act(action: str, folder: Path) -> None:
             with contextlib.suppress(FileExistsError):
                 (folder / "raised").touch(exist_ok=False)
                 raise ValueError("the sky is falling, once")
-        case "wait-for-3" | "wait-for-5" | "wait-for-8":
+        case "wait-for-4" | "wait-for-5" | "wait-for-8":
             while len(list(folder.glob("[0-9]*.json"))) < int(action[-1]):
                 time.sleep(0.02)
         case "end-when-told":

@@ -658,10 +658,14 @@ def _program_states(half: _Half, num_calls: int, calls_without: int) -> Counter[
 
 
 def test_a_lower_half_gives_way_while_calls_are_dense_and_sleeps_while_a_third_computes(tmp_path: Path) -> None:
-    half = _Half(str(tmp_path / "channel"), give_way_us=1_000_000)
-    half.lower.set_pace(0, 1_000_000)
-    dense = _program_states(half, num_calls=100, calls_without=0)
-    assert dense.total() == 100 and dense[_GIVES_WAY] > 0
+    """One burst of calls may meet others on this core, and threads of one Python take turns: bursts until it is seen."""
+    half = _Half(str(tmp_path / "channel"), give_way_us=10_000)
+    half.lower.set_pace(0, 10_000)
+    dense, deadline_s = Counter[int](), time.monotonic() + 60
+    while not dense[_GIVES_WAY]:
+        assert time.monotonic() < deadline_s, dense
+        dense = _program_states(half, num_calls=100, calls_without=0)
+        assert dense.total() == 100
     apart = _program_states(half, num_calls=10, calls_without=1000)
     assert apart.total() == 10 and apart[_GIVES_WAY] == 0
 
