@@ -237,6 +237,33 @@ def _begun(images: Path) -> list[Path]:
     return [each for each in images.glob(f"*/{rank_name(1)}") if not each.parent.name.endswith("000001")]
 
 
+def test_a_program_that_leaves_by_os_exit_in_the_middle_of_a_checkpoint_is_part_of_it(job: TorchJob) -> None:
+    job.run("leaves.py", "python")
+    job.wait_for(2)
+    assert "checkpoint 1" in _checkpoint(job)
+    assert "checkpoint 2" in _checkpoint(job)
+    job.wait_for(len(job.lines()) + 2)
+    # Rank 0 is alone now, which no checkpoint minds.
+    assert "checkpoint 3" in _checkpoint(job)
+    assert job.leader is not None and job.leader.poll() is None
+
+
+def test_a_program_that_ends_without_a_word_in_the_middle_of_a_checkpoint_ends_the_job_by_its_name(
+    job: TorchJob,
+) -> None:
+    job.run("leaves.py", "c")
+    job.wait_for(2)
+    assert "checkpoint 1" in _checkpoint(job)
+    _checkpoint(job)
+    status, said = job.end()
+    assert status == 1
+    assert "the program of rank 1" in said and "in the middle of a checkpoint" in said
+    checkpoint = JobFolder(job.folder).checkpoint(1)
+    assert checkpoint.problem == ""
+    job.restart("--checkpoint", "1")
+    _goes_on(job)
+
+
 def test_a_job_that_is_led_is_led_by_nobody_else(stopped: TorchJob) -> None:
     _restart(stopped)
     second = subprocess.run([*REMESH, "restart", str(stopped.folder)], capture_output=True, text=True)

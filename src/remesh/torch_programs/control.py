@@ -9,6 +9,7 @@ for the next notice. Nothing of torch is imported here.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -24,6 +25,8 @@ from remesh.torch_programs.gate import Gate
 from remesh.torch_programs.notice import INTERFACE_VARIABLE, Notice, read_notice
 
 _NOTICE_PAUSE_S: Final = 0.002
+_GOODBYE_LIMIT_S: Final = 5.0
+"""How long a program that ends at once waits for its goodbye, while there is no cut."""
 
 
 class Carried(Protocol):
@@ -71,6 +74,18 @@ class ControlThread:
                 if not self._gate.is_closed:
                     self._say({"type": "final", "status": self._describe(has_ended=True).to_json()})
                     return
+
+    def say_goodbye_aside(self) -> None:
+        """Say goodbye in a thread, for a caller that may have been called amid our own code, as signal handlers are.
+
+        What that code holds it gives back only after the caller: so this waits a while, and as long as a cut takes.
+        """
+        speaker = threading.Thread(target=self.say_goodbye, name="remesh-goodbye", daemon=True)
+        with contextlib.suppress(RuntimeError):  # Python is about to end, and starts no thread
+            speaker.start()
+            speaker.join(_GOODBYE_LIMIT_S)
+            while speaker.is_alive() and self._gate.is_closed:
+                speaker.join(_GOODBYE_LIMIT_S)
 
     def descriptors(self) -> list[int]:
         """The descriptor of the line to the keeper, while there is one."""

@@ -107,6 +107,8 @@ class Keeper:
         """A question without an answer yet: the program may be away, or end before it answers."""
         self._is_away = False
         """Whether the program sheds its groups or has shed them: a notice brings it back."""
+        self._is_expected = False
+        """Whether other ranks wait for the program to grow its groups with theirs."""
         self._resumption: Message | None = None
         """The end of a round that came while the program was shedding."""
         self._is_ready = False
@@ -139,6 +141,7 @@ class Keeper:
             self._be_ready("")
             self._control.send({"type": "ended", "code": 0})
             return
+        self._is_expected = True
         image = checkpoint.rank_folder(self._rank) / IMAGE
         self._upper = restore_upper(image, self._site(), open_files=policy, starter=self._surround.starter)
         remember_image(image)
@@ -217,6 +220,8 @@ class Keeper:
         if not self._is_ready:
             self._be_ready("")
         self._control.send({"type": "ended", "code": code})
+        if self._is_expected:
+            self._fail_the_others()
         if self._pending is not None:
             self._answer_for_the_ended(self._pending)
         if self._request is not None:
@@ -244,7 +249,7 @@ class Keeper:
     def _hear_program(self, message: Message, line: Line) -> None:
         match message["type"]:
             case "here":
-                self._program = line
+                self._program, self._is_expected = line, False
                 if message["problem"]:
                     self._control.send({"type": "failed", "cause": message["problem"]})
                 elif not self._is_ready:
@@ -361,14 +366,27 @@ class Keeper:
     def _resume(self, message: Message) -> None:
         self._pending = self._request = None
         self._thaw()
+        self._is_expected = self._is_away and self._rank not in message["ended"]
         if self._ended is not None:
-            return
-        if not self._is_away:
+            if self._is_expected:
+                self._fail_the_others()
+        elif not self._is_away:
             self._tell_program({"type": "open"})
         elif self._program is None:
             self._call_back(message)
         else:
             self._resumption = message
+
+    def _fail_the_others(self) -> None:
+        """End the job: the others would wait without an end for a program that is gone."""
+        self._control.send(
+            {
+                "type": "failed",
+                "cause": f"the program of rank {self._rank} ended with exit status {self._ended} in the middle of a "
+                "checkpoint or restart, before it had its process groups again, and without a word to Python; restart "
+                "the job from its last checkpoint",
+            }
+        )
 
     def _call_back(self, message: Message) -> None:
         """Have the program grow its groups again, together with all others."""

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 from urllib.parse import parse_qsl, urlparse
 
 from remesh.images.kinds import CHANNEL_PATH
@@ -43,10 +43,23 @@ class CarriedProgram:
         after_import(_COMPILER_RULES, _leave_out_ours)
         self._control.start()
         ForkGuard(self._descriptors)
+        self._take_leave_before_os_exit()
         try:
             _run_as_main(arguments)
         finally:
             self._control.say_goodbye()
+
+    def _take_leave_before_os_exit(self) -> None:
+        """Have a program that ends by `os._exit` wait for a cut and say goodbye, as one that ends by itself."""
+        end, pid = os._exit, os.getpid()
+
+        def _exit(status: int) -> NoReturn:
+            # Children end as they did. An end with an error ends the job anyway.
+            if not status and os.getpid() == pid:
+                self._control.say_goodbye_aside()
+            end(status)
+
+        os._exit = _exit
 
     def _descriptors(self) -> list[int]:
         of_groups = [] if self._backends is None else self._backends.descriptors()
