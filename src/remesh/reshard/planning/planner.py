@@ -35,7 +35,7 @@ from remesh.collector import collector_at_rest
 from remesh.errors import PlanError
 from remesh.layout import Box, Layout
 from remesh.options import check_option
-from remesh.reshard.model.bound import Bound, bound_of_groups, bound_of_loads
+from remesh.reshard.model.bound import Bound, HostGroup, bound_of_groups, bound_of_loads
 from remesh.reshard.model.network import Network
 from remesh.reshard.model.program import Copy, Message
 from remesh.reshard.model.slices import NOBODY, Slices
@@ -68,6 +68,11 @@ MIN_CHUNK_BYTES = 64
 """Smallest allowed largest message; several elements of any dtype fit."""
 _RELAY_CHUNK_BYTES = 128 << 10
 """Chunks on a route with relays are not cut finer than this for the sake of its pipeline."""
+_TURN_BYTES = 256 << 10
+"""Chunks are not cut finer than this for the sake of hosts that serve several others in turn."""
+_NUM_TURNS = 16
+"""Chunks that the busiest NIC carries at the least where hosts take turns: whoever has to wait for one waits for a small
+fraction of the whole."""
 _MAX_TIMED = 20_000
 """Up to this many messages the planner schedules each one in time. More messages are planned as flows, which is
 faster."""
@@ -280,7 +285,16 @@ def _find_ways(problem: _Problem) -> _Ways:
         for route in routes
     }
     chunk_bytes = min((_chunk_size(lag, problem) for lag in sorted(lags)), default=problem.chunk_bytes)
+    if _take_turns(fused.groups):
+        chunk_bytes = min(chunk_bytes, max(bound.bytes // _NUM_TURNS, _TURN_BYTES))
     return _Ways(split.routes, chunk_bytes)
+
+
+def _take_turns(groups: Sequence[HostGroup]) -> bool:
+    """Whether some host gives to, or takes from, more than one set of others."""
+    serving = Counter(host for group in groups for host in group.owners)
+    served = Counter(host for group in groups for host in group.receivers)
+    return max((*serving.values(), *served.values()), default=0) > 1
 
 
 def _find_flows(ways: _Ways, problem: _Problem) -> Flows | None:
