@@ -31,9 +31,9 @@ class Program:
     """One of Debian's: how it is prepared in a folder, and what its answer is."""
 
     path: str
-    """Below usr/."""
+    """Below usr/; of one of ours, its name."""
     prepare: Callable[[Path], list[str]]
-    """Writes its input into a folder; returns the arguments."""
+    """Writes its input into a folder; returns the arguments, and before these the program if it is one of ours."""
     answer: Callable[[str, Path], list[str]]
     """Of what rank 0 printed, and of the folder."""
     most_s: float
@@ -44,6 +44,9 @@ class Program:
     """Relative; by how much numbers differ between two runs without us, where the order of its sums is not fixed."""
     input_file: str = ""
     """In the folder: the standard input of rank 0."""
+    num_ranks: int = 2
+    is_ours: bool = False
+    """Debian's are the libraries that it uses."""
 
     @property
     def name(self) -> str:
@@ -54,6 +57,11 @@ class Program:
 def variables() -> dict[str, str]:
     """The environment in which such programs find their libraries and tables."""
     plain = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    packages = [
+        ROOT / "usr/lib/python3/dist-packages",
+        *sorted(ROOT.glob("usr/lib/*dir/*/*-real/lib/python3/dist-packages")),
+    ]
+    plain["PYTHONPATH"] = os.pathsep.join(map(str, packages))
     tables = {"CP2K_DATA_DIR": str(_SHARE / "cp2k"), "NWCHEM_BASIS_LIBRARY": f"{_SHARE / 'nwchem/libraries'}/"}
     tables |= {"WM_PROJECT_DIR": str(_SHARE / "openfoam"), "FOAM_ETC": str(_SHARE / "openfoam/etc")}
     # OpenFOAM's have no versions, and stand elsewhere.
@@ -71,7 +79,7 @@ def _given(name: str, *arguments: str) -> Callable[[Path], list[str]]:
     return prepare
 
 
-def _printed(pattern: str) -> Callable[[str, Path], list[str]]:
+def printed(pattern: str) -> Callable[[str, Path], list[str]]:
     """The lines of its output that match."""
 
     def answer(output: str, folder: Path) -> list[str]:
@@ -198,16 +206,16 @@ _RELAXED: Final = r"^!.*$|^ +Total force.*$|^Si +.*$|^ +JOB DONE.*$"
 _MOLECULE: Final = r"Total DFT energy = +-[\d.]+|^ +\d [OH] +[-\d. ]+$"
 
 PROGRAMS_OF_DEBIAN: Final = (
-    Program("bin/lmp", _given("melt.lammps", "-in", "melt.lammps", "-log", "none"), _printed(_MELT_TABLE), 0.6),
+    Program("bin/lmp", _given("melt.lammps", "-in", "melt.lammps", "-log", "none"), printed(_MELT_TABLE), 0.6),
     Program("bin/hpcc", _given("hpccinf.txt"), _residuals, 4.0),
     Program("bin/gmx_mpi", _argon, _last_places, 0.6),
     Program("bin/NPopenmpi", _pings, _sizes, 0.6),
     Program("bin/NPmpich2", _pings, _sizes, 0.6, "mpich"),
     Program("bin/icoFoam", _cavity, _fields, 0.3),
-    Program("bin/pw.x", _silicon, _printed(_RELAXED), 0.6),
+    Program("bin/pw.x", _silicon, printed(_RELAXED), 0.6),
     Program("bin/cp2k.psmp", _given("water.cp2k", "-i", "water.cp2k"), _molecule_in_motion, 1.0),
-    Program("bin/nwchem.openmpi", _given("water.nw", "water.nw"), _printed(_MOLECULE), 0.6, tolerance=1e-8),
-    Program("bin/nwchem.mpich", _given("water.nw", "water.nw"), _printed(_MOLECULE), 0.6, "mpich", 1e-8),
+    Program("bin/nwchem.openmpi", _given("water.nw", "water.nw"), printed(_MOLECULE), 0.6, tolerance=1e-8),
+    Program("bin/nwchem.mpich", _given("water.nw", "water.nw"), printed(_MOLECULE), 0.6, "mpich", 1e-8),
     Program("lib/x86_64-linux-gnu/scalapack/openmpi-tests/xdtrd", _given("TRD.dat"), _scaled_residuals, 0.6),
     Program("lib/mumps/dsimpletest", _equations, _solution, 0.6, tolerance=1e-10, input_file="equations"),
     Program("bin/iqtree2-mpi", _sequences, _tree, 1.0),

@@ -32,7 +32,7 @@ def _errors(job: Job) -> str:
         ("begin", "MPI_Barrier: .*called before MPI_Init"),
         ("end", "MPI_Barrier: .*called after MPI_Finalize"),
         ("handler", "in a signal handler that has come in the middle of another call of MPI"),
-        ("spawn", "MPI_Comm_spawn: .*does not carry this function; docs/mpi/limits.md lists them"),
+        ("spawn", "MPI_Comm_spawn: .*does not carry MPI_Comm_spawn; docs/mpi/limits.md lists what"),
         ("faces", "another MPI library has started in this process; link .* with one MPI"),
         ("bounds", "its channel is damaged.*look for what in the program writes out of bounds"),
     ],
@@ -63,3 +63,10 @@ def test_a_script_that_does_not_end_with_exec_is_told_to(job: Job, tmp_path: Pat
     script.chmod(0o755)
     assert _run(job, tmp_path, script) == "failed"
     assert "let a script end with `exec` and the program" in _errors(job)
+
+
+def test_ranks_that_wait_for_one_that_was_refused_do_not_hang(job: Job) -> None:
+    """mpi4py makes an exception of the refusal, and so its program ends without having sent what others wait for."""
+    job.create("refused", num_ranks=2)
+    assert job.stay("openmpi").outcome.state == "failed"
+    assert "Remesh does not carry MPI_Open_port; docs/mpi/limits.md" in _errors(job)

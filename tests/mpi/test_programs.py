@@ -1,7 +1,7 @@
 """Programs that others wrote and built give the same answer as without us, through stops and other MPIs.
 
-Debian's packages come from `make mpi-programs`. Each program runs on two ranks, where all its sums have one order,
-unless it lets its ranks take turns as they come.
+Debian's packages come from `make mpi-programs`. Those of others run on two ranks, where all sums have one order,
+unless a program lets its ranks take turns as they come.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from remesh.mpi.mpis import find_mpi
 from remesh.rounds.job_folder import JobFolder, JobSpec
 from tests.mpi.conftest import Job, stop_after
 from tests.mpi.debian import ROOT
+from tests.mpi.debian_libraries import PROGRAMS_ON_LIBRARIES
 from tests.mpi.debian_programs import PROGRAMS_OF_DEBIAN, Program, variables
 
 pytestmark = pytest.mark.mpi
@@ -28,19 +29,22 @@ pytestmark = pytest.mark.mpi
 _CHAIN = ("mpich", "openmpi", "impi")
 _LAUNCH_OPENMPI = (
     *("--bind-to", "none", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1"),
-    *("--mca", "plm", "isolated", "--mca", "pml", "ob1", "--mca", "btl", "self,vader", "-n", "2"),
+    *("--mca", "plm", "isolated", "--mca", "pml", "ob1", "--mca", "btl", "self,vader"),
 )
 _AS_ROOT = {f"OMPI_ALLOW_RUN_AS_ROOT{suffix}": "1" for suffix in ("", "_CONFIRM")}
 
 
-def _path_of(program: Program) -> Path:
+def _command(program: Program, folder: Path) -> list[str]:
+    folder.mkdir()
+    if program.is_ours:
+        return program.prepare(folder)
     path = ROOT / "usr" / program.path
     if not path.exists():
         pytest.skip(f"needs Debian's {program.name}, which `make mpi-programs` fetches")
-    return path
+    return [str(path), *program.prepare(folder)]
 
 
-def _launch_on_mpich(folder: Path, search: str) -> list[str]:
+def _launch_on_mpich(folder: Path, search: str, number: tuple[str, str]) -> list[str]:
     """The MPICH of the wheel, under the name that Debian's programs ask for."""
     try:
         launcher = Path(find_mpi("mpich").launcher)
@@ -49,28 +53,29 @@ def _launch_on_mpich(folder: Path, search: str) -> list[str]:
     own = launcher.parents[1] / "lib"
     (folder / "libmpich.so.12").symlink_to(own / "libmpi.so.12")
     # The launcher has libraries of its own; Debian's are for the program.
-    return [str(launcher), "-n", "2", "env", f"LD_LIBRARY_PATH={folder}:{own}:{own}/mpich:{search}"]
+    return [str(launcher), *number, "env", f"LD_LIBRARY_PATH={folder}:{own}:{own}/mpich:{search}"]
 
 
-def _launch_on_openmpi(search: str) -> list[str]:
+def _launch_on_openmpi(search: str, number: tuple[str, str]) -> list[str]:
     """Debian's own: the wheel's has nothing for Fortran."""
     own = ROOT / "usr/lib/x86_64-linux-gnu/openmpi/lib"
     launcher = str(ROOT / "usr/bin/mpiexec.openmpi")
     places = (f"OPAL_PREFIX={ROOT / 'usr'}", f"LD_LIBRARY_PATH={search}:{own}")
-    return ["env", *places, launcher, *_LAUNCH_OPENMPI]
+    return ["env", *places, launcher, *_LAUNCH_OPENMPI, *number]
 
 
 def _native(program: Program, folder: Path) -> list[str]:
     """The answer without us, on the MPI of its maker."""
-    folder.mkdir()
-    arguments = program.prepare(folder)
+    command = _command(program, folder)
     environment = variables()
     search = environment.pop("LD_LIBRARY_PATH")
-    launch = _launch_on_mpich(folder, search) if program.mpi == "mpich" else _launch_on_openmpi(search)
+    number = ("-n", str(program.num_ranks))
+    on_mpich = program.mpi == "mpich"
+    launch = _launch_on_mpich(folder, search, number) if on_mpich else _launch_on_openmpi(search, number)
     with contextlib.ExitStack() as opened:
         given = opened.enter_context((folder / program.input_file).open()) if program.input_file else subprocess.DEVNULL
         done = subprocess.run(
-            [*launch, str(_path_of(program)), *arguments],
+            [*launch, *command],
             cwd=folder,
             env=os.environ | environment | _AS_ROOT,
             stdin=given,
@@ -83,10 +88,10 @@ def _native(program: Program, folder: Path) -> list[str]:
 
 
 def _create(job: Job, program: Program, folder: Path) -> None:
-    folder.mkdir()
-    argv = (str(_path_of(program)), *program.prepare(folder))
+    argv = tuple(_command(program, folder))
     given = str(folder / program.input_file) if program.input_file else ""
-    job.folder = JobFolder.create(folder / "job", JobSpec(argv, 2, str(folder), variables(), input_file=given))
+    spec = JobSpec(argv, program.num_ranks, str(folder), variables(), input_file=given)
+    job.folder = JobFolder.create(folder / "job", spec)
 
 
 def _check_same(answer: Sequence[str], native: Sequence[str], tolerance: float) -> None:
@@ -103,11 +108,10 @@ def _check_same(answer: Sequence[str], native: Sequence[str], tolerance: float) 
     assert found == pytest.approx(expected, rel=tolerance, abs=tolerance)
 
 
-@pytest.mark.parametrize("program", PROGRAMS_OF_DEBIAN, ids=lambda program: program.name)
+@pytest.mark.parametrize("program", (*PROGRAMS_OF_DEBIAN, *PROGRAMS_ON_LIBRARIES), ids=lambda program: program.name)
 def test_a_program_of_debian_ends_as_without_us_after_stops_under_three_mpis(
     job: Job, tmp_path: Path, program: Program
 ) -> None:
-    _path_of(program)
     native = _native(program, tmp_path / "native")
     assert native
     dice = random.Random(program.name)

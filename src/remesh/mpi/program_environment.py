@@ -1,7 +1,8 @@
 """Which parts of their user's environment do the two halves get?
 
-A program has no MPI library inside: it gets all but what launchers set. A launcher and the lower halves have one: they
-get all but the way to libraries of another MPI, which a program may need for what else stands there.
+A program has no MPI library inside: it gets all but what launchers set, and is told its rank as they would do. A
+launcher and the lower halves have one: they get all but the way to libraries of another MPI, which a program may need
+for what else stands there.
 """
 
 from __future__ import annotations
@@ -32,6 +33,21 @@ def program_environment(environ: Mapping[str, str], *, first_on_path: str = "") 
     if first_on_path:
         clean["PYTHONPATH"] = os.pathsep.join(filter(None, [first_on_path, clean.get("PYTHONPATH")]))
     return clean
+
+
+def rank_variables(rank: int, num_ranks: int) -> dict[str, str]:
+    """What programs and scripts look for in their environment, to know who they are without MPI.
+
+    Only what no restart changes: where a rank runs, and how many run beside it, is left out.
+
+    >>> rank_variables(1, 4)
+    {'OMPI_COMM_WORLD_RANK': '1', 'OMPI_COMM_WORLD_SIZE': '4', 'PMI_RANK': '1', 'PMI_SIZE': '4'}
+    """
+    return {
+        f"{launcher}_{what}": str(number)
+        for launcher in ("OMPI_COMM_WORLD", "PMI")
+        for what, number in (("RANK", rank), ("SIZE", num_ranks))
+    }
 
 
 def lower_environment(environ: Mapping[str, str], launcher: str) -> dict[str, str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from remesh.mpi.program_environment import lower_environment, program_environment
+from remesh.mpi.program_environment import lower_environment, program_environment, rank_variables
 
 _SET_BY_LAUNCHERS = {
     "mpich": "GFORTRAN_UNBUFFERED_PRECONNECTED HYDI_CONTROL_FD MPI_LOCALNRANKS MPI_LOCALRANKID PMI_FD PMI_HOSTNAME "
@@ -62,3 +62,9 @@ def test_what_is_told_to_the_programs_mpi4py_is_not_told_to_ours() -> None:
     given = {"MPI4PY_MPIABI": "openmpi", "MPI4PY_LIBMPI": "/theirs", "MPI4PY_RC_INITIALIZE": "0", "HOME": "/h"}
     assert lower_environment(given, "/m/bin/mpiexec") == {"HOME": "/h"}
     assert program_environment(given) == given
+
+
+def test_a_rank_is_told_what_no_restart_changes() -> None:
+    """A variable stands in an image: the number of a host, or of the ranks on it, would be wrong after a restart."""
+    assert {name.rpartition("_")[2] for name in rank_variables(3, 8)} == {"RANK", "SIZE"}
+    assert set(rank_variables(3, 8).values()) == {"3", "8"}

@@ -41,7 +41,7 @@ from remesh.mpi.lower.pace import SPIN_VARIABLE
 from remesh.mpi.lower.rank import Ended, RankLoop
 from remesh.mpi.lower.shared_memory import bring_back, check_here
 from remesh.mpi.lower.state_file import read_state
-from remesh.mpi.program_environment import program_environment
+from remesh.mpi.program_environment import program_environment, rank_variables
 from remesh.mpi.together import sharing_ranks
 from remesh.ranks.imaging import IMAGE
 from remesh.ranks.outputs import open_outputs
@@ -194,7 +194,7 @@ def _wait_for_all(mpi: Any) -> None:
 
 
 def _command(spec: JobSpec, rank: int) -> Command:
-    environment = program_environment(spec.environment)
+    environment = program_environment(spec.environment) | rank_variables(rank, spec.num_ranks)
     found = shutil.which(spec.argv[0], path=environment.get("PATH"))
     environment = library_environment(None if found is None else Path(found), environment)
     environment.setdefault(

@@ -48,6 +48,12 @@ def test_a_program_with_a_path_that_comes_first_gets_its_own_face_before_that(tm
     assert environment["LD_PRELOAD"] == f"{BUILT / name} {BUILT / ARENA} users.so"
 
 
+@pytest.mark.parametrize(("chosen", "face"), [("openmpi", "openmpi"), ("", "mpich"), ("impi", "mpich")])
+def test_its_user_may_choose_for_whom_the_programs_mpi4py_was_built(chosen: str, face: str) -> None:
+    found = library_environment(None, {"MPI4PY_MPIABI": chosen, "MPI4PY_LIBMPI": "/opt/mpi/lib/libmpi.so"})
+    assert (found["MPI4PY_MPIABI"], found["MPI4PY_LIBMPI"]) == (face, str(BUILT / LIBRARIES[face]))
+
+
 @pytest.mark.parametrize("option", ["-static", "-static-pie"])
 def test_a_static_program_is_refused_by_name(tmp_path: Path, option: str) -> None:
     with pytest.raises(ConfigError, match=r"program: it is linked statically, so its MPI cannot be replaced"):
