@@ -658,7 +658,7 @@ def _program_states(half: _Half, num_calls: int, calls_without: int) -> Counter[
 
 
 def test_a_lower_half_gives_way_while_calls_are_dense_and_sleeps_while_a_third_computes(tmp_path: Path) -> None:
-    """One burst of calls may meet others on this core, and threads of one Python take turns: bursts until it is seen."""
+    """One burst may meet others on this core, and threads of one Python take turns: bursts until it is seen."""
     half = _Half(str(tmp_path / "channel"), give_way_us=10_000)
     half.lower.set_pace(0, 10_000)
     dense, deadline_s = Counter[int](), time.monotonic() + 60
