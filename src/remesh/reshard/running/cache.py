@@ -30,9 +30,9 @@ from remesh.comm.agreement import Agreement, Agreements
 from remesh.comm.gather import Group, group_rank
 from remesh.layout.from_torch import Piece
 from remesh.reshard.planning.transfer import PlanOptions, Transfer, plan_stacked
+from remesh.reshard.running.check_pieces import check_memories
 from remesh.reshard.running.describe import DOING, Tensors, check_tensors, describe_all, hosts_of, moves_of, pieces_of
 from remesh.reshard.running.handle import Handle
-from remesh.reshard.running.regions import check_memories
 from remesh.reshard.running.run import BoundTransfer, Moved, agree_on_run, propose_tag, settle_tag
 from remesh.reshard.running.same_options import check_plan_options, settle_options, tell_options
 

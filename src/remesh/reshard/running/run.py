@@ -35,7 +35,8 @@ from remesh.reshard.planning.stacks import unstack
 from remesh.reshard.planning.steps import Act
 from remesh.reshard.planning.transfer import Transfer
 from remesh.reshard.running.carry import Link, Mover, Staging, Summer
-from remesh.reshard.running.regions import LocalCopy, Regions, check_pieces, find_clashes, needs_copy
+from remesh.reshard.running.check_pieces import check_pieces, find_clashes
+from remesh.reshard.running.regions import LocalCopy, Regions, needs_copy
 from remesh.reshard.running.telemetry import BytesByPair, Timing, merge_timings
 
 _DOING = "resharding"
