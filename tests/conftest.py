@@ -87,7 +87,8 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    if session.config.stash.get(_WORKER_DIED, False) and session.exitstatus == pytest.ExitCode.OK:
+    looks_well = session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+    if looks_well and session.config.stash.get(_WORKER_DIED, False):
         session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
 
 
