@@ -150,7 +150,7 @@ def _launch(program: Program, mpi: str, command: Sequence[str], environment: dic
             text, _ = launcher.communicate(timeout=program.limit_s)
         except subprocess.TimeoutExpired:
             launcher.terminate()
-            text, _ = launcher.communicate()
+            text, _ = launcher.communicate(timeout=60)
             return Seen(text, f"it hangs, under {mpi}{_errors(text)}")
     problem = f"it ended with {launcher.returncode}, under {mpi}{_errors(text)}"
     return Seen(text, problem if launcher.returncode else "")

@@ -56,7 +56,7 @@ def run_module(module: str, folder: Path, options: argparse.Namespace) -> Outcom
         said, _ = job.communicate(timeout=options.patience)
     except subprocess.TimeoutExpired:
         end_descendants()
-        said, _ = job.communicate()
+        said, _ = job.communicate(timeout=60)
     finally:
         end_descendants()
         job.wait()

@@ -76,7 +76,7 @@ class Cluster:
             said, _ = process.communicate(timeout=60)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.communicate()
+            process.communicate(timeout=60)
             raise
         assert process.returncode == 0, said.decode()
         return said.decode()

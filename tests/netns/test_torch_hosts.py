@@ -156,7 +156,7 @@ def test_a_leader_that_is_killed_takes_every_rank_and_every_host_with_it(job: To
     bed = _bed_of(job)
     assert job.leader is not None
     job.leader.kill()
-    job.leader.communicate()
+    job.leader.communicate(timeout=PATIENCE_S)
     deadline_s = time.monotonic() + PATIENCE_S
     while any(map(_is_running, processes)) or any(found.owner == bed.owner for found in find_beds()):
         assert time.monotonic() < deadline_s

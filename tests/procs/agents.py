@@ -30,7 +30,7 @@ class Agents:
         self.told = folder / "told"
         self.told.mkdir()
         self._launcher = launcher
-        self.agents: list[subprocess.Popen[str]] = []
+        self.agents: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Self:
         return self
@@ -40,30 +40,38 @@ class Agents:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker["pid"], signal.SIGKILL)
         for agent in self.agents:
-            if agent.poll() is None:
-                agent.kill()
-            assert agent.stdout is not None
-            if not agent.stdout.closed:  # as `end` leaves it
-                agent.communicate()
+            agent.kill()
+            agent.wait(TIMEOUT_S)
 
     def start(self, *flags: str, actions: Sequence[str] = (), script: str = SCRIPT, **environment: str) -> int:
         """Start one agent; returns its place in :attr:`agents`."""
         command = [sys.executable, "-m", self._launcher, *flags, script, str(self.told), *actions]
-        self.agents.append(
-            subprocess.Popen(
-                command,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                env={**os.environ, "TMPDIR": str(self.folder), **environment},
+        index = len(self.agents)
+        with self._log_of(index).open("wb") as log:
+            self.agents.append(
+                subprocess.Popen(
+                    command,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, "TMPDIR": str(self.folder), **environment},
+                )
             )
-        )
-        return len(self.agents) - 1
+        return index
 
     def end(self, index: int = 0) -> tuple[int, str]:
         """Exit code and output of an agent, once it has ended."""
-        output, _ = self.agents[index].communicate()
-        return self.agents[index].returncode, output
+        limit = QuietLimit(lambda: (len(self.output(index)), len(self.workers()), self._work_of_silent()), TIMEOUT_S)
+        while (code := self.agents[index].poll()) is None:
+            assert not limit.is_over(), f"agent {index} does not end\n{self.output(index)}"
+            time.sleep(0.02)
+        return code, self.output(index)
+
+    def output(self, index: int) -> str:
+        """What an agent and its workers have printed so far."""
+        return self._log_of(index).read_text()
+
+    def _log_of(self, index: int) -> Path:
+        return self.folder / f"agent-{index}.log"
 
     def workers(self) -> list[dict[str, Any]]:
         """What workers told so far, in the order of their starts."""
@@ -74,8 +82,8 @@ class Agents:
         limit = QuietLimit(lambda: (len(self.workers()), self._work_of_silent()), TIMEOUT_S)
         while len(found := self.workers()) < count:
             assert not limit.is_over(), f"{len(found)} of {count} workers started"
-            for agent in self.agents:
-                assert agent.poll() in (None, 0, -signal.SIGKILL), agent.communicate()[0]
+            for index, agent in enumerate(self.agents):
+                assert agent.poll() in (None, 0, -signal.SIGKILL), self.output(index)
             time.sleep(0.02)
         return found
 

@@ -54,7 +54,10 @@ TELLING: Final = {
     "input": "print(repr(sys.stdin.readline()), repr(sys.stdin.read()))",
     "bytes": "sys.stdout.buffer.write(b'raw\\n'); os.write(1, b'rawer\\n'); print('cooked', end='')",
     "family": "print(os.getsid(0) == os.getpid() == os.getpgid(0), os.getppid() == int(sys.argv[1]))",
-    "threads": "time.sleep(0.2)  # the kernel takes a moment for those that were joined\n"
+    # The kernel takes a moment for those that were joined.
+    "threads": "end_s = time.monotonic() + 10\n"
+    "while len(os.listdir('/proc/self/task')) > threading.active_count() and time.monotonic() < end_s: "
+    "time.sleep(0.01)\n"
     "print(threading.enumerate()[0].name, threading.active_count(), len(os.listdir('/proc/self/task')), "
     "threading.get_native_id() == os.getpid() == threading.main_thread().native_id)",
     "death": "import ctypes; number = ctypes.c_int(); ctypes.CDLL(None).prctl(2, ctypes.byref(number)); print(number)",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from remesh.elastic.events import EventReader
-from remesh.linux.procfs import start_of
+from remesh.linux.procfs import children_of, start_of, work_of
 from remesh.testing.quiet_limit import QuietLimit
 
 pytestmark = pytest.mark.procs
@@ -27,10 +27,10 @@ def test_a_demo_that_is_stopped_by_ctrl_c_leaves_nothing_running(tmp_path: Path)
     try:
         events = wait_for_workers(folder / "main" / "events", demo)
         demo.send_signal(signal.SIGINT)
-        assert demo.wait() == 128 + signal.SIGINT, (tmp_path / "log").read_text()
+        assert demo.wait(QUIET_S) == 128 + signal.SIGINT, (tmp_path / "log").read_text()
     finally:
         demo.kill()
-        demo.wait()
+        demo.wait(QUIET_S)
     pids = [event["pid"] for event in events if event["kind"] in ("agent", "worker-started")]
     assert not [pid for pid in pids if start_of(pid) is not None]
     assert (tmp_path / "log").read_text().splitlines()[-1] == "demo stopped; nothing of it runs on"
@@ -44,7 +44,7 @@ def _obey_ctrl_c() -> None:
 def wait_for_workers(folder: Path, demo: subprocess.Popen[bytes]) -> list[dict[str, object]]:
     """What is told until all four workers have been started."""
     reader, events = EventReader(folder), []
-    limit = QuietLimit(lambda: len(events), QUIET_S)
+    limit = QuietLimit(lambda: (len(events), *map(work_of, [demo.pid, *children_of(demo.pid)])), QUIET_S)
     while sum(event["kind"] == "worker-started" for event in events) < 4:
         assert demo.poll() is None and not limit.is_over(), events
         events += reader.poll()

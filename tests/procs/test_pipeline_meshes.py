@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -434,28 +433,24 @@ class Fickle(nn.Module):
         return made[:1] if self.call == 0 and self.act == "shape" else made
 
 
-def lose_in_step(act: str, where: int, schedule: str) -> tuple[str, float]:
+def lose_in_step(act: str, where: int, schedule: str) -> str:
     rank, size = dist.get_rank(), dist.get_world_size()
     module = Fickle(act if rank == where else "", 4)
     stage = Stage(rank, module, loss=torch.sum if rank == size - 1 else None)
     pipeline = Pipeline(stage, StageGraph.chain(size), SCHEDULES[schedule](size, 8))
-    started_s = time.monotonic()
     with pytest.raises((PeerError, PipelineError, KeyError)) as raised:
         pipeline.step({"hidden": torch.randn(16, WIDTH)} if rank == 0 else {})
     kinds = (PeerError, PipelineError, KeyError)
-    name = next(kind.__name__ for kind in kinds if isinstance(raised.value, kind))
-    return name, time.monotonic() - started_s
+    return next(kind.__name__ for kind in kinds if isinstance(raised.value, kind))
 
 
 @pytest.mark.parametrize("where", [0, 1, 2])
 def test_a_rank_that_dies_ends_the_step_for_all(ranks: RankPool, where: int) -> None:
-    told = ranks.run(lose_in_step, 3, ("die", where, "1f1b"), dying=[where], timeout_s=60)
-    assert told[where] is DIED
-    for name, took_s in (each for each in told if each is not DIED):
-        assert name == "PeerError" and took_s < 25  # the group's timeout is above a minute: nobody waited for it
+    # A rank that waits for the timeout of its group is stuck by then: the run has a shorter one.
+    told = ranks.run(lose_in_step, 3, ("die", where, "1f1b"), dying=[where])
+    assert told == ["PeerError" if rank != where else DIED for rank in range(3)]
 
 
 @pytest.mark.parametrize(("act", "name"), [("raise", "KeyError"), ("shape", "PipelineError")])
 def test_a_rank_that_raises_ends_the_step_for_all(ranks: RankPool, act: str, name: str) -> None:
-    told = ranks.run(lose_in_step, 3, (act, 1, "eager-split"), timeout_s=60)
-    assert [each for each, _ in told] == ["PeerError", name, "PeerError"]
+    assert ranks.run(lose_in_step, 3, (act, 1, "eager-split")) == ["PeerError", name, "PeerError"]

@@ -18,7 +18,7 @@ from remesh.elastic.node.preload import Preload, PreloadPlan
 from remesh.linux.procfs import children_of, start_of
 from remesh.testing.hold import Hold
 from remesh.testing.local_job import LocalJob
-from tests.procs.agents import Agents
+from tests.procs.agents import TIMEOUT_S, Agents
 from tests.procs.scripts import tiny
 from tests.procs.started_scripts import TELLING, Case, Ended, make_case, run_forked, run_plain
 
@@ -316,7 +316,7 @@ def test_the_preloaded_process_ends_with_its_agent(tmp_path: Path) -> None:
     with Agents(tmp_path) as agents:
         agent, (preloaded,) = _start(agents)
         os.kill(agent, signal.SIGKILL)
-        agents.agents[0].wait()
+        agents.agents[0].wait(TIMEOUT_S)
         # So do workers that asked the kernel for it, for the agent is their parent.
         for pid in (preloaded, *(worker["pid"] for worker in agents.workers())):
             while start_of(pid) is not None:

@@ -358,7 +358,7 @@ def lose_a_peer_on_the_way() -> str:
 
 
 def test_a_peer_that_dies_on_the_way_ends_the_run_with_a_peer_error(ranks: RankPool) -> None:
-    results = ranks.run(lose_a_peer_on_the_way, 4, dying=[2], timeout_s=30)
+    results = ranks.run(lose_a_peer_on_the_way, 4, dying=[2])
     assert results[2] is DIED
     assert any("meet again" in result for result in results if result is not DIED)
 

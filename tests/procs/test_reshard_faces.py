@@ -260,4 +260,4 @@ def lose_a_trainer() -> Any:
 
 
 def test_a_lost_trainer_leaves_readers_with_the_version_before(ranks: RankPool) -> None:
-    assert [v for v in ranks.run(lose_a_trainer, 4, dying=[1], timeout_s=40) if isinstance(v, int)] == [3, 3, 3]
+    assert [v for v in ranks.run(lose_a_trainer, 4, dying=[1]) if isinstance(v, int)] == [3, 3, 3]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
@@ -291,12 +290,10 @@ def lose_a_peer_and_go_on(dying: int, survivors: list[int]) -> Any:
     # Ranks 0 and 1 are replicas of two tensors, the third is with rank 0 alone; 2 and 3 want everything.
     give = {name: wholes[name].clone() for name in ([["alone", "x", "y"], ["x", "y"], [], []][rank])}
     take = {name: torch.zeros(size) for name in (wholes if rank in (2, 3) else ())}
-    started_s = time.monotonic()
     with pytest.MonkeyPatch.context() as patch, pytest.raises(UnfilledError) as raised:
         if rank == dying:
             die_at_message(9, patch)
         reshard(give, take, host_of=HOSTS, chunk_bytes=1 << 16)
-    took_s = time.monotonic() - started_s
     unfilled = raised.value.unfilled
     assert isinstance(raised.value, PeerError) and "meet again in a new one" in str(raised.value)
     assert all(repr(name) in str(raised.value) for name in unfilled)
@@ -318,7 +315,7 @@ def lose_a_peer_and_go_on(dying: int, survivors: list[int]) -> Any:
     except PlanError as error:
         refused = str(error)
     assert refused or all(torch.equal(take[name], wholes[name]) for name in take)
-    return took_s, unfilled, refused
+    return unfilled, refused
 
 
 @pytest.mark.parametrize("dying", [1, 0, 2])
@@ -326,16 +323,16 @@ def test_a_peer_that_dies_ends_the_run_for_all_at_once_and_the_rest_completes_wi
     ranks: RankPool, dying: int
 ) -> None:
     survivors = [rank for rank in range(4) if rank != dying]
-    results = ranks.run(lose_a_peer_and_go_on, 4, (dying, survivors), dying=[dying], timeout_s=40)
+    # A rank that waits for the timeout of its group is stuck by then: the run has a shorter one.
+    results = ranks.run(lose_a_peer_and_go_on, 4, (dying, survivors), dying=[dying])
     assert results[dying] is DIED
     told = [results[rank] for rank in survivors]
-    assert all(took_s < 20 for took_s, _, _ in told)  # the group's timeout is above a minute: nobody waited for it
     if dying == 0:  # one tensor went with it: that is told, on all ranks alike
-        assert "'alone'" in told[0][2] and "nobody" in told[0][2] and len({refused for _, _, refused in told}) == 1
+        assert "'alone'" in told[0][1] and "nobody" in told[0][1] and len({refused for _, refused in told}) == 1
     else:
-        assert not any(refused for _, _, refused in told)
+        assert not any(refused for _, refused in told)
     if dying in (0, 1):
-        assert any(unfilled for _, unfilled, _ in told)
+        assert any(unfilled for unfilled, _ in told)
 
 
 def lose_a_peer_at_the_end(dying: int) -> tuple[str, tuple[str, ...]]:
@@ -354,7 +351,7 @@ def lose_a_peer_at_the_end(dying: int) -> tuple[str, tuple[str, ...]]:
 
 @pytest.mark.parametrize("dying", [3, 1])  # who is asked last, and one of those who ask
 def test_a_peer_that_dies_before_its_last_word_is_missed_by_all(ranks: RankPool, dying: int) -> None:
-    results = ranks.run(lose_a_peer_at_the_end, 4, (dying,), dying=[dying], timeout_s=40)
+    results = ranks.run(lose_a_peer_at_the_end, 4, (dying,), dying=[dying])
     assert results[dying] is DIED
     for text, unfilled in (result for result in results if result is not DIED):
         assert "all tensors that this rank wanted are filled" in text and not unfilled

@@ -98,7 +98,7 @@ def _lose_a_rank() -> tuple[list[str], list[str]]:
 
 
 def test_what_had_moved_and_what_had_not_are_all_there_after_a_loss(ranks: RankPool) -> None:
-    survivors = [told for told in ranks.run(_lose_a_rank, 4, dying=[1], timeout_s=40) if isinstance(told, tuple)]
+    survivors = [told for told in ranks.run(_lose_a_rank, 4, dying=[1]) if isinstance(told, tuple)]
     assert len(survivors) == 3
     for came, left in survivors:
         assert came and left and sorted(came + left) == sorted(f"t{number}" for number in range(12))

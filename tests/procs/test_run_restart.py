@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.elastic.etcd_server import etcd_server, why_no_etcd
 from remesh.comm.free_ports import free_port
-from tests.procs.agents import Agents, last_event_of_agent, meeting_flags
+from tests.procs.agents import TIMEOUT_S, Agents, last_event_of_agent, meeting_flags
 
 pytestmark = pytest.mark.procs
 
@@ -70,7 +70,7 @@ def test_failure_without_restarts_ends_all_nodes_with_one_cause(tmp_path: Path) 
     port = free_port()
     with Agents(tmp_path) as agents:
         for name in "ab":
-            agents.start(*meeting_flags(port), "--node-name", name, actions=["record@1", "sleep"])
+            agents.start(*meeting_flags(port), "--node-name", name, actions=["wait-for-2", "record@1", "sleep"])
         ends = [agents.end(index) for index in (0, 1)]
         lines = [output.splitlines()[-1] for _, output in ends]
         for (code, output), line in zip(ends, lines, strict=True):
@@ -132,7 +132,9 @@ def test_agent_that_is_told_to_end_says_so_last(tmp_path: Path, launcher: str) -
 def test_worker_that_ignores_sigterm_is_killed_after_the_shutdown_timeout(tmp_path: Path) -> None:
     """Rank 1 raises; rank 0 ignores SIGTERM. The job ends all the same, and nothing runs on."""
     with Agents(tmp_path) as agents:
-        agents.start("--nproc-per-node", "2", "--shutdown-timeout", "1", actions=["stubborn@0", "raise@1"])
+        agents.start(
+            "--nproc-per-node", "2", "--shutdown-timeout", "1", actions=["stubborn@0", "when-stubborn@1", "raise@1"]
+        )
         code, output = agents.end()
         assert code == 1, output
         assert "ValueError: the sky is falling" in output
@@ -213,7 +215,7 @@ def test_nodes_meet_on_etcd_and_survive_a_dead_one(tmp_path: Path) -> None:
             count += 1
         victim = agents.agents[0]
         victim.kill()
-        victim.wait()
+        victim.wait(TIMEOUT_S)
         # Its workers die with it, and the survivor's fail at their next collective.
         for worker in agents.workers():
             with contextlib.suppress(ProcessLookupError):
@@ -228,7 +230,7 @@ def test_metrics_of_a_running_job_can_be_scraped(tmp_path: Path) -> None:
     with Agents(tmp_path) as agents:
         agents.start("--metrics-port", str(port), "--nproc-per-node", "2", actions=["sleep"])
         agents.wait_for_workers(2)
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=TIMEOUT_S) as answer:
             text = answer.read().decode()
         assert "remesh_world_size 2" in text and text.endswith("# EOF\n")
         agents.agents[0].send_signal(signal.SIGINT)

@@ -100,7 +100,7 @@ def test_node_with_another_token_is_refused_and_the_job_goes_on(tmp_path: Path) 
         pids = [job.agents["a"].pid, *job.worker_pids("a")]
         commands = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids]
         job.start_node("b", "--token-file", str(secrets[1]), "--last-call", "0")
-        assert job.agents["b"].wait() == 2, job.describe_logs()
+        assert job.agents["b"].wait(QUIET_S) == 2, job.describe_logs()
         hold.end()
         assert job.wait(QUIET_S) == {"a": 0, "b": 2}, job.describe_logs()
         assert "token does not fit" in job.log_of("b").read_text()

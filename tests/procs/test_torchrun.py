@@ -11,7 +11,7 @@ import pytest
 
 from remesh.comm.free_ports import free_port
 from remesh.linux.procfs import children_of
-from tests.procs.agents import Agents, meeting_flags
+from tests.procs.agents import TIMEOUT_S, Agents, meeting_flags
 
 pytestmark = pytest.mark.procs
 
@@ -48,7 +48,7 @@ def test_job_goes_on_when_the_host_of_its_store_is_killed(tmp_path: Path) -> Non
         for pid in lost:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        agents.agents[0].wait()
+        agents.agents[0].wait(TIMEOUT_S)
         (agents.told / "fail").touch()
         for index in (1, 2):
             code, output = agents.end(index)

@@ -125,7 +125,7 @@ class TorchJob:
         if self.leader is not None and self.leader.poll() is None:
             # Its keepers end when it is gone, however it ends.
             self.leader.kill()
-            self.leader.communicate()
+            self.leader.communicate(timeout=PATIENCE_S)
 
 
 def stop_and_compare(

@@ -35,6 +35,17 @@ def test_a_slow_machine_makes_no_example_unhealthy() -> None:
     assert not found, "what a test says of its health checks replaces the profile's: name HealthCheck.too_slow too"
 
 
+def test_who_waits_for_the_end_of_a_program_says_for_how_long() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in _files()
+        for node in ast.walk(ast.parse(path.read_text(), str(path)))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "communicate"
+        if not node.args and not node.keywords
+    ]
+    assert not found, "communicate(timeout=...): else a program that hangs ends the test without a word of it"
+
+
 def _hurts_in_flight(path: Path) -> list[str]:
     """Functions that hurt a job of few steps while it goes on."""
     text = path.read_text()

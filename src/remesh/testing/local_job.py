@@ -117,9 +117,13 @@ class LocalJob:
         _kill(self.worker_pids(node)[slot])
         return killed_s
 
-    def preempt_node(self, node: str) -> None:
-        """SIGTERM to an agent, as a platform does before it takes the machine away."""
+    def preempt_node(self, node: str, quiet_s: float) -> None:
+        """SIGTERM to an agent, as a platform does before it takes the machine away; returns when its job has heard.
+
+        TimeoutError as `wait_for`.
+        """
         self.agents[node].terminate()
+        self.wait_for(lambda event: event["kind"] == "pause", quiet_s)
 
     def worker_pids(self, node: str) -> list[int]:
         """Processes of a node's workers, by slot."""

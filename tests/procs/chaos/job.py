@@ -157,7 +157,7 @@ class HurtJob:
     def kill_store(self) -> None:
         if self._store is not None:
             self._store.kill()
-            self._store.communicate()
+            self._store.communicate(timeout=60)
             self._store = None
 
     def signal_worker(self, node: str, slot: int, number: int) -> None:

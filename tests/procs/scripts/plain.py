@@ -19,7 +19,7 @@ def act(action: str, folder: Path) -> None:
             with contextlib.suppress(FileExistsError):
                 (folder / "raised").touch(exist_ok=False)
                 raise ValueError("the sky is falling, once")
-        case "wait-for-4" | "wait-for-5" | "wait-for-8":
+        case "wait-for-2" | "wait-for-4" | "wait-for-5" | "wait-for-8":
             while len(list(folder.glob("[0-9]*.json"))) < int(action[-1]):
                 time.sleep(0.02)
         case "end-when-told":
@@ -38,7 +38,11 @@ def act(action: str, folder: Path) -> None:
             sys.exit(3)
         case "stubborn":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            (folder / "stubborn").touch()
             time.sleep(600)
+        case "when-stubborn":
+            while not (folder / "stubborn").exists():
+                time.sleep(0.02)
         case "record":
             report("ValueError: recorded", "Traceback: as the script saw it")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,8 @@ class Stage:
 
     def until(self, is_true: Callable[[], Any], ranks: list[Peer], problem: str = "") -> None:
         """Let the ranks answer until something holds."""
-        for _ in range(500):
+        deadline_s = time.monotonic() + 60
+        while time.monotonic() < deadline_s:
             if is_true():
                 return
             self.step(1)
