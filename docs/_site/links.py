@@ -2,7 +2,7 @@
 
 A link to another page stays one. A folder stands for its ``index.md`` or ``README.md``. What lies outside of the
 documentation (a test, an example, a source) leads to the repository, and is plain text where none is named.
-The home page is the README of the repository.
+The home page is the README of the repository, and after it what ``index.md`` has.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def _rewrite(app: Sphinx, docname: str, source: list[str]) -> None:
     page = Path(app.env.doc2path(docname))
     if page.suffix != ".md":
         return
-    text, home = source[0], page.parent
+    text = _with_links(source[0], page.parent, page.parent, app)
     if docname == "index":
         readme = docs.parent / "README.md"
         app.env.note_included(readme)
-        text, home = _with_links(readme.read_text(encoding="utf-8"), docs.parent, page.parent, app), docs
-    source[0] = _with_links(text, home, page.parent, app)
+        text = _with_links(readme.read_text(encoding="utf-8"), docs.parent, page.parent, app) + "\n" + text
+    source[0] = text
 
 
 def _with_links(text: str, home: Path, page_folder: Path, app: Sphinx) -> str:
