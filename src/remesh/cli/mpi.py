@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from remesh.cli.job_options import CHECKPOINTS, HOSTS, JOB, RESTART, with_options
 from remesh.cli.job_verbs import checkpoint_job, jobs_root, list_jobs, refuse_if_running, show
 from remesh.cli.shown import JSON, print_json, print_table, waiting
 from remesh.errors import ConfigError
@@ -34,36 +35,21 @@ def mpi() -> None:
     """Checkpoint unmodified MPI programs in C, C++, Fortran and Python; restart them under another MPI and network."""
 
 
-def _where(command: Any) -> Any:
-    """Options that say where and how a job runs."""
-    for option in reversed(
-        [
-            click.option("--mpi", "mpi_name", default="openmpi", show_default=True,
-                         help="MPI library: openmpi, mpich, impi or system."),
-            click.option("--network", help="Network: shm, tcp, ucx or ofi; by default that of the MPI library."),
-            click.option("--hosts", help="Hosts as NAME or NAME:RANKS, separated by commas; this host if left out."),
-            click.option("--testbed", metavar="RATE", help="Make the hosts on this machine, with links of this rate."),
-            click.option("--every", "every_s", type=click.FloatRange(0.1), help="Seconds between checkpoints."),
-            click.option("--keep", type=click.IntRange(1), default=2, show_default=True, help="Checkpoints to keep."),
-            click.option("--incremental", is_flag=True, help="Write only memory changed since the last checkpoint."),
-            click.option("--compress", is_flag=True, help="Compress the process images."),
-            click.option("--round-limit", "round_limit_s", type=click.FloatRange(0.1), default=60.0, show_default=True,
-                         help="Seconds after which a checkpoint that finds no consistent state is given up for now."),
-        ]
-    ):  # fmt: skip
-        command = option(command)
-    return command
-
-
-@mpi.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("-n", "num_ranks", type=click.IntRange(1), required=True, help="Number of ranks.")
-@click.option(
-    "--job",
-    "job_path",
-    type=click.Path(path_type=Path),
-    help="Folder of the job, on a shared file system; by default a new one in ./remesh-jobs or in $REMESH_JOBS.",
+_MPI = click.option(
+    "--mpi", "mpi_name", default="openmpi", show_default=True, help="MPI library: openmpi, mpich, impi or system."
 )
-@_where
+_NETWORK = click.option("--network", help="Network: shm, tcp, ucx or ofi; by default that of the MPI library.")
+_how = with_options(_MPI, _NETWORK, *HOSTS, *CHECKPOINTS)
+
+
+@mpi.command(
+    "run",
+    short_help="Start a program on -n ranks.",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.option("-n", "num_ranks", type=click.IntRange(1), required=True, help="Number of ranks.")
+@JOB
+@_how
 @click.argument("program")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run_job(
@@ -85,17 +71,8 @@ def run_job(
 
 @mpi.command("restart", short_help="Continue a job from a checkpoint.")
 @click.argument("job")
-@click.option("--checkpoint", "number", type=int, help="Number of the checkpoint; the newest one if left out.")
-@click.option(
-    "--open-files",
-    type=click.Choice([policy.value for policy in OpenFilePolicy]),
-    default=OpenFilePolicy.TRUNCATE.value,
-    show_default=True,
-    help="What to do with files open for writing that have changed since the checkpoint: truncate them to their length "
-    "at the checkpoint, keep what was appended, refuse the restart, or leave them (rewrite) to a program that writes "
-    "them again without reading them.",
-)
-@_where
+@with_options(*RESTART)
+@_how
 def restart_job(job: str, number: int | None, hosts: str | None, open_files: str, **how: Any) -> None:
     """Continue JOB from a checkpoint, under the given MPI library and on the given hosts."""
     folder = JobFolder.find(job, jobs_root())
@@ -202,9 +179,7 @@ def _mark(*, good: bool, needed: bool) -> str:
 
 @mpi.command("slurm", short_help="Print a batch script for Slurm.", context_settings={"allow_interspersed_args": False})
 @click.option("-n", "num_ranks", type=click.IntRange(1), required=True, help="Number of ranks.")
-@click.option(
-    "--mpi", "mpi_name", default="openmpi", show_default=True, help="MPI library: openmpi, mpich, impi or system."
-)
+@_MPI
 @click.option("--job", "job_path", required=True, help="Folder of the job, on a shared file system.")
 @click.argument("program")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)

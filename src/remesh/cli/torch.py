@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from remesh.cli.job_options import CHECKPOINTS, HOSTS, JOB, RESTART, with_options
 from remesh.cli.job_verbs import checkpoint_job, jobs_root, list_jobs, refuse_if_running, show
 from remesh.errors import ConfigError
 from remesh.images.kinds import OpenFilePolicy
@@ -24,7 +25,7 @@ _OF_TORCHRUN = (
     *("rdzv_backend", "rdzv_endpoint"),
 )
 _ONE_COMMAND = "Only 0: one command starts the ranks of all hosts, which --hosts names."
-_NO_MEETING = "Taken, and not needed: hosts call the process that starts them."
+_NO_MEETING = "Accepted, and not needed: ranks connect to the process that starts them."
 
 
 @click.group()
@@ -32,46 +33,35 @@ def torch() -> None:
     """Checkpoint unmodified torch.distributed programs; restart them on other hosts, ports and interfaces."""
 
 
-def _how(command: Any) -> Any:
-    """Options that say where and how a job runs."""
-    for option in reversed(
-        [
-            click.option("--hosts", help="Hosts as NAME or NAME:RANKS, separated by commas; this host if left out."),
-            click.option("--testbed", metavar="RATE", help="Make the hosts on this machine, with links of this rate."),
-            click.option("--interface", default="", help="Network interface for gloo, on every host; by default "
-                         "GLOO_SOCKET_IFNAME, or else the one that leads to the other hosts."),
-            click.option("--every", "every_s", type=click.FloatRange(0.1), help="Seconds between checkpoints."),
-            click.option("--keep", type=click.IntRange(1), default=2, show_default=True, help="Checkpoints to keep."),
-            click.option("--incremental", is_flag=True, help="Write only memory changed since the last checkpoint."),
-            click.option("--compress", is_flag=True, help="Compress the process images."),
-            click.option("--round-limit", "round_limit_s", type=click.FloatRange(0.1), default=60.0, show_default=True,
-                         help="Seconds after which a checkpoint that finds no consistent state is given up for now."),
-        ]
-    ):  # fmt: skip
-        command = option(command)
-    return command
+_INTERFACE = click.option(
+    "--interface",
+    default="",
+    help="Network interface for gloo, on every host; by default GLOO_SOCKET_IFNAME, or else the one that leads to the "
+    "other hosts.",
+)
+_how = with_options(*HOSTS, _INTERFACE, *CHECKPOINTS)
 
 
-@torch.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@torch.command(
+    "run",
+    short_help="Start a script on all hosts.",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
 @click.option("--nnodes", "num_hosts", default="1", show_default=True,
               help="Number of hosts, as torchrun has it; with more than one, --hosts names them.")  # fmt: skip
 @click.option("--nproc-per-node", "--nproc_per_node", "ranks_per_host", type=click.IntRange(1), default=1,
-              show_default=True, help="Number of ranks of each host for which --hosts tells none.")  # fmt: skip
+              show_default=True, help="Number of ranks on each host to which --hosts gives none.")  # fmt: skip
 @click.option("--node-rank", "--node_rank", type=click.IntRange(0), default=0, help=_ONE_COMMAND)
 @click.option("--rdzv-backend", "--rdzv_backend", type=click.Choice(["static", "c10d"]), help=_NO_MEETING)
 @click.option("--rdzv-endpoint", "--rdzv_endpoint", help=_NO_MEETING)
-@click.option("--rdzv-id", "--rdzv_id", "run_id", help="What programs find in TORCHELASTIC_RUN_ID.")
-@click.option("--master-addr", "--master_addr", help="What programs find in MASTER_ADDR; nobody listens there.")
-@click.option("--master-port", "--master_port", type=click.IntRange(1, 65535), help="The same in MASTER_PORT.")
+@click.option("--rdzv-id", "--rdzv_id", "run_id", help="Value of TORCHELASTIC_RUN_ID for the program.")
+@click.option("--master-addr", "--master_addr", help="Value of MASTER_ADDR for the program; nobody listens there.")
+@click.option(
+    "--master-port", "--master_port", type=click.IntRange(1, 65535), help="Value of MASTER_PORT for the program."
+)
 @click.option("--standalone", is_flag=True, help="One host, as torchrun has it.")
 @click.option("-m", "--module", "is_module", is_flag=True, help="SCRIPT is a module, as in `python -m`.")
-@click.option(
-    "--job",
-    "job_path",
-    type=click.Path(path_type=Path),
-    help="Folder of the job, on a file system that all hosts share; by default a new one in ./remesh-jobs or in "
-    "$REMESH_JOBS.",
-)
+@JOB
 @_how
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -137,16 +127,7 @@ def _place(hosts: str | None, num_ranks: int, testbed: str | None, interface: st
 
 @torch.command("restart", short_help="Continue a job from a checkpoint.")
 @click.argument("job")
-@click.option("--checkpoint", "number", type=int, help="Number of the checkpoint; the newest one if left out.")
-@click.option(
-    "--open-files",
-    type=click.Choice([policy.value for policy in OpenFilePolicy]),
-    default=OpenFilePolicy.TRUNCATE.value,
-    show_default=True,
-    help="What to do with files open for writing that have changed since the checkpoint: truncate them to their length "
-    "at the checkpoint, keep what was appended, refuse the restart, or leave them (rewrite) to a program that writes "
-    "them again without reading them.",
-)
+@with_options(*RESTART)
 @_how
 def restart_job(
     job: str, number: int | None, open_files: str, hosts: str | None, testbed: str | None, interface: str, **how: Any
@@ -176,7 +157,7 @@ for _verb in (checkpoint_job, list_jobs, show):
 )
 @click.option("-n", "num_ranks", type=click.IntRange(1), required=True, help="Number of ranks on all hosts together.")
 @click.option("--job", "job_path", required=True, help="Folder of the job, on a shared file system.")
-@click.option("--interface", default="", help="Network interface for gloo, on every host.")
+@_INTERFACE
 @click.option("-m", "--module", "is_module", is_flag=True, help="SCRIPT is a module, as in `python -m`.")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
