@@ -65,7 +65,7 @@ class Checkpoints:
         ``metrics`` is what was measured at this step, such as ``{"loss": 2.5}``: equal on all ranks, so average it over
         them first. `best` and `KeepBest` go by it.
 
-        Called by every rank. Waits for the save before, and raises here, on all ranks alike, what it failed with. Steps
+        Called by every rank. Waits for the previous save, and raises its error here, the same on all ranks. Steps
         go up: `CheckpointMismatchError` for one that is not after the newest; `drop_after` makes room for going back.
         `OptionError` for metrics that are no numbers, differ between ranks, or lack one that ``keep`` asks for.
         """
@@ -136,7 +136,9 @@ class Checkpoints:
         return load(state, self.path_of(chosen), group=self._group, strict=strict)
 
     def drop_after(self, step: int) -> list[int]:
-        """Remove every checkpoint after a step, so that a run can go on from there; which. Called by every rank."""
+        """Remove every checkpoint after a step, so that a run can continue from there; returns the steps removed.
+
+        Called by every rank."""
         self.wait()
 
         def drop() -> list[int]:
@@ -154,7 +156,7 @@ class Checkpoints:
         return self.root / step_name(step)
 
     def wait(self) -> None:
-        """Wait for what is under way, and raise what it failed with, on all ranks alike. Called by every rank."""
+        """Wait for a save in the background, and raise its error, the same on all ranks. Called by every rank."""
         under_way, self._under_way = self._under_way, []
         for future in under_way:
             future.result()

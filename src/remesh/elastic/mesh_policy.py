@@ -97,7 +97,7 @@ class Template:
         return make_template(value["axes"], known)
 
     def shapes(self, num_workers: int) -> Iterator[dict[str, int]]:
-        """Every mesh over at most ``num_workers``, the best liked first; the free axis as long as it may be."""
+        """Every mesh over at most ``num_workers``, the preferred one first; the free axis is as long as possible."""
         for sizes in itertools.product(*self.axes.values()):
             fixed = math.prod(size for size in sizes if size != FREE)
             if fixed <= num_workers:

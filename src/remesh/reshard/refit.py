@@ -96,19 +96,19 @@ class Refit:
         return self._resharder.num_planned
 
     def push(self, give: Tensors | None = None, version: int | None = None) -> Moved:
-        """Move one version from the trainers to the generators; what was moved.
+        """Move one version from the trainers to the generators; returns what was moved.
 
         Called by every rank of the group: trainers with what they hold and the version, generators with nothing.
-        Blocks until all generators have it. Raises the same error on all ranks, and readers then still see the version
-        before: `PlanError` when the trainers disagree or something is wanted that nobody gives, `PeerError` when a
-        rank died or some reader held on to the back buffer for too long.
+        Blocks until all generators have it. Raises the same error on all ranks, and readers then still see the previous
+        version: `PlanError` when the trainers disagree, or no trainer has a tensor that is wanted; `PeerError` when a
+        rank died, or a reader kept the back buffer for too long.
         """
         return self.start(give, version).result()
 
     def start(self, give: Tensors | None = None, version: int | None = None) -> RefitHandle:
-        """The same in a thread; blocks until all ranks have agreed. Readers may read all the while.
+        """As `push`, in a thread; blocks until all ranks have agreed. Readers may read meanwhile.
 
-        One refit at a time: `PlanError` on all ranks while somebody has not asked for the result of the one before.
+        One refit at a time: `PlanError` on all ranks while some rank has not asked for the result of the previous one.
         """
         back = 1 if self._front == 0 else 0
 
@@ -124,7 +124,7 @@ class Refit:
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Snapshot]:
-        """The newest whole version, held until the context is left. Any thread; calls nobody.
+        """The newest complete version, unchanged until the context ends. For any thread; talks to no other rank.
 
         Raises `PlanError` before the first version has arrived.
         """
@@ -144,9 +144,9 @@ class Refit:
                 self._lock.notify_all()
 
     def regroup(self, group: Group = None, host_of: Mapping[int, str] | None = None) -> None:
-        """Go on in another group, with members that left or joined; the next push plans anew.
+        """Continue in another group, after members have left or joined; the next push makes a new plan.
 
-        Called by every rank of the new group before its next push. What readers see stays.
+        Called by every rank of the new group before its next push. Readers keep the version that they see.
         """
         if host_of is not None:
             self._options["host_of"] = host_of

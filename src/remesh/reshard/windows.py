@@ -84,7 +84,8 @@ def reshard_by_windows(
     it with each rank's bytes. Tensors that ``to`` does not name stay in ``give``.
 
     Called by every rank of the group; agrees on the windows, moves nothing yet. Raises the same error on all ranks:
-    `PlanError` where windows or targets differ or cannot be, else as `remesh.reshard` does. ``options`` are its.
+    `PlanError` where windows or targets differ or cannot be, else as `remesh.reshard` does, whose
+    ``options`` these are.
     """
     shapes = gather_shapes(give, group)
 

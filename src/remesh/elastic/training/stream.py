@@ -103,7 +103,7 @@ class Stream:
         return {"samples": self._last_start, "digest": self._digest_before, "dataset": dataset}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Stand where ``state`` says."""
+        """Continue from the position in ``state``."""
         self._last = []
         before = state["dataset"]
         # A checkpoint of an earlier release has no digest.

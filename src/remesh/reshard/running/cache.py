@@ -99,7 +99,7 @@ class Resharder:
         return made
 
     def reshard(self, give: Tensors, take: Tensors) -> Moved:
-        """Fill the tensors of ``take`` in place from those of ``give``; what was moved.
+        """Fill the tensors of ``take`` in place from those of ``give``; returns what was moved.
 
         As `remesh.reshard`: called by every rank of the group, and the same errors.
         """
@@ -107,7 +107,7 @@ class Resharder:
         return meeting.job.run(meeting.tag)
 
     def start(self, give: Tensors, take: Tensors) -> Handle:
-        """The same in a thread. Called by every rank; blocks until all agreed on the plan, not until bytes moved."""
+        """As `reshard`, in a thread. Called by every rank; blocks until all have agreed on the plan."""
         return self.meet(lambda: (give, take)).start()
 
     def clear(self) -> None:
@@ -119,7 +119,7 @@ class Resharder:
     def meet(
         self, ask: Callable[[], tuple[Tensors, Tensors]], tell: Callable[[], Any] = lambda: None, doing: str = DOING
     ) -> Meeting:
-        """Agree with all ranks on the next run, and on what each of them has to say beside: ``tell()``, as JSON.
+        """Agree with all ranks on the next run; each rank also tells the others what ``tell()`` returns, as JSON.
 
         ``ask`` returns what this rank gives and takes. Called by every rank of the group; raises what is wrong, also
         what ``ask`` and ``tell`` raise, alike on all ranks. Moves nothing.
