@@ -20,6 +20,10 @@ from remesh.elastic.events import EventReader
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "pictures"
 SCHEMES = ("light", "dark")
 DRAWN_MS = 1500
+WIDTH, MARGIN = 1280, 16
+LAST_WHOLE = """height => Math.max(...Array.from(
+  document.querySelectorAll(".card, section"), card => card.getBoundingClientRect().bottom
+).filter(bottom => bottom < height))"""
 
 
 def main() -> None:
@@ -36,12 +40,13 @@ def main() -> None:
 
 
 def photograph(browser: Browser, url: str, name: str, *, height: int) -> None:
-    """One page as two files of `DOCS`."""
+    """The top of a page, down to the last card that is whole, as two files of `DOCS`."""
     for scheme in SCHEMES:
-        page = browser.new_page(viewport={"width": 1280, "height": height}, color_scheme=scheme)
+        page = browser.new_page(viewport={"width": WIDTH, "height": height}, color_scheme=scheme)
         page.goto(url)
         page.wait_for_timeout(DRAWN_MS)
-        page.screenshot(path=DOCS / f"{name}-{scheme}.png")
+        whole = {"x": 0, "y": 0, "width": WIDTH, "height": page.evaluate(LAST_WHOLE, height) + MARGIN}
+        page.screenshot(path=DOCS / f"{name}-{scheme}.png", clip=whole)
         page.close()
 
 

@@ -14,11 +14,11 @@ PHASE_COLOURS = {
     "first step": "#7e22ce",
 }
 PHASE_MEANINGS = {
-    "leave": "everybody out of the broken collective (or, when growing, done with the step)",
-    "meet": "who is alive, and the new mesh decided",
-    "grow": "new process groups",
-    "fill": "model built anew, state planned and moved",
-    "first step": "first step on the new mesh",
+    "leave": "all workers have left the broken collective (or, when growing, have finished the step)",
+    "meet": "rendezvous: who is alive, and which mesh is next",
+    "grow": "process groups are made",
+    "fill": "the model is built again; its state is planned and moved",
+    "first step": "the first step on the new mesh ends",
 }
 
 STYLE = """
@@ -36,7 +36,7 @@ table { border-collapse: collapse; width: 100%; } td, th { text-align: left; pad
        font-variant-numeric: tabular-nums; }
 .kept { color: #15803d; font-weight: 600; } .broken { color: #b91c1c; font-weight: 600; }
 @media (prefers-color-scheme: dark) { .kept { color: #86efac; } .broken { color: #fca5a5; } }
-.newest { display: flex; flex-wrap: wrap; gap: .4rem 2.4rem; }
+.newest { display: flex; flex-wrap: wrap; gap: .4rem 1.7rem; }
 .newest b { display: block; color: var(--ink); font-size: 1.25rem; }
 .meshes { display: flex; flex-wrap: wrap; gap: .8rem; align-items: center; }
 .mesh { display: grid; gap: 3px; } .rank { border: 1px solid var(--line); border-radius: 4px; padding: .1rem .5rem;
@@ -62,13 +62,13 @@ def render(summary: dict[str, Any], curves: dict[str, Any]) -> str:
         f'<p class="soft">{summary["steps"]} steps, {summary["samples"]} samples, {summary["seconds"]:.0f} s in all; '
         f"{machine['cpus']} CPUs, load {machine['load']:.1f} at the end, Python {escape(machine['python'])}.</p>",
         _newest(summary, curves),
-        f"<h2>Promises: {kept} of {len(summary['promises'])} kept</h2>",
-        _promises(summary["promises"]),
         "<h2>Loss</h2>",
         f'<div class="card">{_loss_plot(curves, summary["changes"])}'
         f'<p class="soft">Thick grey: the same training, never interrupted. Largest difference '
         f"{summary['max_loss_difference']:.1e}, tolerance {summary['loss_tolerance']:.0e}: "
         f"{escape(summary['loss_tolerance_reason'])}.</p></div>",
+        f"<h2>Promises: {kept} of {len(summary['promises'])} kept</h2>",
+        _promises(summary["promises"]),
         "<h2>Meshes</h2>",
         f'<div class="card"><div class="meshes">{_meshes(summary["meshes"], summary["members"])}</div>'
         f'<p class="soft">Processes of the surviving node before the loss: {summary["survivor_pids_before"]}, '

@@ -59,7 +59,7 @@ def generation(log: Path, number: int, pids: list[int], step: int, reason: str) 
     for rank in range(len(pids)):
         givers = [[0, 3 << 20]] if number > 1 and rank == len(pids) - 1 else []
         taken = {"bytes_by_giver": givers, "bytes_taken": sum(count for _, count in givers)}
-        told = {"source": "peers", "reason": "every box has a living holder", "seconds": 0.1}
+        told = {"source": "peers", "reason": "every shard is held by a living rank", "seconds": 0.1}
         say(log, "filled", generation=number, rank=rank, bytes_from_disk=0, **taken, **told)
 
 

@@ -138,7 +138,9 @@ def fill_state(state: CarriedState, offers: Offers, host_of: Mapping[int, str], 
         state.set_values(at_step[0]["values"])
         state.is_torn = False
         is_newest = (line, step) == newest
-        reasons.append("every box has a living holder" if is_newest else f"went back to the snapshots of step {step}")
+        reasons.append(
+            "every shard is held by a living rank" if is_newest else f"went back to the snapshots of step {step}"
+        )
         return Filled(
             Position(step, int(at_step[0]["samples"]), line if is_newest else rules.line),
             "peers" if is_newest else "snapshots",
