@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from remesh.checkpoint.background.queue import AsyncRequest
+from remesh.checkpoint.background.callers import AsyncRequest
 from remesh.checkpoint.background.settling import Settling
 from remesh.checkpoint.errors import (
     CheckpointingException,

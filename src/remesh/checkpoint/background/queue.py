@@ -32,16 +32,6 @@ from remesh.checkpoint.background.settling import Settling
 from remesh.checkpoint.errors import CheckpointingException
 from remesh.comm.gather import Group, all_gather_json, gather_from, group_rank, group_size
 
-__all__ = [
-    "AsyncCaller",
-    "AsyncCallsQueue",
-    "AsyncRequest",
-    "PersistentAsyncCaller",
-    "Progress",
-    "TemporalAsyncCaller",
-    "ThreadAsyncCaller",
-]
-
 _CALLERS: dict[str, Callable[[], AsyncCaller]] = {
     "thread": ThreadAsyncCaller,
     "process": PersistentAsyncCaller,

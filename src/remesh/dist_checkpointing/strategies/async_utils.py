@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 import os
 
-from remesh.checkpoint.background.queue import (
+from remesh.checkpoint.background.callers import (
     AsyncCaller,
-    AsyncCallsQueue,
     AsyncRequest,
     PersistentAsyncCaller,
     Progress,
     TemporalAsyncCaller,
     ThreadAsyncCaller,
 )
+from remesh.checkpoint.background.queue import AsyncCallsQueue
 from remesh.collector import collector_at_rest as _disable_gc
 
 __all__ = [

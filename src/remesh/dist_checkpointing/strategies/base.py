@@ -16,7 +16,8 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, TypeVar
 
-from remesh.checkpoint.background.queue import AsyncCallsQueue, AsyncRequest
+from remesh.checkpoint.background.callers import AsyncRequest
+from remesh.checkpoint.background.queue import AsyncCallsQueue
 from remesh.checkpoint.errors import CheckpointFormatError, CheckpointingException, CheckpointMismatchError
 from remesh.checkpoint.formats.directory import maybe_load_config
 from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION
@@ -76,6 +77,37 @@ class SaveStrategyBase(ABC):  # noqa: B024 - its children have the abstract meth
 
     def __str__(self) -> str:
         return f"{type(self).__name__}({self.backend}, {self.version})"
+
+
+class HandlesObjects:
+    """For strategies that handle objects, too, and raise what goes wrong on one rank on all of them."""
+
+    @property
+    def can_handle_sharded_objects(self) -> bool:
+        return True
+
+    @property
+    def raises_everywhere(self) -> bool:
+        return True
+
+
+class ReadsOneFormat(LoadStrategyBase):
+    """A strategy that reads one version of one backend."""
+
+    _backend: str
+    _version: int
+
+    def check_backend_compatibility(self, loaded_backend: str) -> None:
+        if loaded_backend != self._backend:
+            raise CheckpointingException(
+                f"choosing how to load: found backend {loaded_backend!r}, expected {self._backend!r}"
+            )
+
+    def check_version_compatibility(self, loaded_version: int) -> None:
+        if loaded_version != self._version:
+            raise CheckpointingException(
+                f"choosing how to load: found version {loaded_version} of {self._backend!r}, expected {self._version}"
+            )
 
 
 class LoadCommonStrategy(LoadStrategyBase):

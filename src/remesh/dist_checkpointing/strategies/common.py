@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from remesh.checkpoint.errors import CheckpointFormatError, CheckpointingException
+from remesh.checkpoint.errors import CheckpointFormatError
 from remesh.checkpoint.formats.data_file import dump_object, load_object
 from remesh.checkpoint.formats.directory import COMMON_STATE_FNAME, load_common, save_common
 from remesh.checkpoint.storage import Directory, Location, location_of, store_of
@@ -15,6 +15,7 @@ from remesh.checkpoint.values.entities import ShardedObject, ShardedStateDict, S
 from remesh.checkpoint.values.nests import dict_list_map_outplace, nested_values
 from remesh.dist_checkpointing.strategies.base import (
     LoadCommonStrategy,
+    ReadsOneFormat,
     SaveCommonStrategy,
     StrategyAction,
     register_default_strategy,
@@ -54,24 +55,14 @@ class TorchCommonSaveStrategy(SaveCommonStrategy):
                 store_of(path).put(path, dump_object(element.data, f"object {element.unique_key!r}"))
 
 
-class TorchCommonLoadStrategy(LoadCommonStrategy):
+class TorchCommonLoadStrategy(ReadsOneFormat, LoadCommonStrategy):
     """Reads what `TorchCommonSaveStrategy` writes."""
+
+    _backend, _version = _BACKEND, _VERSION
 
     @property
     def can_handle_sharded_objects(self) -> bool:
         return True
-
-    def check_backend_compatibility(self, loaded_backend: str) -> None:
-        if loaded_backend != _BACKEND:
-            raise CheckpointingException(
-                f"choosing how to load: found backend {loaded_backend!r}, expected {_BACKEND!r}"
-            )
-
-    def check_version_compatibility(self, loaded_version: int) -> None:
-        if loaded_version != _VERSION:
-            raise CheckpointingException(
-                f"choosing how to load: found version {loaded_version} of {_BACKEND!r}, expected {_VERSION}"
-            )
 
     def load_common(self, checkpoint_dir: Directory) -> StateDict:
         return load_common(checkpoint_dir)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any, Generic, TypeVar
 
-from remesh.checkpoint.background.queue import AsyncRequest
+from remesh.checkpoint.background.callers import AsyncRequest
 from remesh.checkpoint.errors import CheckpointingException
 from remesh.checkpoint.storage import Directory
 from remesh.checkpoint.values.entities import ShardedObject, ShardedStateDict, ShardedTensor, StateDict

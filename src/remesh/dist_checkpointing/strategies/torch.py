@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from remesh.checkpoint.background.queue import AsyncRequest
+from remesh.checkpoint.background.callers import AsyncRequest
 from remesh.checkpoint.background.settling import Settling
 from remesh.checkpoint.background.staging import StagingBuffers
 from remesh.checkpoint.errors import (
@@ -54,7 +54,9 @@ from remesh.comm.agreement import Agreements
 from remesh.comm.gather import Group, group_rank
 from remesh.dist_checkpointing.strategies.base import (
     AsyncSaveShardedStrategy,
+    HandlesObjects,
     LoadShardedStrategy,
+    ReadsOneFormat,
     StrategyAction,
     register_default_strategy,
 )
@@ -96,7 +98,7 @@ __all__ = [
 ]
 
 
-class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
+class TorchDistSaveShardedStrategy(HandlesObjects, AsyncSaveShardedStrategy):
     """Writes ``torch_dist``: one data file per rank, and the index.
 
     ``keep_only_main_replica=False`` writes every replica; readers see one of them. Tensors whose keys start with
@@ -162,14 +164,6 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
     @property
     def plans(self) -> Agreements:
         return self._plans
-
-    @property
-    def can_handle_sharded_objects(self) -> bool:
-        return True
-
-    @property
-    def raises_everywhere(self) -> bool:
-        return True
 
     def check_can_save(self, sharded_state_dict: ShardedStateDict) -> None:
         """Serialise the objects, which may fail; the save that follows uses the result."""
@@ -287,7 +281,7 @@ class _Checked:
     blobs: dict[str, bytes]
 
 
-class TorchDistLoadShardedStrategy(LoadShardedStrategy):
+class TorchDistLoadShardedStrategy(HandlesObjects, ReadsOneFormat, LoadShardedStrategy):
     """Reads ``torch_dist`` of all known writers. With ``cache_metadata`` the index of a directory is read once.
 
     ``checkpoint_name`` and ``stream_ckpt_dequant`` are accepted for the sake of callers: tensors are always read
@@ -306,26 +300,6 @@ class TorchDistLoadShardedStrategy(LoadShardedStrategy):
         self._opened: tuple[tuple[Any, ...], OpenCheckpoint] | None = None
         self.cached_global_metadata: Manifest | None = None
         """The index of the checkpoint that was opened last."""
-
-    @property
-    def can_handle_sharded_objects(self) -> bool:
-        return True
-
-    @property
-    def raises_everywhere(self) -> bool:
-        return True
-
-    def check_backend_compatibility(self, loaded_backend: str) -> None:
-        if loaded_backend != self._backend:
-            raise CheckpointingException(
-                f"choosing how to load: found backend {loaded_backend!r}, expected {self._backend!r}"
-            )
-
-    def check_version_compatibility(self, loaded_version: int) -> None:
-        if loaded_version != self._version:
-            raise CheckpointingException(
-                f"choosing how to load: found version {loaded_version} of {self._backend!r}, expected {self._version}"
-            )
 
     def load(
         self,

@@ -41,6 +41,7 @@ from remesh.checkpoint.values.entities import (
 from remesh.checkpoint.values.nests import nested_values
 from remesh.comm.gather import Group, gather_from, group_rank
 from remesh.dist_checkpointing.strategies.base import (
+    HandlesObjects,
     LoadShardedStrategy,
     SaveShardedStrategy,
     StrategyAction,
@@ -55,20 +56,12 @@ _Row = Sequence[Any]
 """``(key, dtype, global shape, shape of the cell)`` of a shard."""
 
 
-class ZarrSaveShardedStrategy(SaveShardedStrategy):
+class ZarrSaveShardedStrategy(HandlesObjects, SaveShardedStrategy):
     """Writes ``zarr``: shards of a regular grid, each by its main replica, and objects."""
 
     def __init__(self, backend: str = BACKEND, version: int = BACKEND_VERSION) -> None:
         super().__init__(backend, version)
         self._check_writes_only(BACKEND, BACKEND_VERSION)
-
-    @property
-    def can_handle_sharded_objects(self) -> bool:
-        return True
-
-    @property
-    def raises_everywhere(self) -> bool:
-        return True
 
     def check_can_save(self, sharded_state_dict: ShardedStateDict) -> None:
         """See that every object can be read back, and every tensor has a place in a grid."""

@@ -88,6 +88,18 @@ class CompactChunks(Sequence[Chunk]):
     def largest_bytes(self) -> int:
         """No chunk has more bytes."""
 
+    @abstractmethod
+    def chunk(self, number: int) -> Chunk:
+        """The chunk of this number, which is not negative."""
+
+    @overload
+    def __getitem__(self, index: int) -> Chunk: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Chunk]: ...
+    def __getitem__(self, index: int | slice) -> Chunk | Sequence[Chunk]:
+        found = range(len(self))[index]
+        return self.chunk(found) if isinstance(found, int) else tuple(map(self.chunk, found))
+
 
 class Chunks(CompactChunks):
     """What messages carry, one chunk in each row; makes a `Chunk` of a row when it is asked for."""
@@ -108,14 +120,7 @@ class Chunks(CompactChunks):
     def __len__(self) -> int:
         return len(self.nbytes)
 
-    @overload
-    def __getitem__(self, index: int) -> Chunk: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Chunk]: ...
-    def __getitem__(self, index: int | slice) -> Chunk | Sequence[Chunk]:
-        if isinstance(index, slice):
-            return tuple(self[number] for number in range(*index.indices(len(self))))
-        number = range(len(self))[index]
+    def chunk(self, number: int) -> Chunk:
         parts = self.parts.rows(int(self.first_part[number]), int(self.first_part[number + 1]))
         return Chunk(tuple(parts), int(self.nbytes[number]))
 

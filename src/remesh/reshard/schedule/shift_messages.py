@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
-from typing import overload
 
 import numpy as np
 
@@ -90,14 +89,7 @@ class ShiftChunks(CompactChunks):
     def __len__(self) -> int:
         return self.shifts.num_chunks
 
-    @overload
-    def __getitem__(self, index: int) -> Chunk: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Chunk]: ...
-    def __getitem__(self, index: int | slice) -> Chunk | Sequence[Chunk]:
-        if isinstance(index, slice):
-            return tuple(self[number] for number in range(*index.indices(len(self))))
-        number = range(len(self))[index]
+    def chunk(self, number: int) -> Chunk:
         table = self.shifts.table_with(number)
         row = table.row_of(number)
         return Chunk((), 0) if row is None else table.chunks[row]
