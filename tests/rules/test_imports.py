@@ -138,7 +138,7 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
     ),
     "cli": _layers(
         "ckpt_foreign ckpt_forms events_folder files quiet shown",
-        "job_verbs",
+        "job_options job_verbs",
         "ckpt dashboard group mpi net pipeline plan run testbed top torch",
     ),
     "checkpoint": {
