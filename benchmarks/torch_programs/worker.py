@@ -3,25 +3,12 @@
 import json
 import sys
 import time
-from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-
-
-def time_calls(clock: Callable[[], float]) -> float:
-    """Seconds of an all_reduce of 4 bytes."""
-    small, taken = torch.zeros(1), []
-    for _ in range(50):
-        dist.barrier()
-        start = clock()
-        for _ in range(100):
-            dist.all_reduce(small)
-        taken.append((clock() - start) / 100)
-    return min(taken)
 
 
 def time_ddp(width: int, num_layers: int, num_steps: int) -> float:
@@ -51,8 +38,6 @@ def time_steps(model: nn.Module, width: int, num_steps: int) -> float:
 
 
 CASES = {
-    "calls": lambda: time_calls(time.perf_counter),
-    "calls-processor": lambda: time_calls(time.process_time),
     "ddp-4": lambda: time_ddp(1000, 4, 15),
     "ddp-25": lambda: time_ddp(2236, 5, 6),
     "fsdp": lambda: time_fsdp(512, 8, 20),

@@ -14,7 +14,7 @@ from remesh.rounds.status import Activity, ClockStanding, Status, pairs
 from remesh.torch_programs.groups import Groups
 from remesh.torch_programs.reunion import Reunion
 from remesh.torch_programs.store import CarriedStore, StoreLink
-from remesh.torch_programs.works import CollectiveWork
+from remesh.torch_programs.works import Collective
 
 _NOTHING: Final = Surroundings(frozenset(), frozenset())
 _COLLECT_AFTER_S: Final = 0.2
@@ -43,7 +43,7 @@ class _HowFar:
         return ClockStanding(self.completed, self.reached, tuple(sorted(members)), self.entered)
 
 
-def _how_far(entered: int, target: int, works: Sequence[CollectiveWork], *, is_inside: bool) -> _HowFar:
+def _how_far(entered: int, target: int, works: Sequence[Collective], *, is_inside: bool) -> _HowFar:
     """``works`` are those that have not ended; ``is_inside`` says that a collective's call has not returned."""
     works = [work for work in works if work.number <= entered]
     loose = {work.number: work for work in works if work.can_begin_anew}

@@ -11,6 +11,7 @@ is not counted here, but *passes*: a gate that closes waits until no thread is p
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Mapping
 
 from remesh.errors import ConfigError
@@ -24,9 +25,9 @@ class Gate:
         self._lock = threading.Lock()
         self.changed = threading.Condition(self._lock)
         """Notified whenever more may pass than before; its lock guards all fields below."""
-        self.entered: dict[str, int] = {}
+        self.entered: dict[str, int] = defaultdict(int)
         """Number of collectives entered since the program's start, by key; the building of a group is its first one."""
-        self.inside: dict[str, int] = {}
+        self.inside: dict[str, int] = defaultdict(int)
         """Number of calls of collectives that have not returned, by key."""
         self.num_passing = 0
         """Number of calls of other kinds that have not returned."""
@@ -42,9 +43,9 @@ class Gate:
         with self._lock:
             if not self.is_open:
                 self._wait_for(key)
-            number = self.entered[key] = self.entered.get(key, 0) + 1
-            self.inside[key] = self.inside.get(key, 0) + 1
-            return number
+            self.inside[key] += 1
+            self.entered[key] += 1
+            return self.entered[key]
 
     def leave(self, key: str, *, was_begun: bool = True) -> None:
         """Say that the call has returned; a collective that the library refused does not count as entered."""

@@ -23,7 +23,7 @@ from remesh.errors import PeerError
 from remesh.torch_private import FakeProcessGroup
 from remesh.torch_programs.anew import keep_for_anew
 from remesh.torch_programs.gate import Gate
-from remesh.torch_programs.works import CollectiveWork, MessageWork
+from remesh.torch_programs.works import ENDED, Collective, CollectiveWork, MessageWork
 
 COLLECTIVES: Final = (
     *("allreduce", "allreduce_coalesced", "broadcast", "reduce", "barrier"),
@@ -101,7 +101,7 @@ class CarriedGroup(ProcessGroup):
         super().__init__(place.rank, len(place.members))  # type: ignore[call-arg]  # stubs lack this one
         self.place = place
         self._gate, self._recipe = gate, recipe
-        self._open: deque[CollectiveWork] = deque()
+        self._open: deque[Collective] = deque()
         self._lock = threading.Lock()
         self._messages = Messages()
         self._real: ProcessGroup | None = None
@@ -177,23 +177,21 @@ class CarriedGroup(ProcessGroup):
 
     # --- collectives ---
 
-    def _collective(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> CollectiveWork:
-        key, work = self.place.key, None
+    def _enter(self, name: str, args: tuple[Any, ...], options: dict[str, Any], *, has_work: bool) -> Collective:
+        """Enter a collective: hand it to the real group, and let the control thread find it."""
+        key, entered = self.place.key, None
         number = self._gate.enter(key)
         try:
             kept = keep_for_anew(name, args, options, self.place.rank)
-            work = CollectiveWork(self._gate, number, lambda: self._post(name, args, options), kept)
+            inner = getattr(self._real or self.real, name)(*args, **options)
+            entered = Collective(self._gate, number, inner, (name, args, options), kept, has_work)
             with self._lock:
                 while self._open and (self._open[0].is_over or self._open[0].settle()):
                     self._open.popleft()
-                self._open.append(work)
+                self._open.append(entered)
         finally:
-            self._gate.leave(key, was_begun=work is not None)
-        return work
-
-    def _post(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Work:
-        work: Work = getattr(self._real or self.real, name)(*args, **options)
-        return work
+            self._gate.leave(key, was_begun=entered is not None)
+        return entered
 
     def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool = False) -> None:
         self._gate.enter(self.place.key)
@@ -240,7 +238,7 @@ class CarriedGroup(ProcessGroup):
 
     # --- what the control thread sees and does ---
 
-    def under_way(self) -> list[CollectiveWork]:
+    def under_way(self) -> list[Collective]:
         """Collectives that have not ended; messages that end only when somebody waits are waited for by threads."""
         with self._lock:
             open_works, open_messages = list(self._open), list(self._messages.open)
@@ -289,7 +287,7 @@ class CarriedGroup(ProcessGroup):
         """Begin the collectives that were open at the cut again, in their order."""
         for work in self._open:
             if not work.settle():
-                work.begin_anew()
+                work.begin_anew(self.real)
 
     def received_counts(self) -> list[list[int]]:
         """Return [peer, tag, messages that have ended] of every stream to this rank."""
@@ -320,9 +318,13 @@ class _Options:
     """The options that torch sets on a backend, which the real one is not given."""
 
 
-def _forwarded(name: str) -> Callable[..., CollectiveWork]:
-    def method(self: CarriedGroup, *args: Any, **options: Any) -> CollectiveWork:
-        return self._collective(name, args, options)
+def _forwarded(name: str) -> Callable[..., Work]:
+    def method(self: CarriedGroup, *args: Any, **options: Any) -> Work:
+        # torch's functions say in the options, their last argument, that they wait themselves.
+        if args and not getattr(args[-1], "asyncOp", True):
+            self._enter(name, args, options, has_work=False).wait()
+            return ENDED
+        return CollectiveWork(self._enter(name, args, options, has_work=True))
 
     method.__name__ = name
     return method

@@ -1,8 +1,10 @@
-"""What does a program hold while a collective or message is under way? A work of Remesh, which lets go of the real one.
+"""What is under way in a process group, and what does a program hold of it? A work that lets go of the real one.
 
 A work of gloo keeps its group's connections, so the real one is dropped as soon as it has ended. Some end only once
 some thread waits for them (gloo's reduce-scatter), and to wait twice would copy the result twice. So the thread that
-waits holds the work's turn, and during a round a thread of Remesh waits for the works that no other thread waits for.
+waits holds the turn, and during a round a thread of Remesh waits for what no other thread waits for.
+
+What small calls cost is felt, so a collective that its call waits for makes no work at all.
 """
 
 from __future__ import annotations
@@ -11,10 +13,10 @@ import contextlib
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 import torch
-from torch.distributed import Work
+from torch.distributed import ProcessGroup, Work
 
 from remesh.torch_programs.anew import Kept, restore
 from remesh.torch_programs.gate import Gate
@@ -23,21 +25,22 @@ _NO_TIMEOUT = timedelta(0)
 """The value by which torch says that no timeout was given."""
 
 
-class _HeldWork(Work):
-    """The real work beneath a carried one, which comes and goes, and whose turn it is to wait for it."""
+Call = tuple[str, tuple[Any, ...], dict[str, Any]]
+"""A call of the real group: the method's name and its arguments."""
 
-    def __init__(self, gate: Gate, post: Callable[[], Work]) -> None:
-        """``post`` hands the work to the real group."""
-        inner = post()  # before anything else: other ranks wait for it
-        super().__init__()
+
+class _UnderWay:
+    """What the real group was given, the real work for it, which comes and goes, and whose turn it is to wait."""
+
+    def __init__(self, gate: Gate, inner: Work) -> None:
         self._gate = gate
         self._turn = threading.Lock()
         self._inner: Work | None = inner
-        """None once this work has ended, and while it is cut off."""
+        """None once it has ended, and while it is cut off."""
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether some thread waits for the work's end."""
+        """Whether some thread waits for the end."""
         return self._turn.locked()
 
     def let_go(self, limit_s: float) -> bool:
@@ -49,43 +52,43 @@ class _HeldWork(Work):
         return True
 
     def wait_aside(self) -> None:
-        """Have a thread of Remesh wait for the work, unless another thread does."""
+        """Have a thread of Remesh wait for the end, unless another thread does."""
         if not self.is_over and not self.is_waited_for:
             threading.Thread(target=self._wait_quietly, name="remesh-work", daemon=True).start()
 
     @property
     def is_over(self) -> bool:
-        """Whether no thread has to wait for the work."""
+        """Whether no thread has to wait."""
         raise NotImplementedError
 
     def _wait_quietly(self) -> None:
         raise NotImplementedError
 
-    def synchronize(self) -> None:
-        self.wait()
 
-
-class CollectiveWork(_HeldWork):
+class Collective(_UnderWay):
     """A collective that was entered.
 
     One that can begin anew may be cut off, with its group: a thread that waits for it then waits until it has begun and
     ended in the next group.
     """
 
-    # What few works ever set stands here once: each small collective makes a work.
+    # What few ever set stands here once: each small collective makes one of these.
     is_over = False
     """Whether it has ended: the real work and its tensors are let go of."""
     _future: torch.futures.Future[Any] | None = None
     _is_future_ours = False
     _error: RuntimeError | None = None
 
-    def __init__(self, gate: Gate, number: int, post: Callable[[], Work], kept: Kept | None) -> None:
-        """``post`` hands the work to the real group, now and, if ``kept`` says that it can begin anew, after a cut."""
-        super().__init__(gate, post)
+    def __init__(self, gate: Gate, number: int, inner: Work, call: Call, kept: Kept | None, has_work: bool) -> None:
+        """``inner`` is what the real group gave for ``call``; ``kept`` says whether that can begin anew after a cut.
+
+        ``has_work`` says that the program holds a work for it, and may ask for its future.
+        """
+        super().__init__(gate, inner)
         self.number = number
         """The collective's number in its group, from 1 on."""
-        self._post: Callable[[], Work] | None = post
-        self._kept = kept
+        self._call: Call | None = call
+        self._kept, self._has_work = kept, has_work
 
     @property
     def can_begin_anew(self) -> bool:
@@ -132,12 +135,16 @@ class CollectiveWork(_HeldWork):
                 return
             self._fail(error)
         else:
-            found = _future_of(inner)
-            if self._future is None:
-                self._future = found
-            elif self._is_future_ours:
-                self._future.set_result(None if found is None else found.value())
+            if self._has_work:
+                self._keep_future_of(inner)
             self._be_over()
+
+    def _keep_future_of(self, inner: Work) -> None:
+        found = _future_of(inner)
+        if self._future is None:
+            self._future = found
+        elif self._is_future_ours:
+            self._future.set_result(None if found is None else found.value())
 
     def _fail(self, error: RuntimeError) -> None:
         self._error = error
@@ -146,31 +153,27 @@ class CollectiveWork(_HeldWork):
         self._be_over()
 
     def _be_over(self) -> None:
-        """Mark the work as over, and keep neither the real work nor its tensors."""
-        self.is_over, self._inner, self._post, self._kept = True, None, None, None
+        """Mark it as over, and keep neither the real work nor its tensors."""
+        self.is_over, self._inner, self._call, self._kept = True, None, None, None
 
     # --- a cut ---
 
-    def begin_anew(self) -> None:
-        """Hand the collective to the group that was grown again. The gate is closed, so no thread waits for it."""
+    def begin_anew(self, real: ProcessGroup) -> None:
+        """Hand it to the real group that was grown again. The gate is closed, so no thread waits for it."""
         assert self._kept is not None
-        assert self._post is not None
+        assert self._call is not None
         restore(self._kept)
-        self._inner = self._post()
+        name, args, options = self._call
+        self._inner = getattr(real, name)(*args, **options)
 
     def break_off(self, why: str) -> None:
-        """Make the work fail: it cannot end any more, since a member has left its group."""
+        """Make it fail: it cannot end any more, since a member has left its group."""
         self._fail(RuntimeError(why))
 
     # --- what a work is asked ---
 
-    def is_completed(self) -> bool:
-        return self.settle()
-
-    def is_success(self) -> bool:
-        return self.settle() and self._error is None
-
-    def exception(self) -> Any:
+    def error(self) -> RuntimeError | None:
+        """Why it failed; None if it has not."""
         self.settle()
         return self._error
 
@@ -197,6 +200,51 @@ class CollectiveWork(_HeldWork):
         return self.get_future().value() if inner is None else inner.result()
 
 
+class CollectiveWork(Work):
+    """What the program holds of a collective, until it lets go of it."""
+
+    def __init__(self, collective: Collective) -> None:
+        super().__init__()
+        self._collective = collective
+
+    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+        return self._collective.wait(timeout)
+
+    def synchronize(self) -> None:
+        self._collective.wait()
+
+    def is_completed(self) -> bool:
+        return self._collective.settle()
+
+    def is_success(self) -> bool:
+        return self._collective.settle() and self._collective.error() is None
+
+    def exception(self) -> Any:
+        return self._collective.error()
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        return self._collective.get_future()
+
+    def result(self) -> Any:
+        return self._collective.result()
+
+
+class _EndedWork(Work):
+    """What a call gives that has waited for its collective: there is nothing left to ask."""
+
+    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+
+ENDED: Final = _EndedWork()
+
+
 def _future_of(inner: Work) -> torch.futures.Future[Any] | None:
     try:
         return inner.get_future()
@@ -204,7 +252,7 @@ def _future_of(inner: Work) -> torch.futures.Future[Any] | None:
         return None
 
 
-class MessageWork(_HeldWork):
+class MessageWork(_UnderWay, Work):
     """A message that was posted: to be sent, or to be received. gloo moves it once both ends have been posted.
 
     Its end is *counted* when a thread sees it, and *told* to the program once the gate is open: until then the message
@@ -216,7 +264,9 @@ class MessageWork(_HeldWork):
         self, gate: Gate, post: Callable[[], Work], on_ended: Callable[[MessageWork], None], *, is_send: bool
     ) -> None:
         """``post`` hands the message to the real group, now and again after a cut; ``on_ended`` counts it."""
-        super().__init__(gate, post)
+        inner = post()  # before anything else: other ranks wait for it
+        Work.__init__(self)
+        _UnderWay.__init__(self, gate, inner)
         self.is_send = is_send
         self._post = post
         self._on_ended = on_ended
@@ -261,6 +311,9 @@ class MessageWork(_HeldWork):
             self.source = inner._source_rank()
         self.has_ended, self._inner = True, None
         self._on_ended(self)
+
+    def synchronize(self) -> None:
+        self.wait()
 
     def is_completed(self) -> bool:
         return self.has_ended
