@@ -14,13 +14,16 @@ from pathlib import Path
 import pytest
 
 import remesh
-from remesh.rounds.job_folder import JobFolder
+from remesh.rounds.job_folder import JobFolder, rank_name
 from remesh.testbed import BedSpec, Testbed
 from tests.mpi.conftest import PROGRAMS
+from tests.procs.torch_jobs import PROGRAMS as TORCH_PROGRAMS
+from tests.procs.torch_jobs import run_natively
 
 pytestmark = [pytest.mark.mpi, pytest.mark.netns]
 
 _RING = "answer b1cd1c8a14377307"
+_HOSTS = ("a", "b", "c")
 _PATH = os.pathsep.join([os.environ["PATH"], "/usr/sbin", "/sbin"])
 _PATIENCE_S = 60.0
 
@@ -38,8 +41,8 @@ class Cluster:
         }
 
     def remesh(self, *arguments: str) -> tuple[int, str]:
-        """Run ``remesh mpi`` on the head; its status and what it said."""
-        command = [sys.executable, "-m", "remesh", "mpi", *arguments]
+        """Run ``remesh`` on the head; its status and what it said."""
+        command = [sys.executable, "-m", "remesh", *arguments]
         process = self.bed.start_program("head", command, env=self._environment, output=subprocess.PIPE)
         try:
             said, _ = process.communicate(timeout=2 * _PATIENCE_S)
@@ -50,7 +53,7 @@ class Cluster:
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
         """The same, without waiting for it."""
-        command = [sys.executable, "-m", "remesh", "mpi", *arguments]
+        command = [sys.executable, "-m", "remesh", *arguments]
         with (self.folder / "said").open("wb") as output:
             return self.bed.start_program("head", command, env=self._environment, output=output)
 
@@ -74,14 +77,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     (folder / "ssh").write_text(f'#!/bin/sh\nexec {client} -F {folder}/ssh_config "$@"\n')
     (folder / "ssh").chmod(0o700)
     Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # where the daemon locks itself in
-    with Testbed(BedSpec.parse("head=full,a=full,b=full")) as bed:
+    with Testbed(BedSpec.parse(",".join(f"{host}=full" for host in ("head", *_HOSTS)))) as bed:
         daemons = [
             bed.start_program(host, [daemon, "-D", "-e", "-f", str(folder / "sshd_config")], output=subprocess.DEVNULL)
-            for host in ("a", "b")
+            for host in _HOSTS
         ]
         try:
             made = Cluster(bed, folder)
-            for host in ("a", "b"):
+            for host in _HOSTS:
                 _wait_for_daemon(made, host)
             yield made
         finally:
@@ -107,37 +110,46 @@ def _wait_for_daemon(cluster: Cluster, host: str) -> None:
 @pytest.mark.parametrize(("before", "after"), [("openmpi", "mpich"), ("mpich", "impi"), ("impi", "openmpi")])
 def test_a_job_runs_stops_and_goes_on_over_ssh(cluster: Cluster, tmp_path: Path, before: str, after: str) -> None:
     job = tmp_path / "j"
-    running = cluster.start(
-        *(
-            "run",
-            "-n",
-            "4",
-            "--mpi",
-            before,
-            "--hosts",
-            "a,b",
-            "--job",
-            str(job),
-            str(PROGRAMS / "ring.py"),
-            "30",
-            "0.2",
-        )
-    )
+    how = ("--mpi", before, "--hosts", "a,b", "--job", str(job))
+    folder = _stop_once(cluster, job, "mpi", "-n", "4", *how, str(PROGRAMS / "ring.py"), "30", "0.2")
+    assert {rank["host"] for rank in _ranks(folder)} == {"a", "b"}
+    _finish(cluster, folder, "mpi", "--mpi", after, "--hosts", "b:3,a:1")
+    assert _RING in _printed(folder, 0)
+
+
+def test_a_program_of_torch_stops_and_goes_on_on_another_host_over_ssh(cluster: Cluster, tmp_path: Path) -> None:
+    steps, job = "2000", tmp_path / "j"
+    how = ("--hosts", "a:1,b:1", "--job", str(job))
+    folder = _stop_once(cluster, job, "torch", *how, str(TORCH_PROGRAMS / "ddp.py"), steps)
+    assert {rank["host"] for rank in _ranks(folder)} == {"a", "b"}
+    assert len(_printed(folder, 0)) < int(steps)
+    _finish(cluster, folder, "torch", "--hosts", "c:2")
+    assert sorted([*_printed(folder, 0), *_printed(folder, 1)]) == run_natively("ddp.py", 2, steps)
+
+
+def _stop_once(cluster: Cluster, job: Path, kind: str, *arguments: str) -> JobFolder:
+    """A job that was started, and stopped by a checkpoint once it ran."""
+    running = cluster.start(kind, "run", *arguments)
     try:
         _wait_until_it_runs(job, running, cluster)
-        status, said = cluster.remesh("checkpoint", "--stop", str(job))
+        status, said = cluster.remesh(kind, "checkpoint", "--stop", str(job))
         assert status == 0, said
         assert running.wait(_PATIENCE_S) == 0
     finally:
         if running.poll() is None:
             running.terminate()
             running.wait(_PATIENCE_S)
-    folder = JobFolder(job)
-    assert {rank["host"] for rank in _ranks(folder)} == {"a", "b"}
-    status, said = cluster.remesh("restart", str(job), "--mpi", after, "--hosts", "b:3,a:1")
+    return JobFolder(job)
+
+
+def _finish(cluster: Cluster, folder: JobFolder, kind: str, *placed: str) -> None:
+    status, said = cluster.remesh(kind, "restart", str(folder.path), *placed)
     assert status == 0, said
     assert folder.read_state().state == "finished"
-    assert _RING in (folder.logs / "rank-0000.out").read_text().splitlines()
+
+
+def _printed(folder: JobFolder, rank: int) -> list[str]:
+    return (folder.logs / rank_name(rank)).with_suffix(".out").read_text().splitlines()
 
 
 def _wait_until_it_runs(job: Path, running: subprocess.Popen[bytes], cluster: Cluster) -> None:
