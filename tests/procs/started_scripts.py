@@ -61,6 +61,17 @@ TELLING: Final = {
     "print(threading.enumerate()[0].name, threading.active_count(), len(os.listdir('/proc/self/task')), "
     "threading.get_native_id() == os.getpid() == threading.main_thread().native_id)",
     "death": "import ctypes; number = ctypes.c_int(); ctypes.CDLL(None).prctl(2, ctypes.byref(number)); print(number)",
+    "ids": "print(threading.main_thread().native_id == os.getpid())",
+    "age": "born = int(open('/proc/self/stat').read().rsplit(')')[1].split()[19]) / os.sysconf('SC_CLK_TCK')\n"
+    "began = logging._startTime / (1e9 if logging._startTime > 1e12 else 1) - (time.time() - time.monotonic())\n"
+    "print(began > born - 0.1)",
+    "registered": "print(sys.excepthook, sys.unraisablehook, threading.excepthook, sys.breakpointhook); "
+    "print(atexit._ncallbacks(), sys.meta_path, sys.getdlopenflags(), sys.get_int_max_str_digits())",
+    "loggers": "print([(name, each.level, each.propagate, each.handlers) for name, each in "
+    "sorted(logging.root.manager.loggerDict.items()) if isinstance(each, logging.Logger)], logging.root.handlers)",
+    "start method": "print(multiprocessing.get_start_method(True)); multiprocessing.set_start_method('spawn')",
+    "descriptors": "import fcntl; print([(fcntl.fcntl(n, fcntl.F_GETFL), fcntl.fcntl(n, fcntl.F_GETFD)) "
+    "for n in (0, 1, 2)])",
     "children": "print(len(open(f'/proc/self/task/{os.getpid()}/children').read().split()))",
     "warnings": "print(warnings.filters); warnings.warn('beware'); warnings.warn('old', DeprecationWarning)",
     "locale": "print(locale.getlocale(), locale.getpreferredencoding(), sys.getfilesystemencoding(), time.tzname)",

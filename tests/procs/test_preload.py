@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import resource
+import shlex
+import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -14,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from remesh.elastic.launch.forkable import is_read_while_loading
 from remesh.elastic.node.preload import Preload, PreloadPlan
 from remesh.linux.procfs import children_of, start_of
 from remesh.testing.hold import Hold
@@ -89,6 +93,12 @@ def test_torch_works_in_a_forked_script_as_in_a_plain_one(threads: str, tmp_path
     assert forked == plain
 
 
+def test_a_script_sees_the_same_of_its_process_when_torch_was_loaded(tmp_path: Path) -> None:
+    """What it names is loaded by both."""
+    names = ("ids", "age", "registered", "loggers", "warnings", "threads", "interpreter", "start method", "temporary")
+    _check_alike(1, tmp_path, modules=("torch", "torch._dynamo"), telling=names)
+
+
 _DRAWS = """\
 import multiprocessing, random, secrets, tempfile, uuid
 import numpy, torch
@@ -148,6 +158,57 @@ def test_letters_that_the_workers_locale_has_not_reach_it_all_the_same(tmp_path:
     assert run_forked(case) == run_plain(case)
 
 
+_LISTENS = """\
+import os, sys
+names = set()
+environment = type(os.environ)
+look_up = environment.__getitem__
+environment.__getitem__ = lambda self, name: names.add(name) or look_up(self, name)
+for module in sys.argv[1:]:
+    __import__(module)
+print(*(name for name in names if isinstance(name, str)))
+"""
+_LISTENS_IN_C = """\
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+static char *listen(const char *function, const char *name) {
+    char line[300];
+    int file = open(FILE, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    if (strlen(name) < sizeof line) {
+        memcpy(line, name, strlen(name));
+        line[strlen(name)] = '\\n';
+        if (write(file, line, strlen(name) + 1)) {}
+    }
+    close(file);
+    return ((char *(*)(const char *))dlsym(RTLD_NEXT, function))(name);
+}
+char *getenv(const char *name) { return listen("getenv", name); }
+char *secure_getenv(const char *name) { return listen("secure_getenv", name); }
+"""
+_PYTHONS_OWN = {"_PYTHON_PROJECT_BASE", "_PYTHON_SYSCONFIGDATA_NAME", "__PYVENV_LAUNCHER__"}
+"""Of where Python itself was built or started."""
+
+
+def test_every_variable_that_is_read_while_modules_load_is_known(tmp_path: Path) -> None:
+    """A script that names one of them is started plainly; a new torch may read new ones."""
+    modules = ["torch", "torch._dynamo", "remesh.elastic.training.worker"]
+    environment = dict(os.environ)
+    if (compiler := shutil.which("cc")) is not None:
+        (tmp_path / "listens.c").write_text(_LISTENS_IN_C)
+        flags = ["-shared", "-fPIC", f'-DFILE="{tmp_path / "names"}"', "listens.c", "-o", "listens.so", "-ldl"]
+        subprocess.run([compiler, *flags], cwd=tmp_path, check=True)
+        environment["LD_PRELOAD"] = str(tmp_path / "listens.so")
+    command = [sys.executable, "-c", _LISTENS, *modules]
+    names = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout.split()
+    if compiler is not None:
+        names += (tmp_path / "names").read_text().split()
+    assert len(set(names)) > 100
+    assert {name for name in names if not is_read_while_loading(name)} <= _PYTHONS_OWN
+
+
 # --- what is no fork ---
 
 
@@ -193,6 +254,22 @@ def test_a_module_beside_the_script_that_would_be_found_first_is_a_reason_to_sta
     assert "'colorsys', which was loaded, would be another module beside the script" in _told_instead_of_forking(case)
     # One that is loaded from there anyway is no other.
     _fork(_case(tmp_path, "import colorsys\nassert colorsys.HERE", "colorsys", PYTHONPATH=str(tmp_path)))
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_workers_of_an_agent_with_a_closed_stream_are_started_plainly(number: int, tmp_path: Path) -> None:
+    """As that of a launcher which a daemon starts; the agent's own files may have its number then."""
+    script, events = tmp_path / "script.py", tmp_path / "events"
+    script.write_text("import sys, torch\nopen(sys.argv[1], 'w').write(repr([sys.stdin, sys.stdout, sys.stderr]))")
+    told = []
+    for flags in ([], ["--no-preload"]):
+        line = ["-m", "remesh.run", "--events-dir", str(events), *flags, str(script), str(tmp_path / "told")]
+        command = f"{shlex.join([sys.executable, *line])} {number}>&-"
+        subprocess.run(["sh", "-c", command], check=True, stdin=subprocess.DEVNULL, timeout=120)
+        told.append((tmp_path / "told").read_text())
+    assert told[0] == told[1]
+    assert told[0][1:-1].split(", ")[number] == "None"
+    assert '"forked": true' not in "".join(path.read_text() for path in events.iterdir())
 
 
 def _lower_a_limit(undo: ExitStack) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from remesh.elastic.launch.forkable import why_plain
+from remesh.elastic.launch.forkable import LOADED, why_plain
 from remesh.elastic.launch.mode import Mode
-from remesh.elastic.launch.request import Request, read_script
+from remesh.elastic.launch.request import Request, find_module, read_script
 from remesh.elastic.node.config import DEFAULT_THREADS
 from remesh.elastic.node.preload import Preload, PreloadPlan
 
@@ -21,6 +23,10 @@ _MODULES: Final = {
     Mode.RESTART: ("torch", "torch._dynamo"),
 }
 _SCRIPT: Final = "__main__"
+_SITE: Final = ("sitecustomize", "usercustomize")
+"""Loaded by Python before the script, in every worker: after the modules that are loaded before it is forked."""
+_PACKAGES: Final = {"site-packages", "dist-packages"}
+"""Folders with one of these names hold what others wrote."""
 _PYTHON: Final = (sys.executable, "-u")
 
 
@@ -48,23 +54,63 @@ def _may_fork(request: Request, command: Sequence[str]) -> bool:
         return False
     if not os.path.samefile(sys.executable, "/proc/self/exe") or Path(request.script).is_dir():
         return False
-    script = _name_of(request)
-    return why_plain(script, lambda name: read_script(request) if name == script else _text_of(request, name)) is None
+    return why_not_forked(request) is None
+
+
+def why_not_forked(request: Request) -> str | None:
+    """What is written in the script, or in what it imports, that speaks against forking."""
+    script, roots_of = _name_of(request), functools.cache(_roots_of)
+
+    def text_of(name: str) -> str | None:
+        """The text of a module of the script's author: of one in the script's folder, or that is not installed."""
+        if name == script:
+            return read_script(request)
+        if name in _SITE:
+            return _read(Path(getattr(sys.modules.get(name), "__file__", None) or os.devnull))
+        return _find_text(name, [_folder_of(request), *roots_of(name.partition(".")[0])])
+
+    return why_plain(script, text_of, _SITE)
 
 
 def _name_of(request: Request) -> str:
     """The script's name as a module, from which its relative imports count."""
     if not request.values["module"]:
         return _SCRIPT
-    is_package = Path(*request.script.split("."), "__main__.py").exists()
-    return f"{request.script}.__main__" if is_package else request.script
+    path = find_module(request.script)
+    return f"{request.script}.__main__" if path is not None and path.name == "__main__.py" else request.script
 
 
-def _text_of(request: Request, name: str) -> str | None:
-    """The text of a module that the script finds before all others, because it is in the script's own folder."""
-    folder = Path() if request.values["module"] else Path(request.script).resolve().parent
-    base = folder.joinpath(*name.split("."))
-    for path in (base / "__init__.py", base.with_name(f"{base.name}.py")):
-        with contextlib.suppress(OSError, ValueError):
-            return path.read_text(errors="replace")
+def _folder_of(request: Request) -> Path:
+    return Path() if request.values["module"] else Path(request.script).resolve().parent
+
+
+def _find_text(name: str, roots: Sequence[Path]) -> str | None:
+    """The text of the module that is found first in these folders."""
+    for root in roots:
+        base = root.joinpath(*name.split("."))
+        for path in (base / "__init__.py", base.with_name(f"{base.name}.py")):
+            if (text := _read(path)) is not None:
+                return text
+    return None
+
+
+def _roots_of(top: str) -> list[Path]:
+    """The folders of a module that is found elsewhere, but was not installed: by ``PYTHONPATH``, or to be edited."""
+    spec = None
+    if top not in LOADED:
+        with contextlib.suppress(ImportError, ValueError, AttributeError):
+            spec = find_spec(top)
+    if spec is None:
+        return []
+    files = spec.submodule_search_locations or [spec.origin or ""]
+    return [Path(file).parent for file in files if os.path.isabs(file) and not _is_installed(Path(file))]
+
+
+def _is_installed(file: Path) -> bool:
+    return file.is_relative_to(Path(os.__file__).parent) or not _PACKAGES.isdisjoint(file.parts)
+
+
+def _read(path: Path) -> str | None:
+    with contextlib.suppress(OSError, ValueError):
+        return path.read_text(errors="replace")
     return None

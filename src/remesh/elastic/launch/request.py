@@ -331,14 +331,14 @@ def _card_of(request: Request, mode: Mode) -> JobCard:
 
 def read_script(request: Request) -> str:
     """The text of the script; empty where there is none that can be read."""
-    path = _find_module(request.script) if request.values["module"] else find_main(request.script)
+    path = find_module(request.script) if request.values["module"] else find_main(request.script)
     try:
         return path.read_text(errors="replace") if path else ""
     except OSError:
         return ""
 
 
-def _find_module(name: str) -> Path | None:
+def find_module(name: str) -> Path | None:
     """The file that ``python -m name`` runs. Looked for by name alone: importing a parent package may do anything."""
     parts = name.split(".")
     for root in ("", *sys.path):

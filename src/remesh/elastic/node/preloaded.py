@@ -23,6 +23,7 @@ import json
 import os
 import socket
 import sys
+import time
 from collections.abc import Collection
 from importlib.machinery import all_suffixes
 from typing import Any, TextIO
@@ -116,10 +117,18 @@ def check_fit_to_fork(line: int, loaded_by_python: Collection[str]) -> None:
         raise _UnfitError(f"loading its modules left {os.readlink(f'/proc/self/fd/{strange[0]}')} open")
     if _has_children():
         raise _UnfitError("loading its modules left a process running")
-    if sys.gettrace() is not None or sys.getprofile() is not None:
+    if closed := [name for name, number, _ in _STANDARD if getattr(sys, name) is None or number == line]:
+        raise _UnfitError(f"{closed[0]} of the agent is closed")
+    if sys.gettrace() is not None or sys.getprofile() is not None or _is_monitored():
         raise _UnfitError("a tracer or a profiler is at work")
     if name := _shadowed_by(_folder_of_script(), set(sys.modules).difference(loaded_by_python)):
         raise _UnfitError(f"{name!r}, which was loaded, would be another module beside the script")
+
+
+def _is_monitored() -> bool:
+    """Whether a tool watches what is run, as Python 3.12 and later let it."""
+    monitoring: Any = getattr(sys, "monitoring", None)
+    return monitoring is not None and any(monitoring.get_tool(tool) is not None for tool in range(6))
 
 
 def _has_children() -> bool:
@@ -210,7 +219,7 @@ def _open_stream(name: str, number: int, mode: str) -> TextIO:
 
 
 def draw_anew() -> None:
-    """Give this process random numbers of its own, where a fresh process draws them when it loads a module.
+    """Give this process random numbers, a time and an id of its own, where a module takes them when it is loaded.
 
     `random` does it by itself at every fork; `tempfile`, `uuid` and `secrets` draw when they are asked.
     """
@@ -220,3 +229,11 @@ def draw_anew() -> None:
         sys.modules["torch"].default_generator.seed()
     if "multiprocessing.process" in sys.modules:
         sys.modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
+    if "logging" in sys.modules:
+        logging: Any = sys.modules["logging"]
+        # Records tell people how long after this they were made; since Python 3.13 it is in nanoseconds.
+        now_ns = time.time_ns()
+        logging._startTime = now_ns if isinstance(logging._startTime, int) else now_ns / 1e9
+    if "threading" in sys.modules:
+        main: Any = sys.modules["threading"].main_thread()
+        main._native_id = os.getpid()
