@@ -73,7 +73,8 @@ def save(
     written once, common data by the first rank. Works in one process without a process group, too. Raises the same
     error on all ranks; then there is no new checkpoint, and an existing one is untouched.
 
-    With ``background`` it blocks until the values are copied, and a thread does the rest; at most two such saves hold
+    With ``background`` it blocks until the values are copied, or on a device until their copies are queued behind what
+    is queued on the current stream, which then waits for them; a thread does the rest; at most two such saves hold
     copies at a time. Returns a future: ``result()`` waits until the checkpoint is complete and returns its location, or
     raises the error of the save, the same on all ranks. Without ``background`` the future is done. End the process
     group only when all saves are done; the end of the program waits for them.
@@ -163,7 +164,7 @@ def _save_behind(data: Callable[[], list[torch.Tensor]], agreed: Agreed, turn: T
 
     def finish() -> Location:
         try:
-            store_index(lambda: write_part(part, copies, turn, rank), turn, thread.plans, thread.group)
+            store_index(lambda: write_part(part, copies.wait(), turn, rank), turn, thread.plans, thread.group)
         finally:
             thread.copies.give_back(copies)
         commit_save(turn, thread.group)

@@ -6,7 +6,8 @@ a writer in another process maps them, nothing has a name, and the system frees 
 them open.
 
 Where the system allows it, large tensors in private memory are copied behind the program's back (`page_guard`): then
-copies are there when `Copies.wait` returns, and have the values that were there when they were asked for.
+copies are there when `Copies.wait` returns, and have the values that were there when they were asked for. So are those
+of tensors on a device, which are queued there (`queued_copies`); a buffer that took some stays locked for the next.
 
 With a cap, a save waits until the copies of earlier ones have been written. That needs nothing of other ranks: their
 writers, and ours, go on meanwhile. A buffer whose save never comes to be written is counted until it is forgotten.
@@ -24,7 +25,9 @@ from dataclasses import dataclass
 
 import torch
 
+from remesh.checkpoint.background.cuda_devices import CUDA
 from remesh.checkpoint.background.page_guard import GuardedCopy, PageCopier, Refused, select
+from remesh.checkpoint.background.queued_copies import Devices, LockedMemory, QueuedCopy
 from remesh.checkpoint.errors import CheckpointingException
 
 logger = logging.getLogger(__name__)
@@ -43,6 +46,8 @@ class Buffer:
         os.ftruncate(self.descriptor, max(1, num_bytes))
         self.lease: weakref.finalize[..., Buffer] | None = None
         """What is to happen when it is forgotten while in use."""
+        self.locked: LockedMemory | None = None
+        """The same memory, once devices have copied into it."""
         self.raw = torch.frombuffer(mmap.mmap(self.descriptor, max(1, num_bytes)), dtype=torch.uint8)[:num_bytes]
 
 
@@ -55,20 +60,25 @@ class Copies:
     buffer: Buffer | None
     """None in another process than the one that copied."""
     guarded: GuardedCopy | None = None
-    """What is still being copied, if anything is."""
+    """What another process is still copying, if anything."""
+    queued: LockedMemory | None = None
+    """What devices are still copying, if anything."""
 
     def wait(self) -> Copies:
         """The same, when all of them are there; `CheckpointingException` when one cannot be. From any thread."""
         if self.guarded is not None:
             self.guarded.wait()
+        if self.queued is not None:
+            self.queued.wait()
         return Copies(self.tensors, self.buffer)
 
 
 class StagingBuffers:
     """Makes copies of tensors, and takes back their memory. Safe to use from several threads."""
 
-    def __init__(self, max_bytes: int | None = None, *, may_guard: bool = False) -> None:
+    def __init__(self, max_bytes: int | None = None, *, may_guard: bool = False, devices: Devices = CUDA) -> None:
         self._max_bytes = max_bytes
+        self._devices = devices
         self._copier = PageCopier() if may_guard else None
         self._changed = threading.Condition(threading.RLock())  # a buffer may be forgotten while the lock is held
         self._idle: Buffer | None = None
@@ -76,7 +86,7 @@ class StagingBuffers:
 
     def another(self) -> StagingBuffers:
         """A new one with the same options."""
-        return StagingBuffers(self._max_bytes, may_guard=self._copier is not None)
+        return StagingBuffers(self._max_bytes, may_guard=self._copier is not None, devices=self._devices)
 
     @property
     def used_bytes(self) -> int:
@@ -95,11 +105,32 @@ class StagingBuffers:
             buffer.raw[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
             for tensor, start in zip(tensors, starts, strict=True)
         ]
+        try:
+            queued, done = self._queue(tensors, copies, buffer)
+        except CheckpointingException:
+            self.give_back(Copies(copies, buffer))
+            raise
         guarded, numbers = self._guard(tensors, starts, buffer)
         for number, (copy, tensor) in enumerate(zip(copies, tensors, strict=True)):
-            if number not in numbers:
+            if number not in numbers and number not in done:
                 copy.copy_(tensor)
-        return Copies(copies, buffer, guarded)
+        return Copies(copies, buffer, guarded, queued)
+
+    def _queue(
+        self, tensors: Sequence[torch.Tensor], copies: Sequence[torch.Tensor], buffer: Buffer
+    ) -> tuple[LockedMemory | None, set[int]]:
+        """Let devices copy what they hold; the numbers of those tensors."""
+        on_devices = {
+            number
+            for number, tensor in enumerate(tensors)
+            if tensor.nbytes and self._devices.device_of(tensor) is not None
+        }
+        if not on_devices:
+            return None, on_devices
+        if buffer.locked is None:
+            buffer.locked = LockedMemory(buffer.raw, self._devices)
+        buffer.locked.begin([QueuedCopy(copies[number], tensors[number]) for number in sorted(on_devices)])
+        return buffer.locked, on_devices
 
     def _guard(
         self, tensors: Sequence[torch.Tensor], starts: Sequence[int], buffer: Buffer
@@ -115,13 +146,14 @@ class StagingBuffers:
             return None, set()
 
     def give_back(self, copies: Copies) -> None:
-        """Let the memory be used again; the copies are lost."""
+        """Let the memory be used again, once nothing is on its way there; the copies are lost."""
         buffer = copies.buffer
+        is_free = buffer is None or buffer.locked is None or buffer.locked.is_free()
         with self._changed:
             if buffer is None or buffer.lease is None or buffer.lease.detach() is None:
                 return  # given back already
             self._leave(buffer.num_bytes)
-            if self._idle is None or self._idle.num_bytes < buffer.num_bytes:
+            if is_free and (self._idle is None or self._idle.num_bytes < buffer.num_bytes):
                 self._idle = buffer
 
     def release(self) -> None:
