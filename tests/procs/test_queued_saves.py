@@ -15,8 +15,8 @@ from remesh.checkpoint.background.staging import StagingBuffers
 from remesh.checkpoint.errors import CheckpointingException
 from remesh.layout import Box, Shard
 from remesh.layout.from_torch import Piece
-from remesh.testing.make_believe import MakeBelieveDevice
 from remesh.testing.pool import RankPool
+from tests.make_believe import MakeBelieveDevice
 
 
 def save_with_one_refusal(folder: Path, refused: str) -> str:

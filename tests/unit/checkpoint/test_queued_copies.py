@@ -14,7 +14,7 @@ import remesh
 from remesh.checkpoint.background import queued_copies, saving_thread, staging
 from remesh.checkpoint.background.staging import StagingBuffers
 from remesh.checkpoint.errors import CheckpointingException
-from remesh.testing.make_believe import MakeBelieveDevice
+from tests.make_believe import MakeBelieveDevice
 from tests.unit.checkpoint.device_programs import DeviceProgram
 
 
@@ -83,7 +83,7 @@ def test_locked_memory_is_used_again_and_unlocked_at_the_end() -> None:
 @pytest.mark.parametrize(
     ("refused", "words"),
     [
-        ("lock", "expected to lock the pages of 896 bytes of the host, found make-believe error: out of memory of"),
+        ("lock", "expected to lock 896 bytes of the host into memory, found make-believe error: out of memory of"),
         ("queue", "expected 896 bytes of them on the host, found: make-believe error: out of memory of the device"),
         ("arrive", "found: make-believe error: the device is lost; the save does not exist"),
     ],

@@ -33,14 +33,14 @@ _FAULTS = (RuntimeError, OSError, MemoryError)
 """What torch and the driver raise."""
 
 
-class Event(Protocol):
+class DeviceEvent(Protocol):
     """A place in a stream."""
 
     def synchronize(self) -> None:
         """Let the host wait until the device has come there; RuntimeError when the device cannot."""
 
 
-class Stream(Protocol):
+class DeviceStream(Protocol):
     """A queue of work of a device, done in order. Named as torch names it."""
 
     def record_event(self) -> Any:
@@ -65,16 +65,16 @@ class Devices(Protocol):
     def device_of(self, tensor: torch.Tensor) -> Hashable | None:
         """The device that holds it; None for memory that the host copies by itself."""
 
-    def current_stream(self, device: Hashable) -> Stream:
+    def current_stream(self, device: Hashable) -> DeviceStream:
         """Where the program queues its work now."""
 
-    def copying_stream(self, device: Hashable) -> Stream:
+    def copying_stream(self, device: Hashable) -> DeviceStream:
         """Another one, for copies alone; always the same."""
 
-    def keep(self, tensor: torch.Tensor, stream: Stream) -> None:
+    def keep(self, tensor: torch.Tensor, stream: DeviceStream) -> None:
         """Let nobody else have the tensor's memory before what the stream will have been given is done."""
 
-    def queue(self, copies: Sequence[QueuedCopy], stream: Stream) -> None:
+    def queue(self, copies: Sequence[QueuedCopy], stream: DeviceStream) -> None:
         """Let the stream copy; the host does not wait."""
 
     def lock(self, raw: torch.Tensor) -> None:
@@ -94,14 +94,14 @@ class LockedMemory:
         """Lock the pages of ``raw``; `CheckpointingException` when the system or the driver refuses."""
         self._devices = devices
         self._num_bytes = raw.nbytes
-        self._ends: list[Event] = []
+        self._ends: list[DeviceEvent] = []
         """Behind the copies that were begun last, one for each device."""
         self._is_lost = False
         try:
             devices.lock(raw)
         except _FAULTS as raised:
             raise CheckpointingException(
-                f"copying tensors of a device for a save: expected to lock the pages of {raw.nbytes} bytes of the host, "
+                f"copying tensors of a device for a save: expected to lock {raw.nbytes} bytes of the host into memory, "
                 f"found {raised}; free memory of the host, let saves hold fewer bytes (max_staged_bytes), or save "
                 "without background"
             ) from raised
@@ -154,7 +154,7 @@ class LockedMemory:
         )
 
 
-def _unlock(devices: Devices, raw: torch.Tensor, ends: Sequence[Event]) -> None:
+def _unlock(devices: Devices, raw: torch.Tensor, ends: Sequence[DeviceEvent]) -> None:
     """Give memory back to the system, behind the last copy into it. A device that is lost copies nothing any more."""
     for end in ends:
         with contextlib.suppress(*_FAULTS):

@@ -66,7 +66,7 @@ class LateStream:
                 kernel()
 
 
-class _Block:
+class _DeviceMemory:
     """Memory of the device."""
 
     def __init__(self, owner: LateStream, num_bytes: int) -> None:
@@ -88,9 +88,9 @@ class MakeBelieveDevice:
         self.locked: set[int] = set()
         """Addresses of the host that it may copy to."""
         self.faults: list[str] = []
-        self._blocks: dict[int, _Block] = {}
-        self._free: list[_Block] = []
-        self._freed_later: list[tuple[_Block, list[LateEvent]]] = []
+        self._blocks: dict[int, _DeviceMemory] = {}
+        self._free: list[_DeviceMemory] = []
+        self._freed_later: list[tuple[_DeviceMemory, list[LateEvent]]] = []
 
     def new_stream(self) -> LateStream:
         self.streams.append(LateStream(self, self._chance.choice((0.01, 0.2, 1.0))))
@@ -105,7 +105,7 @@ class MakeBelieveDevice:
                 self._free.remove(block)
                 break
         else:
-            block = _Block(owner, 4 * num_elements)
+            block = _DeviceMemory(owner, 4 * num_elements)
             self._blocks[block.raw.data_ptr()] = block
         return block.raw.view(torch.float32)
 
