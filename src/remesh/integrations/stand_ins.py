@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,9 +24,9 @@ def read_torch_file(path: Path, program: str, own: Sequence[str]) -> dict[str, A
         _check_records(path)
         with torch.serialization.safe_globals([*SAFE_GLOBALS, *stand_ins_for(str(path), own)]):
             held = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError:
-        raise
     except Exception as raised:  # what a file makes the readers raise is anything
+        if isinstance(raised, OSError) and raised.errno != errno.EINVAL:  # that is torch's, of a file cut short
+            raise
         raise CheckpointFormatError(
             "bad-file",
             f"reading {path}: expected a whole file of {program} that holds only classes of that program, found: "

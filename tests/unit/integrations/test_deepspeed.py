@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import remesh
 from remesh.checkpoint.errors import CheckpointingException
 from remesh.cli import main
 from remesh.integrations.deepspeed import read_zero
+from tests.unit.integrations.hurt_files import flip, lose, shorten
 from tests.unit.integrations.zero_files import KINDS, TAG, Job, Values, random_job, write_zero
 
 
@@ -50,27 +50,6 @@ def test_whole_tensors_come_out_of_any_job(tmp_path: Path, seed: int) -> None:
     _check(read_zero(tmp_path), job, values)
 
 
-def _shorten(path: Path, chance: random.Random) -> None:
-    content = path.read_bytes()
-    path.write_bytes(content[: chance.randrange(len(content))])
-
-
-def _flip(path: Path, chance: random.Random) -> None:
-    """Change a byte of a tensor."""
-    with zipfile.ZipFile(path) as archive:
-        held = [one for one in archive.infolist() if "/data/" in one.filename and one.file_size]
-        with archive.open(chance.choice(held)) as record:
-            first = record._orig_compress_start  # type: ignore[attr-defined]
-            size = record._orig_file_size  # type: ignore[attr-defined]
-    content = bytearray(path.read_bytes())
-    content[first + chance.randrange(size)] ^= 1 << chance.randrange(8)
-    path.write_bytes(content)
-
-
-def _lose(path: Path, chance: random.Random) -> None:
-    path.unlink()
-
-
 def _add_parameter(path: Path, chance: random.Random) -> None:
     held = torch.load(path, weights_only=False)
     chance.choice(held["param_shapes"])["new.weight"] = torch.Size((chance.randint(1, 3),))
@@ -87,10 +66,10 @@ def _add_second_name(path: Path, chance: random.Random) -> None:
 @pytest.mark.parametrize(
     ("pattern", "change"),
     [
-        ("*optim_states.pt", _shorten),
-        ("*optim_states.pt", _flip),
-        ("*optim_states.pt", _lose),
-        ("*mp_rank_00_model_states.pt", _shorten),
+        ("*optim_states.pt", shorten),
+        ("*optim_states.pt", flip),
+        ("*optim_states.pt", lose),
+        ("*mp_rank_00_model_states.pt", shorten),
         ("*mp_rank_00_model_states.pt", _add_parameter),
         ("*mp_rank_00_model_states.pt", _add_second_name),
     ],

@@ -5,6 +5,7 @@ DeepSpeed itself resumes from them in ``tests/hosts/test_deepspeed.py``.
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ import torch
 import remesh
 from remesh.checkpoint.errors import CheckpointingException
 from remesh.cli import main
+from tests.profiles import seeds
+from tests.unit.integrations.hurt_files import lose, shorten
+from tests.unit.integrations.zero_files import random_job, write_zero
 
 SHAPES = {"a.weight": (5, 3), "a.bias": (5,), "b.weight": (7,)}
 KINDS = ("exp_avg", "exp_avg_sq")
@@ -42,6 +46,10 @@ def _state() -> dict[str, Any]:
 
 def _convert(state: dict[str, Any], folder: Path) -> Path:
     remesh.save(state, folder / "ours")
+    return _back(folder)
+
+
+def _back(folder: Path) -> Path:
     verb = ["ckpt", "convert", str(folder / "ours"), str(folder / "theirs"), "--to", "deepspeed-universal"]
     main(verb, standalone_mode=False)
     return folder / "theirs" / (folder / "theirs" / "latest_universal").read_text()
@@ -75,6 +83,35 @@ def test_every_state_is_in_a_file_of_its_own(tmp_path: Path, capsys: pytest.Capt
         assert told["rng"].equal(torch.arange(5)) and told["mp_world_size"] == 1
     said = capsys.readouterr().out
     assert "client_state['buffers']" in said and "weight_decay" in said and "program.deep.er" in said
+
+
+@pytest.mark.parametrize("seed", seeds(16, quick=6))
+def test_any_job_of_zero_comes_back_bit_by_bit(tmp_path: Path, seed: int) -> None:
+    """Scalars, empty tensors, groups of any number and second names, as ZeRO has cut them on up to five ranks."""
+    job = random_job(random.Random(seed))
+    values = write_zero(tmp_path / "zero", job)
+    verb = ["ckpt", "convert", str(tmp_path / "zero"), str(tmp_path / "ours"), "--from", "deepspeed-zero"]
+    main([*verb, "--to", "torch_dist"], standalone_mode=False)
+    tag = _back(tmp_path)
+    assert {path.name for path in (tag / "zero").iterdir()} == {*values["master"], "optimizer_state.pt"}
+    files = {"master": "fp32.pt", "exp_avg": "exp_avg.pt", "exp_avg_sq": "exp_avg_sq.pt"}
+    for kind, tensors in values.items():
+        for name, expected in tensors.items():
+            found = _read(tag / "zero" / name / files[kind])["param"]
+            assert found.dtype == torch.float32 and found.equal(expected) and found.shape == expected.shape, name
+    told = _read(tag / "zero" / "optimizer_state.pt")["param_groups"]
+    assert [group["lr"] for group in told] == [(number + 1) / 10 for number in range(len(job.groups))]
+
+
+@pytest.mark.parametrize("seed", seeds(12, quick=6))
+def test_a_source_that_was_hurt_leaves_no_checkpoint_of_deepspeed(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    remesh.save(_state(), tmp_path / "ours")
+    chance.choice([shorten, lose])(chance.choice(sorted((tmp_path / "ours").glob("*.distcp"))), chance)
+    with pytest.raises((CheckpointingException, click.ClickException)):
+        _back(tmp_path)
+    assert not any((tmp_path / "theirs").glob("*global_step*/*model_states.pt"))
+    assert not (tmp_path / "theirs" / "latest_universal").exists()
 
 
 def test_states_as_torch_has_them_become_the_same(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from remesh.cli import main
 from remesh.errors import ConfigError
 from remesh.integrations.megatron_legacy import FILE, read_megatron_legacy
 from tests.profiles import seeds
+from tests.unit.integrations.hurt_files import flip, lose, shorten
 from tests.unit.integrations.megatron_model import HIDDEN, VOCABULARY, Model, random_stages, write_parts
 
 
@@ -56,11 +57,7 @@ def test_whole_tensors_come_out_of_any_cut(tmp_path: Path, seed: int) -> None:
     write_parts(model, tmp_path / "iter_0000007", chance.choice([1, 2, 4]), stages, half=half)
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("7")
     state = read_megatron_legacy(tmp_path)
-    found = {name: tensor for name, tensor in state.items() if isinstance(tensor, torch.Tensor)}
-    expected = _expected(model, half)
-    assert found.keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert found[name].dtype == tensor.dtype and found[name].equal(tensor), name
+    _check(state, model, half)
     optimizer = state["optimizer"]["optimizer"] if half else state["optimizer"]
     assert optimizer == {
         "state": {"common_step": 5.0},
@@ -68,6 +65,27 @@ def test_whole_tensors_come_out_of_any_cut(tmp_path: Path, seed: int) -> None:
     }
     assert state["iteration"] == 7 and state["opt_param_scheduler"] == {"num_steps": 7}
     assert state["args"].no_save_rng and not hasattr(state["args"], "model_type") and "rng_state" not in state
+
+
+def _check(state: dict[str, Any], model: Model, half: bool) -> None:
+    found = {name: tensor for name, tensor in state.items() if isinstance(tensor, torch.Tensor)}
+    expected = _expected(model, half)
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert found[name].dtype == tensor.dtype and found[name].equal(tensor), name
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("change", [shorten, flip, lose])
+def test_parts_that_were_hurt_are_refused(tmp_path: Path, change: Any, seed: int) -> None:
+    chance = random.Random(seed)
+    stages, num_layers = random_stages(chance)
+    model = Model(seed, num_layers, gated=chance.random() < 0.5, tied=chance.random() < 0.5)
+    half = chance.random() < 0.5
+    write_parts(model, tmp_path, chance.choice([1, 2, 4]), stages, half=half)
+    change(chance.choice(sorted(tmp_path.rglob(FILE))), chance)
+    with pytest.raises((CheckpointingException, ConfigError)):
+        read_megatron_legacy(tmp_path)
 
 
 def test_the_verb_makes_a_checkpoint_of_ours(tmp_path: Path) -> None:
