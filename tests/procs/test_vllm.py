@@ -1,7 +1,8 @@
 """vLLM's engines with our backend: a trainer under FSDP2 x TP, engines under another TP that join and leave.
 
-What vLLM publishes stands in ``tests/hosts/published``; calls come in the order of its own worker. What arrives is
-compared with what a loader of whole tensors cuts.
+The engines' experts are processed behind their load, as kernels of vLLM want them. What vLLM publishes stands in
+``tests/hosts/published``; calls come in the order of its own worker. What arrives is compared with what a loader of
+whole tensors cuts.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ def _engine_tensors(whole: dict[str, torch.Tensor], rank: int, size: int, num_kv
     embed = whole["model.embed_tokens.weight"].chunk(size)[rank]
     head = whole["lm_head.weight"].chunk(size)[rank] if "lm_head.weight" in whole else embed
     gate, up = whole[f"{LAYER}.mlp.experts.gate_up_proj"].chunk(2, 1)
-    w13 = torch.cat([gate.chunk(size, 1)[rank], up.chunk(size, 1)[rank]], 1)
+    w13 = torch.cat([up.chunk(size, 1)[rank], gate.chunk(size, 1)[rank]], 1)  # as their kernel wants them
     return {
         "model.embed_tokens.weight": embed,
         "lm_head.weight": head,
@@ -139,8 +140,8 @@ def _engine_tensors(whole: dict[str, torch.Tensor], rank: int, size: int, num_kv
         f"{LAYER}.self_attn.o_proj.weight": cut("self_attn.o_proj.weight", 1),
         f"{LAYER}.mlp.gate_up_proj.weight": torch.cat([cut("mlp.gate_proj.weight"), cut("mlp.up_proj.weight")]),
         f"{LAYER}.mlp.down_proj.weight": cut("mlp.down_proj.weight", 1),
-        f"{LAYER}.mlp.experts.w13_weight": w13,
-        f"{LAYER}.mlp.experts.w2_weight": cut("mlp.experts.down_proj", 2),
+        f"{LAYER}.mlp.experts.routed_experts.w13_weight": w13,
+        f"{LAYER}.mlp.experts.routed_experts.w2_weight": cut("mlp.experts.down_proj", 2),
     }
 
 
@@ -187,6 +188,7 @@ def _serve(store: dist.Store, number: int, engine: Any) -> None:
             if name == "init":
                 engine.parallel_config.tensor_parallel_size = num_workers
                 engine.model = _module_of(engine.make(number, num_workers))
+                _process_experts(engine.model)
                 engine.init_transfer_engine(engine.parse_init_info(args[0]))
             elif name == "update":
                 engine.update_weights(args[0])
@@ -197,6 +199,24 @@ def _serve(store: dist.Store, number: int, engine: Any) -> None:
         store.set(f"answer/{call}/{number}", answer)
         if name == "end":
             return
+
+
+def _process_experts(model: nn.Module) -> None:
+    """Experts as a kernel wants them: up before gate, in a tensor of the same shape. As vLLM does behind a load."""
+    base, layerwise = (
+        importlib.import_module(f"vllm.model_executor.{name}")
+        for name in ("layers.quantization.base_config", "model_loader.reload.layerwise")
+    )
+
+    class Swapped(base.QuantizeMethodBase):  # type: ignore[misc]
+        def process_weights_after_loading(self, layer: nn.Module) -> None:
+            gate, up = layer.w13_weight.data.chunk(2, 1)
+            layer.w13_weight = nn.Parameter(torch.cat([up, gate], 1), requires_grad=False)
+
+    layer = model.get_submodule(f"{LAYER}.mlp.experts.routed_experts")
+    layer.quant_method = Swapped()
+    layerwise.record_metadata_for_reloading(layer)
+    layer.quant_method.process_weights_after_loading(layer)
 
 
 def _engine(vllm: Any, number: int, num_kv: int, *, tied: bool, extra: tuple[str, ...] = ()) -> Any:
@@ -292,6 +312,9 @@ def _update_in_part(ports: tuple[int, int], names: list[str]) -> bool:
             _set(trainer, _whole(2, version, tied=False))
             source.only = only
             engine.send_weights()
+        source.only = {f"{LAYER}.mlp.experts.down_proj"}
+        with pytest.raises(ConfigError, match=rf"1 tensors that are not sent(.|\n)*{LAYER}.mlp.experts.gate_up_proj"):
+            engine.send_weights()
         if rank == 0:
             client.end()
         source.only = ("model.strange",)
@@ -301,7 +324,8 @@ def _update_in_part(ports: tuple[int, int], names: list[str]) -> bool:
 
 
 def test_an_update_brings_what_the_source_names_and_leaves_all_else(ranks: RankPool) -> None:
-    names = [f"{LAYER}.self_attn.q_proj.weight", f"{LAYER}.mlp.down_proj.weight", f"{LAYER}.mlp.experts.gate_up_proj"]
+    names = [f"{LAYER}.self_attn.q_proj.weight", f"{LAYER}.mlp.down_proj.weight"]
+    names += [f"{LAYER}.mlp.experts.{name}" for name in ("gate_up_proj", "down_proj")]
     assert all(ranks.run(_update_in_part, TRAINERS + 2, ((free_port(), free_port()), names)))
 
 

@@ -84,6 +84,8 @@ def _is_split(fused: str, *names: str, kv: Sequence[str] = ()) -> Rule:
     return Rule(rf"(.+)\.{fused}\.(weight|bias)", parts)
 
 
+_EXPERTS = r"\.experts(?:\.routed_experts)?"
+"""vLLM keeps experts in a module below since release 0.33."""
 VLLM_RULES = (
     _is_split("qkv_proj", "q_proj", "k_proj", "v_proj", kv=("k_proj", "v_proj")),
     _is_split("gate_up_proj", "gate_proj", "up_proj"),
@@ -92,39 +94,39 @@ VLLM_RULES = (
     Rule(r"(.*embed_tokens|lm_head)\.weight", (SourcePart(r"\1.weight"),), is_padded=True),
     Rule(r"lm_head\.weight", (SourcePart("model.embed_tokens.weight"),), is_padded=True),
     Rule(
-        r"(.+)\.experts\.w13_weight",
+        rf"(.+){_EXPERTS}\.w13_weight",
         (SourcePart(r"\1.experts.{expert}.gate_proj.weight"), SourcePart(r"\1.experts.{expert}.up_proj.weight")),
         Experts.EACH,
     ),
-    Rule(r"(.+)\.experts\.w2_weight", (SourcePart(r"\1.experts.{expert}.down_proj.weight", dim=1),), Experts.EACH),
+    Rule(rf"(.+){_EXPERTS}\.w2_weight", (SourcePart(r"\1.experts.{expert}.down_proj.weight", dim=1),), Experts.EACH),
     Rule(
-        r"(.+)\.experts\.w13_weight",
+        rf"(.+){_EXPERTS}\.w13_weight",
         (SourcePart(r"\1.experts.{expert}.w1.weight"), SourcePart(r"\1.experts.{expert}.w3.weight")),
         Experts.EACH,
     ),
-    Rule(r"(.+)\.experts\.w2_weight", (SourcePart(r"\1.experts.{expert}.w2.weight", dim=1),), Experts.EACH),
+    Rule(rf"(.+){_EXPERTS}\.w2_weight", (SourcePart(r"\1.experts.{expert}.w2.weight", dim=1),), Experts.EACH),
     Rule(
-        r"(.+)\.experts\.w13_weight",
+        rf"(.+){_EXPERTS}\.w13_weight",
         (
             SourcePart(r"\1.experts.gate_up_proj", section=(0, 2)),
             SourcePart(r"\1.experts.gate_up_proj", section=(1, 2)),
         ),
         Experts.STACKED,
     ),
-    Rule(r"(.+)\.experts\.w2_weight", (SourcePart(r"\1.experts.down_proj", dim=1),), Experts.STACKED),
+    Rule(rf"(.+){_EXPERTS}\.w2_weight", (SourcePart(r"\1.experts.down_proj", dim=1),), Experts.STACKED),
     Rule(r"(.*norm\w*|.+\.gate|.+\.router)\.(weight|bias)", (SourcePart(r"\1.\2", dim=None),)),
 )
 """Llama, Qwen 2 and 3, Mistral, Mixtral and their kin, as vLLM keeps them."""
 TRANSPOSED_EXPERTS = (
     Rule(
-        r"(.+)\.experts\.w13_weight",
+        rf"(.+){_EXPERTS}\.w13_weight",
         (
             SourcePart(r"\1.experts.gate_up_proj", dim=1, section=(0, 2), is_transposed=True),
             SourcePart(r"\1.experts.gate_up_proj", dim=1, section=(1, 2), is_transposed=True),
         ),
         Experts.STACKED,
     ),
-    Rule(r"(.+)\.experts\.w2_weight", (SourcePart(r"\1.experts.down_proj", is_transposed=True),), Experts.STACKED),
+    Rule(rf"(.+){_EXPERTS}\.w2_weight", (SourcePart(r"\1.experts.down_proj", is_transposed=True),), Experts.STACKED),
 )
 """Rules to be put before the others for models whose stacked experts multiply from the left, such as Llama 4."""
 IGNORED = (r".*rotary_emb\.inv_freq",)
@@ -139,12 +141,15 @@ class WantedWeights:
     """By name of the source."""
     copies: Sequence[tuple[torch.Tensor, torch.Tensor]]
     """``(to, from)`` to be copied behind every move: targets that are made of the same source as another one."""
+    made_of: Mapping[str, frozenset[str]]
+    """Name of a target -> the names of its sources."""
 
     def copy_ties(self) -> None:
         """Copy every parameter that a source fills to the other parameters tied to it."""
         with torch.no_grad():
             for to, source in self.copies:
-                to.copy_(source)
+                if not to.is_meta and not source.is_meta:
+                    to.copy_(source)
 
 
 def map_weights(
@@ -156,13 +161,15 @@ def map_weights(
 ) -> WantedWeights:
     """The pieces of the sources that fill the targets of one rank; ``sources`` has their whole shapes.
 
+    A target on the device ``meta`` has a place and no memory: it counts in all checks, and nothing is copied to it.
+
     Raises `ConfigError` that lists every name without a rule and every size that does not fit.
     """
     mapping = _Mapping(sources, place, rules)
     for name, tensor in targets.items():
         mapping.add(name, tensor)
     mapping.check(ignored)
-    return WantedWeights(mapping.pieces(), mapping.copies)
+    return WantedWeights(mapping.pieces(), mapping.copies, mapping.made_of)
 
 
 @dataclass
@@ -171,6 +178,7 @@ class _Mapping:
     place: EnginePlace
     rules: Sequence[Rule]
     copies: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    made_of: dict[str, frozenset[str]] = field(default_factory=dict)
     found: dict[str, tuple[torch.Tensor, list[Shard]]] = field(default_factory=dict)
     seen: dict[int, str] = field(default_factory=dict)
     """Address of a target's memory -> its first name."""
@@ -181,9 +189,10 @@ class _Mapping:
     def add(self, name: str, tensor: torch.Tensor) -> None:
         """Find the sources of a target."""
         tensor = tensor.detach()
-        if tensor.numel() and tensor.data_ptr() in self.seen:  # a tied parameter under another name
+        address = tensor.data_ptr()  # 0 without memory
+        if address and address in self.seen:  # a tied parameter under another name
             return
-        self.seen[tensor.data_ptr()] = name
+        self.seen[address] = name
         matches = ((rule, re.fullmatch(rule.target, name)) for rule in self.rules)
         fitting = ((rule, match) for rule, match in matches if match is not None and self._has_sources(rule, match))
         rule, match = next(fitting, (None, None))
@@ -191,7 +200,7 @@ class _Mapping:
             self.wrong.append(f"parameter {name!r} of shape {tuple(tensor.shape)}: no rule with sources that are there")
             return
         try:
-            self._take(rule, match, tensor)
+            self.made_of[name] = self._take(rule, match, tensor)
         except (ValueError, RuntimeError, IndexError) as raised:
             self.wrong.append(f"parameter {name!r} of shape {tuple(tensor.shape)}: {raised}")
 
@@ -220,7 +229,8 @@ class _Mapping:
         first = str(self.place.first_expert)
         return all(match.expand(part.source).replace("{expert}", first) in self.sources for part in rule.parts)
 
-    def _take(self, rule: Rule, match: re.Match[str], tensor: torch.Tensor) -> None:
+    def _take(self, rule: Rule, match: re.Match[str], tensor: torch.Tensor) -> frozenset[str]:
+        """Note what fills a target; the names of its sources."""
         if not tensor.is_contiguous():
             raise ValueError("its memory is not row-major")
         num_filled, made = 0, []
@@ -246,6 +256,7 @@ class _Mapping:
                 self.copies.append((tensor, other))
             else:
                 raise ValueError(f"source {name!r} fills another parameter of shape {tuple(other.shape)}, too")
+        return frozenset(name for name, _ in made)
 
     def _part(
         self, rule: Rule, part: SourcePart, shape: Sequence[int], matrix: torch.Tensor, row: int

@@ -15,8 +15,9 @@ what the source yields: with `ShardedModule.only`, adapted layers alone or what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -42,12 +43,20 @@ from vllm.distributed.weight_transfer.base import (  # noqa: E402 - what is miss
     WeightTransferUpdateInfo,
 )
 
+from remesh.integrations.vllm_layers import (  # noqa: E402
+    laid_open,
+    layers_to_open,
+    packs_once,
+    parameters_of,
+    processed_layers,
+)
 from remesh.integrations.vllm_source import ShardedModule, held_by  # noqa: E402
 
 __all__ = ["RemeshTrainerEngine", "RemeshTrainerInitInfo", "RemeshWorkerEngine", "ShardedModule"]
 
 BACKEND = "remesh"
 _MEETING = "meeting trainers and engines of vLLM"
+_UPDATING = "updating weights"
 
 
 @dataclass
@@ -127,6 +136,7 @@ class RemeshTrainerEngine(TrainerWeightTransferEngine[RemeshTrainerInitInfo]):
 
         def move() -> None:
             given = _agree(self._given, self._group).mine
+            step_together(lambda: None, self._group, _UPDATING)  # in which engines make room
             resharder.reshard(given, {})
 
         if self.is_sender:
@@ -173,7 +183,9 @@ class RemeshWorkerEngine(WeightTransferEngine[RemeshWorkerInitInfo, RemeshUpdate
     rules: ClassVar[Sequence[Rule]] = VLLM_RULES
     _group: dist.ProcessGroup | None = None
     _resharder: Resharder | None = None
+    _shapes: Mapping[str, Sequence[int]]
     _wanted: WantedWeights | None = None
+    _processed: Mapping[str, torch.nn.Module]
 
     def init_transfer_engine(self, init_info: RemeshWorkerInitInfo) -> None:
         """Meet the trainers, and find where each of their tensors belongs; called again when members have changed."""
@@ -182,53 +194,72 @@ class RemeshWorkerEngine(WeightTransferEngine[RemeshWorkerInitInfo, RemeshUpdate
         number = init_info.first_worker + parallel.data_parallel_index * parallel.world_size + parallel.rank
         store = dist.TCPStore(init_info.master_address, init_info.master_port, is_master=False)
         self._group = _meet(init_info, store, init_info.num_trainers + number)
-        self._wanted = step_together(lambda: self._map(init_info.shapes), self._group, _MEETING).mine
+        self._shapes = init_info.shapes
+        self._wanted = step_together(self._check_and_map, self._group, _MEETING).mine
         self._resharder = Resharder(self._group)
 
     def start_weight_update(self) -> None:
-        """Do nothing: weights are written straight into the parameters."""
+        """Do nothing: an update is one call, which receives and processes."""
 
     def finish_weight_update(self) -> None:
-        """Do nothing: an update is complete when its weights are received."""
+        """Do nothing: an update is complete when its weights are received and processed."""
 
     def receive_weights(self, update_info: RemeshUpdateInfo) -> None:
-        """Fill the model's parameters in place. All ranks raise alike; the parameters' values are then unknown."""
+        """Fill the model's parameters. All ranks raise alike; values of parameters filled in place are then unknown."""
         if self._resharder is None or self._wanted is None:
             raise ConfigError(
                 "receiving weights: this worker is not connected to a trainer; call init_weight_transfer_engine first"
             )
         sent = {name for names in _agree(dict, self._group).told for name in names}
-        self._resharder.reshard({}, {name: piece for name, piece in self._wanted.pieces.items() if name in sent})
-        self._wanted.copy_ties()
+        with ExitStack() as stack:
+            wanted = step_together(lambda: self._make_room(sent, stack), self._group, _UPDATING).mine
+            self._resharder.reshard({}, {name: piece for name, piece in wanted.pieces.items() if name in sent})
+            wanted.copy_ties()
 
     def shutdown(self) -> None:
         """Leave the trainers; the model stays as it is."""
         if self._group is not None:
             leave_beside(self._group)
         self._group = self._resharder = self._wanted = None
+        self._processed = {}
 
-    def _map(self, shapes: Mapping[str, Sequence[int]]) -> WantedWeights:
-        parallel = self.parallel_config
+    def _check_and_map(self) -> WantedWeights:
+        parallel, processed = self.parallel_config, processed_layers(self.model)
         cannot = {
             "pipeline_parallel_size": parallel.pipeline_parallel_size > 1,
             "enable_expert_parallel": parallel.enable_expert_parallel,
             "quantization": getattr(self.model_config, "quantization", None) is not None,
+            "use_mla": getattr(self.model_config, "use_mla", False),
+            "experts on a CPU": packs_once(processed.values()),
         }
         if any(cannot.values()):
             raise ConfigError(
                 f"mapping weights onto an engine of vLLM: found {[name for name, is_on in cannot.items() if is_on]}, "
                 "expected tensor and data parallelism of plain weights; take vLLM's nccl backend there"
             )
-        size = parallel.tensor_parallel_size
-        place = EnginePlace(parallel.rank % size, size, self.model_config.get_total_num_kv_heads())
-        return map_weights(dict(self.model.named_parameters()), shapes, place, self.rules)
+        self._processed = processed
+        return self._map()
+
+    def _map(self) -> WantedWeights:
+        size = self.parallel_config.tensor_parallel_size
+        place = EnginePlace(self.parallel_config.rank % size, size, self.model_config.get_total_num_kv_heads())
+        return map_weights(parameters_of(self.model, self._processed), self._shapes, place, self.rules)
+
+    def _make_room(self, sent: Collection[str], stack: ExitStack) -> WantedWeights:
+        """Lay layers open that have to process what is sent, until the end of ``stack``; where all goes then."""
+        assert self._wanted is not None
+        touched = layers_to_open(self._processed, self._wanted.made_of, sent)
+        if not touched:
+            return self._wanted
+        stack.enter_context(laid_open(touched, self.model_config))
+        return self._map()
 
 
 def _agree(
     step: Callable[[], dict[str, torch.Tensor | Piece]], group: dist.ProcessGroup | None
 ) -> Together[dict[str, torch.Tensor | Piece]]:
     """What this rank sends, and the names of what all ranks send; called on all ranks of an update."""
-    return step_together(step, group, "updating weights", tell=sorted)
+    return step_together(step, group, _UPDATING, tell=sorted)
 
 
 def _meet(told: RemeshWorkerInitInfo, store: dist.Store, rank: int) -> dist.ProcessGroup:

@@ -1,0 +1,1 @@
+"""The published interface of vLLM."""

@@ -1,0 +1,9 @@
+"""The method of plain embeddings, as vLLM's sources publish it."""
+
+from __future__ import annotations
+
+from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+
+
+class UnquantizedEmbeddingMethod(QuantizeMethodBase):
+    pass

@@ -1,0 +1,62 @@
+"""Real engines of vLLM on the CPU, whose kernels pack matrices behind a load: updates arrive in what they compute with.
+
+Run where ``.hosts/vllm`` has an environment with vLLM 0.33; there is no wheel of that release for CPUs yet.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.hosts, pytest.mark.filterwarnings("default")]
+
+_ROOT = Path(__file__).resolve().parents[2]
+_PYTHON = _ROOT / ".hosts" / "vllm" / "bin" / "python"
+_PLUGIN = "[vllm.general_plugins]\nremesh = remesh.integrations.vllm_plugin:register\n"
+_VARIABLES = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_SGL_KERNEL": "0",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+@pytest.fixture(autouse=True)
+def _needs_vllm() -> None:
+    if not any(_PYTHON.parents[1].glob("lib/python*/site-packages/vllm-0.3[3-9]*")):
+        pytest.skip(f"needs an environment with vllm 0.33 or later in {_PYTHON.parents[1]}")
+
+
+@pytest.mark.timeout(700)
+@pytest.mark.parametrize(("tensor_parallel", "kind"), [(1, "tied"), (2, "untied")])
+def test_engines_say_what_engines_say_that_load_the_same_weights(
+    tmp_path: Path, tensor_parallel: int, kind: str
+) -> None:
+    told = tmp_path / "plug-in" / "remesh-0.1.dist-info"  # how vLLM's own processes learn of it where it is installed
+    told.mkdir(parents=True)
+    (told / "METADATA").write_text("Metadata-Version: 2.1\nName: remesh\nVersion: 0.1\n")
+    (told / "entry_points.txt").write_text(_PLUGIN)
+    script = Path(__file__).with_name("vllm_program.py")
+    path = os.pathsep.join(map(str, (told.parent, _ROOT / "src")))
+    command = [str(_PYTHON), str(script), str(tmp_path / "model"), str(tensor_parallel), kind]
+    done = subprocess.run(
+        command,
+        env=os.environ | _VARIABLES | {"PYTHONPATH": path},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-5000:]
+    words = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("told ")).partition(" ")[2])
+    assert words["found"] == words["expected"]
+    assert words["first"] != words["found"]

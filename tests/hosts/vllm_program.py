@@ -1,0 +1,107 @@
+"""A trainer beside real engines of vLLM: what these say behind two updates, and what engines say that load the same.
+
+    vllm_program.py FOLDER TENSOR_PARALLEL tied|untied
+
+All weights are sent once, and then those of some layers with other values. Of what is packed behind a load nothing can
+be read, so words and their probabilities are compared, to the bit.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from vllm import LLM, SamplingParams
+from vllm.config import WeightTransferConfig
+from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
+from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
+
+from remesh.comm.free_ports import free_port
+from remesh.integrations.vllm import RemeshTrainerInitInfo, ShardedModule
+from remesh.integrations.vllm_plugin import register
+
+CHANGED = ("model.embed_tokens.", "model.layers.0.self_attn.", "model.layers.1.mlp.", "model.norm.")
+"""Beginnings of the names that the second update brings."""
+
+
+class Client:
+    """vLLM's calls, in the process."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+
+    def init_weight_transfer_engine(self, info: dict[str, Any]) -> None:
+        self.engine.init_weight_transfer_engine(WeightTransferInitRequest(init_info=info))
+
+    def start_weight_update(self) -> None:
+        self.engine.start_weight_update()
+
+    def update_weights(self, info: dict[str, Any]) -> None:
+        self.engine.update_weights(WeightTransferUpdateRequest(update_info=info))
+
+    def finish_weight_update(self) -> None:
+        self.engine.finish_weight_update()
+
+
+def _model(seed: int, *, tied: bool) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    sizes = {"vocab_size": 130, "hidden_size": 256, "intermediate_size": 384, "max_position_embeddings": 128}
+    heads = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(**sizes, **heads, dtype="float32", tie_word_embeddings=tied))
+
+
+def _words(engine: Any) -> list[Any]:
+    """Tokens that follow on some, and the probabilities of the likeliest."""
+    params = SamplingParams(temperature=0, max_tokens=8, logprobs=4, detokenize=False)
+    prompts = [{"prompt_token_ids": [1, 5, 9, 20]}, {"prompt_token_ids": [129, 3]}]
+    said = [output for answer in engine.generate(prompts, params) for output in answer.outputs]
+    return [
+        [list(one.token_ids), [sorted((key, value.logprob) for key, value in each.items()) for each in one.logprobs]]
+        for one in said
+    ]
+
+
+def main(folder: str, tensor_parallel: str, kind: str) -> None:
+    trained, other = (_model(seed, tied=kind == "tied") for seed in (3, 4))
+    trained.save_pretrained(folder)
+    register()
+    common: dict[str, Any] = {
+        "model": folder,
+        "tensor_parallel_size": int(tensor_parallel),
+        "skip_tokenizer_init": True,
+        "enforce_eager": True,
+        "dtype": "float32",
+        "disable_log_stats": True,
+        "max_model_len": 64,
+        "max_num_seqs": 4,
+    }
+    engine = LLM(load_format="dummy", weight_transfer_config=WeightTransferConfig(backend="remesh"), **common)
+    info = RemeshTrainerInitInfo("127.0.0.1", free_port(), 1, int(tensor_parallel), rank=0, timeout_s=120)
+    source = ShardedModule(trained)
+    trainer = WeightTransferTrainerFactory.trainer_init(info, client=Client(engine), source=source)
+    trainer.send_weights()
+    first = _words(engine)
+    changed = {name for name, _ in trained.named_parameters() if name.startswith(CHANGED)}
+    with torch.no_grad():
+        for name, parameter in trained.named_parameters():
+            if name in changed:
+                parameter.copy_(other.get_parameter(name))
+    source.only = changed
+    trainer.send_weights()
+    second = _words(engine)
+    trainer.shutdown()
+    del engine
+    gc.collect()
+    trained.save_pretrained(folder)
+    print("told", json.dumps({"first": first, "found": second, "expected": _words(LLM(**common))}))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    Path(sys.argv[1]).mkdir()
+    main(*sys.argv[1:])
