@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -83,13 +84,16 @@ def _worker(rank: int, port: int, backend: str, rounds: list[int], results: Any)
     for at, num_rollouts in enumerate(rounds):
         if rank >= NUM_ACTORS + num_rollouts:
             continue
-        engine.init_process_group(**_meet(engine, board, at, rank, num_rollouts))
+        told = _meet(engine, board, at, rank, num_rollouts)
+        if rank == 0:
+            time.sleep(0.5)  # so that the others come first, to a store in which the same members may have met before
+        engine.init_process_group(**told)
         groups.append(engine._group)
         if is_actor:
             training = _TrainingEngine(at)
             given = training if backend == "delta_sharded" else training.get_per_tensor_param()
-            told = asyncio.run(engine.send_weights(given, global_steps=at))
-            assert told["checkpoint_engine/payload_mbytes"] * (1 << 20) == sum(
+            sent = asyncio.run(engine.send_weights(given, global_steps=at))
+            assert sent["checkpoint_engine/payload_mbytes"] * (1 << 20) == sum(
                 4 * t.numel() for t in _whole(at).values()
             )
         else:

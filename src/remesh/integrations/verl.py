@@ -68,7 +68,8 @@ class RemeshCheckpointEngine(CheckpointEngine):
         if self._server is None:
             self._server = dist.TCPStore("0.0.0.0", 0, is_master=True, wait_for_workers=False)
         address = ray.util.get_node_ip_address().strip("[]")
-        return {"name": self._own_name, "address": address, "port": self._server.port}
+        # The same members may meet once more behind others; what they left in the store is not for them.
+        return {"name": self._own_name, "address": address, "port": self._server.port, "meeting": uuid.uuid4().hex}
 
     @classmethod
     def build_topology(
@@ -76,7 +77,7 @@ class RemeshCheckpointEngine(CheckpointEngine):
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
         """The arguments of every worker for `init_process_group`; actors have the first ranks."""
         size, members = actor_wg_world_size + rollout_world_size, [one["name"] for one in metadata]
-        place = {key: metadata[0][key] for key in ("address", "port")}
+        place = {key: metadata[0][key] for key in ("address", "port", "meeting")}
         ranks = list(range(size))
 
         def of(some: list[int]) -> dict[str, list[Any]]:
@@ -91,7 +92,7 @@ class RemeshCheckpointEngine(CheckpointEngine):
             return
         self._leave()
         store = self._server or dist.TCPStore(place["address"], place["port"], is_master=False)
-        fresh = dist.PrefixStore(uuid.uuid5(uuid.NAMESPACE_OID, " ".join(members)).hex, store)
+        fresh = dist.PrefixStore(place["meeting"], store)
         self._group = join_beside(fresh, rank, len(members), timeout_s=self._timeout_s)
         self._rank, self._num_actors, self._members = rank, num_actors, list(members)
         self._resharder = Resharder(self._group)

@@ -1,0 +1,56 @@
+"""Scripts of hosts' guides that are killed and started again: at their end they hold what they hold if never killed.
+
+To the bit, so on the same number of processes. Tests of each host go on with another number: sums round otherwise there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.hosts.jobs import stored_tensors
+
+pytestmark = [pytest.mark.hosts, pytest.mark.filterwarnings("default")]
+
+_EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "integrations"
+
+
+def _run(script: Path, folder: Path) -> tuple[int, str]:
+    variables = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    launch = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    done = subprocess.run(
+        [*launch, str(script), str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        env=os.environ | variables,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.timeout(560)
+@pytest.mark.parametrize(
+    "name", ["accelerate_checkpointing.py", "lightning_model_parallel.py", "transformers_trainer.py"]
+)
+def test_a_killed_job_ends_with_the_bits_of_one_that_was_not(tmp_path: Path, name: str) -> None:
+    whole = tmp_path / name
+    whole.write_text(re.sub(r"(KILLED_AT.* = \d+, )\d+", r"\g<1>99", (_EXAMPLES / name).read_text()))
+    code, output = _run(_EXAMPLES / name, tmp_path / "killed")
+    assert code != 0 and "step 5" in output and "step 6" not in output, output
+    for script, folder in ((_EXAMPLES / name, "killed"), (whole, "whole")):
+        code, output = _run(script, tmp_path / folder)
+        assert code == 0, output
+    found, expected = (stored_tensors(_newest(tmp_path / folder)) for folder in ("killed", "whole"))
+    assert found.keys() == expected.keys() and len(expected) > 4
+    assert not [one for one, tensor in expected.items() if not found[one].equal(tensor)]
+
+
+def _newest(folder: Path) -> Path:
+    """The checkpoint that was saved last."""
+    return max(folder.rglob(".metadata"), key=lambda path: path.stat().st_mtime_ns).parent
