@@ -20,7 +20,7 @@ from remesh.elastic.events import EventReader
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "pictures"
 SCHEMES = ("light", "dark")
 DRAWN_MS = 1500
-WIDTH, MARGIN = 1280, 16
+WIDTH, MARGIN = 1280, 8
 LAST_WHOLE = """height => Math.max(...Array.from(
   document.querySelectorAll(".card, section"), card => card.getBoundingClientRect().bottom
 ).filter(bottom => bottom < height))"""
@@ -34,8 +34,8 @@ def main() -> None:
     chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
     with sync_playwright() as engine, serve(folder / "main" / "events") as dashboard:
         browser = engine.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        photograph(browser, (folder / "report.html").as_uri(), "report", height=1080)
-        photograph(browser, dashboard, "dashboard", height=860)
+        photograph(browser, (folder / "report.html").as_uri(), "report", height=1200)
+        photograph(browser, dashboard, "dashboard", height=1000)
         browser.close()
 
 

@@ -117,9 +117,9 @@ def _newest(summary: dict[str, Any], curves: dict[str, Any]) -> str:
     shown = {
         "newest loss": f"{loss:.3f} at step {step}" if math.isfinite(loss) else f"not a number ({loss}) at step {step}",
         "speed": f"{summary['steps_per_s']:.1f} steps/s",
-        "node lost, all train again": f"{summary['recovery_s']['total']:.2f} s",
-        "node back, all train again": f"{summary['growth_s']['total']:.2f} s",
-        "read from disk meanwhile": format_bytes(summary["bytes_from_disk"]),
+        "all train again after the loss": f"{summary['recovery_s']['total']:.2f} s",
+        "after the return": f"{summary['growth_s']['total']:.2f} s",
+        "read from disk": format_bytes(summary["bytes_from_disk"]),
     }
     cells = "".join(f'<div class="soft">{name}<b>{escape(value)}</b></div>' for name, value in shown.items())
     return f'<div class="card newest">{cells}</div>'
