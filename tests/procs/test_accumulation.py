@@ -8,8 +8,8 @@ import torch
 from remesh.elastic.training.job import seed_everything
 from remesh.elastic.training.position import Position, derive_seed, plan_batch
 from remesh.testing.hold import Hold
-from remesh.testing.local_job import LocalJob
 from remesh.testing.samples import count_samples
+from tests.procs.forked_job import ForkedJob
 from tests.procs.scripts import tiny
 
 pytestmark = pytest.mark.procs
@@ -59,7 +59,7 @@ def test_accumulated_gradients_are_carried_when_a_member_is_lost_and_when_one_jo
 ) -> None:
     """Two workers, one killed between two steps of the optimizer; another takes its place."""
     hold = Hold(tmp_path, 2 * EVERY + 2)
-    with LocalJob(tmp_path, script(*flags, *hold.flags), nnodes="2", workers_per_node=1) as job:
+    with ForkedJob(tmp_path, script(*flags, *hold.flags), nnodes="2", workers_per_node=1) as job:
         job.start_node("a")
         job.start_node("b")
         hold.wait(job, 2, QUIET_S)
@@ -82,7 +82,7 @@ def test_accumulated_gradients_of_fsdp_go_along_when_a_node_is_taken_away_and_an
     value = str(tmp_path / "checkpoints") if flag == "--checkpoint" else "1"
     hold = Hold(tmp_path, 2 * EVERY + 1)
     lines = script("--fsdp", flag, value, *hold.flags, steps=MANY_STEPS)
-    with LocalJob(tmp_path, lines, nnodes="1:2", workers_per_node=1) as job:
+    with ForkedJob(tmp_path, lines, nnodes="1:2", workers_per_node=1) as job:
         job.start_node("a")
         job.start_node("b")
         hold.wait(job, 2, QUIET_S)
@@ -105,7 +105,7 @@ def test_accumulated_gradients_of_fsdp_go_along_when_a_node_is_taken_away_and_an
 
 @pytest.mark.parametrize("flags", [(), pytest.param(("--fsdp",), marks=pytest.mark.slow)], ids=" ".join)
 def test_gradients_that_are_not_added_up_over_ranks_are_refused_at_once(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    with LocalJob(tmp_path, script("--reduce-late", *flags), nnodes="1") as job:
+    with ForkedJob(tmp_path, script("--reduce-late", *flags), nnodes="1") as job:
         job.start_node("a")
         assert job.wait(QUIET_S) == {"a": 1}, job.describe_logs()
         assert "accumulate inside one batch" in job.describe_logs()

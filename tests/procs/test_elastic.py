@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from remesh.linux.procfs import children_of
 from remesh.testing.hold import Hold
-from remesh.testing.local_job import Event, LocalJob
+from remesh.testing.local_job import Event
 from remesh.testing.samples import SampleCount, count_samples
+from tests.procs.forked_job import ForkedJob
 from tests.procs.scripts import tiny
 
 pytestmark = pytest.mark.procs
@@ -18,7 +20,7 @@ def script(*flags: str, steps: int = 30) -> list[str]:
     return [SCRIPT, "--mesh", "dp=-1", "--steps", str(steps), *flags]
 
 
-def count(job: LocalJob) -> SampleCount:
+def count(job: ForkedJob) -> SampleCount:
     return count_samples([job.events], num_samples=tiny.NUM_SAMPLES, batch_size=tiny.BATCH_SIZE, seed=tiny.SEED)
 
 
@@ -26,7 +28,7 @@ def checksums(events: list[Event]) -> dict[int, float]:
     return {event["step"]: event["checksum"] for event in events if event["kind"] == "step"}
 
 
-def sizes(job: LocalJob) -> list[int]:
+def sizes(job: ForkedJob) -> list[int]:
     plans = {event["number"]: event["axes"]["dp"] for event in job.of_kind("generation")}
     return [plans[number] for number in sorted(plans)]
 
@@ -39,7 +41,7 @@ def draws(events: list[Event]) -> dict[tuple[int, int], float]:
 @pytest.fixture(scope="module")
 def calm_events(tmp_path_factory: pytest.TempPathFactory) -> list[Event]:
     """The events of a job that nothing happens to: dp=2, 30 steps."""
-    with LocalJob(tmp_path_factory.mktemp("undisturbed"), script("--pause-s", "0"), nnodes="1") as job:
+    with ForkedJob(tmp_path_factory.mktemp("undisturbed"), script("--pause-s", "0"), nnodes="1") as job:
         job.start_node("a")
         assert job.wait(QUIET_S) == {"a": 0}, job.describe_logs()
         return job.events
@@ -56,7 +58,7 @@ def test_killed_worker_is_replaced_and_no_sample_is_lost(
 ) -> None:
     """One of three workers is killed: two go on as dp=2, a new process takes its place, dp=3 again."""
     hold = Hold(tmp_path, 6)
-    with LocalJob(tmp_path, script("--full-size", "3", *hold.flags, steps=80), nnodes="1", workers_per_node=3) as job:
+    with ForkedJob(tmp_path, script("--full-size", "3", *hold.flags, steps=80), nnodes="1", workers_per_node=3) as job:
         job.start_node("a")
         hold.wait(job, 3, QUIET_S)
         job.kill_worker("a", 1)
@@ -66,6 +68,7 @@ def test_killed_worker_is_replaced_and_no_sample_is_lost(
         assert count(job) == SampleCount(lost=0, repeated=0, total=80 * tiny.BATCH_SIZE)
         assert checksums(job.events)[30] == pytest.approx(undisturbed[30], rel=1e-12)
         assert all(event["bytes_from_disk"] == 0 for event in job.of_kind("filled"))
+        assert [event["forked"] for event in job.of_kind("worker-started")] == [True] * 4  # the one in its place, too
         # Random state goes on through all meshes: the same step and share draw the same number.
         drawn, calm = draws(job.events), draws(calm_events)
         # The killed one may have died between its last step and telling of it.
@@ -80,7 +83,7 @@ def test_a_stream_without_indices_goes_on_at_its_sample_after_a_death(
     """The same samples come from an iterable, and one of two workers is killed and replaced."""
     hold = Hold(tmp_path, 8)
     flags = ("--stream", "by-epoch", "--full-size", "2", *hold.flags)
-    with LocalJob(tmp_path, script(*flags, steps=40), nnodes="1") as job:
+    with ForkedJob(tmp_path, script(*flags, steps=40), nnodes="1") as job:
         job.start_node("a")
         hold.wait(job, 2, QUIET_S)
         job.kill_worker("a", 1)
@@ -97,7 +100,7 @@ def test_boxes_that_died_with_their_node_come_from_the_last_checkpoint(
     """FSDP over both nodes: half of every tensor dies with one of them, so all go back to the checkpoint of step 10."""
     hold = Hold(tmp_path, 14)
     flags = ("--fsdp", "--checkpoint", str(tmp_path / "checkpoints"), "--save-every", "10", *hold.flags)
-    with LocalJob(tmp_path, script(*flags), workers_per_node=1) as job:
+    with ForkedJob(tmp_path, script(*flags), workers_per_node=1) as job:
         job.start_node("a")
         job.start_node("b")
         hold.wait(job, 2, QUIET_S)
@@ -116,10 +119,12 @@ def test_boxes_that_died_with_their_node_come_from_a_neighbours_memory(
 ) -> None:
     """FSDP over both nodes and no checkpoint at all: half of every tensor comes from what the other node kept of it."""
     hold = Hold(tmp_path, 13)
-    with LocalJob(tmp_path, script("--fsdp", "--snapshot-every", "5", *hold.flags), workers_per_node=1) as job:
+    with ForkedJob(tmp_path, script("--fsdp", "--snapshot-every", "5", *hold.flags), workers_per_node=1) as job:
         job.start_node("a")
         job.start_node("b", "--no-preload")  # as in one job of both kinds of nodes
         hold.wait(job, 2, QUIET_S)
+        assert children_of(job.agents["b"].pid) == job.worker_pids("b")
+        assert sorted(event["forked"] for event in job.of_kind("worker-started")) == [False, True]
         job.kill_node("b")
         hold.end()
         job.wait(QUIET_S)
@@ -137,7 +142,7 @@ def test_preempted_node_hands_over_and_no_step_is_repeated(tmp_path: Path, undis
     """SIGTERM to a node that alone holds half of every tensor (FSDP): all save, it leaves, the other goes on."""
     hold = Hold(tmp_path, 8)
     flags = ("--fsdp", "--checkpoint", str(tmp_path / "checkpoints"), *hold.flags)
-    with LocalJob(tmp_path, script(*flags)) as job:
+    with ForkedJob(tmp_path, script(*flags)) as job:
         job.start_node("a")
         job.start_node("b")
         hold.wait(job, 4, QUIET_S)
@@ -154,7 +159,7 @@ def test_preempted_node_hands_over_and_no_step_is_repeated(tmp_path: Path, undis
 
 def test_script_that_raises_ends_the_job_with_one_traceback(tmp_path: Path) -> None:
     """User code raises on one rank while the others wait for it in a collective."""
-    with LocalJob(tmp_path, script("--mishap", "raise"), nnodes="2", workers_per_node=1) as job:
+    with ForkedJob(tmp_path, script("--mishap", "raise"), nnodes="2", workers_per_node=1) as job:
         job.start_node("a")
         job.start_node("b")
         assert job.wait(QUIET_S) == {"a": 1, "b": 1}
@@ -169,7 +174,7 @@ def test_script_that_raises_ends_the_job_with_one_traceback(tmp_path: Path) -> N
 def test_script_that_ends_before_it_joins_is_named(tmp_path: Path) -> None:
     """The script calls sys.exit before remesh.elastic."""
     (tmp_path / "ends.py").write_text("import sys\nimport remesh\nsys.exit(3)\nremesh.elastic(print, {'dp': -1})\n")
-    with LocalJob(tmp_path, [str(tmp_path / "ends.py")], nnodes="1") as job:
+    with ForkedJob(tmp_path, [str(tmp_path / "ends.py")], nnodes="1") as job:
         job.start_node("a")
         assert job.wait(QUIET_S) == {"a": 1}
         assert "ended before it called remesh.elastic (exit code 3)" in job.log_of("a").read_text()
@@ -178,7 +183,7 @@ def test_script_that_ends_before_it_joins_is_named(tmp_path: Path) -> None:
 def test_mesh_that_cannot_fit_ends_the_job_with_both_numbers(tmp_path: Path) -> None:
     """tp=2 over one worker, and no other node is expected."""
     (tmp_path / "wide.py").write_text("import remesh\nremesh.elastic(lambda job: None, {'dp': -1, 'tp': 2})\n")
-    with LocalJob(tmp_path, [str(tmp_path / "wide.py")], nnodes="1", workers_per_node=1) as job:
+    with ForkedJob(tmp_path, [str(tmp_path / "wide.py")], nnodes="1", workers_per_node=1) as job:
         job.start_node("a")
         assert job.wait(QUIET_S) == {"a": 2}
         assert "needs at least 2 workers, 1 are alive" in job.log_of("a").read_text()
@@ -186,7 +191,7 @@ def test_mesh_that_cannot_fit_ends_the_job_with_both_numbers(tmp_path: Path) -> 
 
 def test_one_vote_against_drops_the_step_on_all_ranks(tmp_path: Path) -> None:
     """Rank 1 finds its step 6 bad, as with an overflow: nobody takes it, and the data moves on."""
-    with LocalJob(tmp_path, script("--mishap", "vote-no", "--pause-s", "0"), nnodes="1") as job:
+    with ForkedJob(tmp_path, script("--mishap", "vote-no", "--pause-s", "0"), nnodes="1") as job:
         job.start_node("a")
         assert job.wait(QUIET_S) == {"a": 0}, job.describe_logs()
         steps = {(event["step"], event["rank"]) for event in job.of_kind("step")}
@@ -197,7 +202,7 @@ def test_one_vote_against_drops_the_step_on_all_ranks(tmp_path: Path) -> None:
 def test_worker_that_hangs_is_killed_and_the_others_go_on(tmp_path: Path) -> None:
     """A rank never enters the collective: the other times out, it does not leave when told, and is replaced."""
     flags = ("--mishap", "stuck", "--timeout-s", "8")
-    with LocalJob(tmp_path, script(*flags, steps=12), nnodes="1") as job:
+    with ForkedJob(tmp_path, script(*flags, steps=12), nnodes="1") as job:
         job.start_node("a", "--leave-timeout", "5")
         assert job.wait(QUIET_S) == {"a": 0}, job.describe_logs()
         assert [event["reason"] for event in job.of_kind("kill-worker")] == ["did not leave generation 1 in time"]
@@ -207,7 +212,7 @@ def test_worker_that_hangs_is_killed_and_the_others_go_on(tmp_path: Path) -> Non
 def test_rank_that_hangs_is_named_with_all_stacks_and_replaced(tmp_path: Path) -> None:
     """A rank sleeps for an hour where the others wait for it; their collective would bear that for minutes."""
     flags = ("--mishap", "stuck", "--timeout-s", "600")
-    with LocalJob(tmp_path, script(*flags, steps=12), nnodes="2", workers_per_node=1) as job:
+    with ForkedJob(tmp_path, script(*flags, steps=12), nnodes="2", workers_per_node=1) as job:
         job.start_node("a", "--hang-timeout", "6")
         job.start_node("b", "--hang-timeout", "6")
         assert job.wait(QUIET_S) == {"a": 0, "b": 0}, job.describe_logs()
@@ -224,7 +229,7 @@ def test_rank_that_hangs_is_named_with_all_stacks_and_replaced(tmp_path: Path) -
 def test_many_random_kills_lose_and_repeat_nothing(tmp_path: Path, undisturbed: dict[int, float]) -> None:
     """Whenever all four workers are back, somebody dies: a worker of either node, or a whole node."""
     kills_wanted = 20
-    with LocalJob(tmp_path, script("--pause-s", "0.02", steps=6000)) as job:
+    with ForkedJob(tmp_path, script("--pause-s", "0.02", steps=6000)) as job:
         job.start_node("a", "--max-restarts", "100")
         job.start_node("b", "--max-restarts", "100")
         num_kills, plan = 0, {"axes": {"dp": 0}, "step": 0, "number": 0}

@@ -10,8 +10,8 @@ import pytest
 
 from remesh.comm.free_ports import free_port
 from remesh.testing.hold import Hold
-from remesh.testing.local_job import LocalJob
 from remesh.testing.samples import SampleCount, count_samples
+from tests.procs.forked_job import ForkedJob
 from tests.procs.scripts import tiny
 
 pytestmark = pytest.mark.procs
@@ -23,7 +23,7 @@ def script(steps: int, *flags: str) -> list[str]:
     return [SCRIPT, "--mesh", "dp=-1", "--steps", str(steps), *flags]
 
 
-def start(job: LocalJob, nodes: str, hold: Hold, *flags: str) -> None:
+def start(job: ForkedJob, nodes: str, hold: Hold, *flags: str) -> None:
     """All nodes, the first of which hosts the store; returns once they have trained together, and hold."""
     for node in nodes:
         job.start_node(node, "--last-call", "90", *flags)
@@ -32,7 +32,7 @@ def start(job: LocalJob, nodes: str, hold: Hold, *flags: str) -> None:
     hold.wait(job, len(nodes), QUIET_S)
 
 
-def count(job: LocalJob, steps: int) -> SampleCount:
+def count(job: ForkedJob, steps: int) -> SampleCount:
     found = count_samples([job.events], num_samples=tiny.NUM_SAMPLES, batch_size=tiny.BATCH_SIZE, seed=tiny.SEED)
     assert found.total == steps * tiny.BATCH_SIZE
     return found
@@ -45,7 +45,7 @@ def test_node_that_hosts_the_store_is_killed_and_a_newcomer_joins_the_survivors(
     endpoints = ("--rdzv-endpoint", ",".join(f"127.0.0.1:{port}" for port in ports))
     hold = Hold(tmp_path, 5)
     flags = script(120, "--full-size", "3", *hold.flags)
-    with LocalJob(tmp_path, flags, nnodes="1:3", workers_per_node=1, hosts_store=True) as job:
+    with ForkedJob(tmp_path, flags, nnodes="1:3", workers_per_node=1, hosts_store=True) as job:
         start(job, "abc", hold, *endpoints)
         before = max(event["step"] for event in job.of_kind("step"))
         job.kill_node("a")
@@ -65,7 +65,7 @@ def test_node_that_hosts_the_store_is_killed_and_a_newcomer_joins_the_survivors(
 def test_of_two_nodes_the_other_goes_on_alone(tmp_path: Path) -> None:
     """Two nodes and one endpoint; the host of the store is killed, its port refuses connections: that is proof."""
     hold = Hold(tmp_path, 5)
-    with LocalJob(tmp_path, script(40, *hold.flags), nnodes="1:2", workers_per_node=1, hosts_store=True) as job:
+    with ForkedJob(tmp_path, script(40, *hold.flags), nnodes="1:2", workers_per_node=1, hosts_store=True) as job:
         start(job, "ab", hold)
         job.kill_node("a")
         hold.end()
@@ -78,7 +78,7 @@ def test_of_two_nodes_the_other_goes_on_alone(tmp_path: Path) -> None:
 def test_store_on_a_host_that_stands_still_is_left(tmp_path: Path) -> None:
     """Three nodes; the agent that hosts the store is stopped (SIGSTOP) with its workers, and answers nothing more."""
     hold = Hold(tmp_path, 5)
-    with LocalJob(tmp_path, script(60, *hold.flags), nnodes="1:3", workers_per_node=1, hosts_store=True) as job:
+    with ForkedJob(tmp_path, script(60, *hold.flags), nnodes="1:3", workers_per_node=1, hosts_store=True) as job:
         start(job, "abc", hold, "--leave-timeout", "3")
         for pid in [job.agents["a"].pid, *job.worker_pids("a")]:
             os.kill(pid, signal.SIGSTOP)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.procs.forked_programs import run_example
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "pipeline"
 
@@ -23,16 +22,13 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "pipeline"
     ],
 )
 def test_a_job_whose_stages_are_cut_anew_has_the_weights_of_one_process(
-    config: str, through: str, schedule: str
+    tmp_path: Path, config: str, through: str, schedule: str
 ) -> None:
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(EXAMPLE / "run.py"), "--config", config, "--through", through]
-    command += ["--schedule", schedule, "--stages", "2", "1", "4", "--steps", "1"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, check=False)
-    assert run.returncode == 0, run.stdout + run.stderr
-    told = re.findall(r"rank \d: (\d+) of (\d+) weights equal to the last bit", run.stdout)
-    assert len(told) == 4 and all(equal == total != "0" for equal, total in told), run.stdout
-    assert [line.split(",")[0] for line in run.stdout.splitlines() if line.startswith("step")] == [
+    arguments = ["--config", config, "--through", through, "--schedule", schedule]
+    said = run_example(EXAMPLE / "run.py", tmp_path, *arguments, "--stages", "2", "1", "4", "--steps", "1")
+    told = re.findall(r"rank \d: (\d+) of (\d+) weights equal to the last bit", said)
+    assert len(told) == 4 and all(equal == total != "0" for equal, total in told), said
+    assert [line.split(",")[0] for line in said.splitlines() if line.startswith("step")] == [
         "step 0: 2 stages",
         "step 1: 1 stages",
         "step 2: 4 stages",

@@ -20,10 +20,7 @@ import pytest
 from remesh.elastic.launch.forkable import is_read_while_loading
 from remesh.elastic.node.preload import Preload, PreloadPlan
 from remesh.linux.procfs import children_of, start_of
-from remesh.testing.hold import Hold
-from remesh.testing.local_job import LocalJob
 from tests.procs.agents import TIMEOUT_S, Agents
-from tests.procs.scripts import tiny
 from tests.procs.started_scripts import TELLING, Case, Ended, make_case, run_forked, run_plain
 
 pytestmark = [pytest.mark.procs, pytest.mark.timeout(300)]
@@ -343,11 +340,11 @@ while not (folder / "end").exists():
 """
 
 
-def _start(agents: Agents, *flags: str) -> tuple[int, set[int]]:
+def _start(agents: Agents) -> tuple[int, set[int]]:
     """An agent with two workers that run: its process, and that of the children that are no workers."""
     script = agents.folder / "script.py"
     script.write_text(_SCRIPT)
-    agents.start("--nproc-per-node", "2", "--max-restarts", "3", *flags, script=str(script))
+    agents.start("--nproc-per-node", "2", "--max-restarts", "3", script=str(script))
     agent = agents.agents[0].pid
     workers = {worker["pid"] for worker in agents.wait_for_workers(2)}
     return agent, set(children_of(agent)) - workers
@@ -360,33 +357,22 @@ def _end(agents: Agents) -> str:
     return output
 
 
-def test_workers_are_children_of_the_agent_whoever_forked_them(tmp_path: Path) -> None:
+def test_workers_are_children_of_the_agent_and_the_death_of_who_forks_them_costs_a_line(tmp_path: Path) -> None:
     with Agents(tmp_path) as agents:
         agent, others = _start(agents)
-        assert len(others) == 1
+        (preloaded,) = others
         assert {worker["parent"] for worker in agents.workers()} == {agent}
         # A worker that is killed is noticed as ever, and nothing of it stays.
         os.kill(agents.workers()[0]["pid"], signal.SIGKILL)
         workers = agents.wait_for_workers(4)[2:]
-        assert set(children_of(agent)) == {*others, *(worker["pid"] for worker in workers)}
-        assert "killed by signal 9: all workers" in _end(agents)
-
-
-def test_the_death_of_the_preloaded_process_costs_a_line(tmp_path: Path) -> None:
-    with Agents(tmp_path) as agents:
-        agent, (preloaded,) = _start(agents)
+        assert set(children_of(agent)) == {preloaded, *(worker["pid"] for worker in workers)}
         os.kill(preloaded, signal.SIGKILL)
-        os.kill(agents.workers()[0]["pid"], signal.SIGKILL)
-        workers = agents.wait_for_workers(4)[2:]
+        os.kill(workers[0]["pid"], signal.SIGKILL)
+        workers = agents.wait_for_workers(6)[4:]
         assert set(children_of(agent)) == {worker["pid"] for worker in workers}
-        assert _end(agents).count("the preloaded process is not used, workers load their modules by themselves") == 1
-
-
-def test_without_it_each_worker_is_started_plainly(tmp_path: Path) -> None:
-    with Agents(tmp_path) as agents:
-        _, others = _start(agents, "--no-preload")
-        assert not others
-        _end(agents)
+        output = _end(agents)
+        assert "killed by signal 9: all workers" in output
+        assert output.count("the preloaded process is not used, workers load their modules by themselves") == 1
 
 
 def test_the_preloaded_process_ends_with_its_agent(tmp_path: Path) -> None:
@@ -414,15 +400,3 @@ def test_an_agent_that_is_killed_while_modules_load_leaves_nothing(tmp_path: Pat
         while start_of(children[0]) is not None:
             time.sleep(0.02)
         assert not agents.workers()
-
-
-def test_a_replacement_in_a_running_job_is_forked_too(tmp_path: Path) -> None:
-    hold = Hold(tmp_path, 3)
-    flags = ("--mesh", "dp=-1", "--steps", "20", *hold.flags)
-    with LocalJob(tmp_path, [str(Path(tiny.__file__)), *flags], nnodes="1") as job:
-        job.start_node("a")
-        hold.wait(job, 2, 90)
-        job.kill_worker("a", 1)
-        hold.end()
-        assert job.wait(90) == {"a": 0}, job.describe_logs()
-        assert [event["forked"] for event in job.of_kind("worker-started")] == [True, True, True]

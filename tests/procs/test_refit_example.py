@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.procs.forked_programs import run_example
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "refit" / "run.py"
 
 
 @pytest.mark.procs
-def test_a_generator_under_another_tensor_parallelism_gives_the_logits_of_the_trainer() -> None:
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(EXAMPLE), "--versions", "3", "--steps", "2"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment, check=False)
-    assert run.returncode == 0, run.stdout + run.stderr
-    lines = [line for line in run.stdout.splitlines() if line.startswith("version")]
+def test_a_generator_under_another_tensor_parallelism_gives_the_logits_of_the_trainer(tmp_path: Path) -> None:
+    said = run_example(EXAMPLE, tmp_path, "--versions", "3", "--steps", "2")
+    lines = [line for line in said.splitlines() if line.startswith("version")]
     assert len(lines) == 3
     assert all("logits equal to the last bit on 7 ranks" in line and "1 plan made" in line for line in lines)

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from remesh.testing.hold import Hold
-from remesh.testing.local_job import Event, LocalJob
+from remesh.testing.local_job import Event
 from remesh.testing.samples import SampleCount, count_samples
+from tests.procs.forked_job import ForkedJob
 from tests.procs.scripts import split, tiny
 
 pytestmark = pytest.mark.procs
@@ -17,7 +18,7 @@ def test_spare_takes_over_and_nobody_enters_the_training_function_anew(tmp_path:
     """Two places and three workers; one of the two is killed. The process that replaces it is the next spare."""
     hold = Hold(tmp_path, 5)
     script = [tiny.__file__, "--mesh", "dp=2", "--steps", "40", "--attempt", *hold.flags]
-    with LocalJob(tmp_path, script, nnodes="1", workers_per_node=3) as job:
+    with ForkedJob(tmp_path, script, nnodes="1", workers_per_node=3) as job:
         job.start_node("a", "--max-restarts", "1")
         hold.wait(job, 2, QUIET_S)
         job.kill_worker("a", 1)
@@ -34,7 +35,7 @@ def test_spare_takes_over_and_nobody_enters_the_training_function_anew(tmp_path:
         assert sorted(step for step, _ in sums) == list(range(1, 41))
 
 
-def replace_a_seat(job: LocalJob, hold: Hold) -> tuple[Event, Event]:
+def replace_a_seat(job: ForkedJob, hold: Hold) -> tuple[Event, Event]:
     """Three nodes, one of which stands by; one with a seat is killed at the hold. Both generations, as decided."""
     for node in ("a", "b", "c"):
         job.start_node(node)
@@ -50,7 +51,7 @@ def replace_a_seat(job: LocalJob, hold: Hold) -> tuple[Event, Event]:
     return first, second
 
 
-def assert_nothing_moved(job: LocalJob) -> None:
+def assert_nothing_moved(job: ForkedJob) -> None:
     """Both ranks went back to a snapshot, and found all that they needed in their own nodes' memory."""
     filled = job.of_kind("filled", generation=2)
     assert [event["source"] for event in filled] == ["snapshots", "snapshots"], filled
@@ -62,7 +63,7 @@ def test_spare_finds_the_state_of_its_seat_in_its_own_nodes_memory(tmp_path: Pat
     """A model in two halves, checkpoints and snapshots at the same steps: the other half goes on in its loop."""
     hold, checkpoints = Hold(tmp_path, 13), str(tmp_path / "checkpoints")
     script = [split.__file__, "--steps", "24", "--every", "5", "--checkpoint", checkpoints, *hold.flags]
-    with LocalJob(tmp_path, script, nnodes="1:3", workers_per_node=1) as job:
+    with ForkedJob(tmp_path, script, nnodes="1:3", workers_per_node=1) as job:
         _, second = replace_a_seat(job, hold)
         # Of a checkpoint of the same step, memory is the nearer source.
         assert second["in_place"] and second["axes"] == {"tp": 2}
@@ -86,7 +87,7 @@ def test_spare_finds_its_shards_in_its_own_nodes_memory_under_fsdp(tmp_path: Pat
     hold = Hold(tmp_path, 13)
     flags = ["--fsdp", "--snapshot-every", "5", *hold.flags]
     script = [tiny.__file__, "--mesh", "dp=2", "--steps", "24", *flags]
-    with LocalJob(tmp_path, script, nnodes="1:3", workers_per_node=1) as job:
+    with ForkedJob(tmp_path, script, nnodes="1:3", workers_per_node=1) as job:
         replace_a_seat(job, hold)
         assert_nothing_moved(job)
         assert count_samples([job.events], num_samples=tiny.NUM_SAMPLES, batch_size=tiny.BATCH_SIZE, seed=3).lost == 0
@@ -96,7 +97,7 @@ def test_spare_finds_its_shards_in_its_own_nodes_memory_under_fsdp(tmp_path: Pat
 def test_slow_worker_is_left_out_at_a_step_and_nothing_is_lost(tmp_path: Path) -> None:
     """One of four workers takes six times as long. Three go on without it; the fourth stands by for half a minute."""
     script = [tiny.__file__, "--mesh", "dp=-1", "--steps", "150", "--slow", "a/2"]
-    with LocalJob(tmp_path, script, nnodes="1", workers_per_node=4) as job:
+    with ForkedJob(tmp_path, script, nnodes="1", workers_per_node=4) as job:
         job.start_node("a", "--exclude-slower", "2", "--exclude-slower-steps", "10")
         assert job.wait(QUIET_S) == {"a": 0}, job.describe_logs()
         second = job.of_kind("generation", number=2)[0]
@@ -114,7 +115,7 @@ def test_slow_worker_is_left_out_at_a_step_and_nothing_is_lost(tmp_path: Path) -
 def test_slow_workers_seat_goes_to_a_spare_and_nobody_else_enters_anew(tmp_path: Path) -> None:
     """Three places, a spare, and one that is slow: two processes change places, the others stay in their loops."""
     script = [tiny.__file__, "--mesh", "dp=3", "--steps", "110", "--attempt", "--slow", "a/1"]
-    with LocalJob(tmp_path, script, nnodes="1", workers_per_node=4) as job:
+    with ForkedJob(tmp_path, script, nnodes="1", workers_per_node=4) as job:
         job.start_node("a", "--exclude-slower", "2", "--exclude-slower-steps", "10", "--exclude-delay", "4")
         assert job.wait(2 * QUIET_S) == {"a": 0}, job.describe_logs()
         second = job.of_kind("generation", number=2)[0]

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader
 
 from remesh.elastic.training.stream import Stream
 from remesh.testing.hold import Hold
-from remesh.testing.local_job import LocalJob
 from remesh.testing.samples import samples_taken
+from tests.procs.forked_job import ForkedJob
 from tests.procs.scripts import tiny
 
 pytestmark = [
@@ -83,7 +83,7 @@ def test_a_job_reads_a_shuffling_loader_without_losing_or_repeating_samples(tmp_
     assert steps * tiny.BATCH_SIZE == 6 * tiny.NUM_SAMPLES
     hold = Hold(tmp_path, 7)
     command = [SCRIPT, "--mesh", "dp=-1", "--steps", str(steps), "--stream", "loader", "--full-size", "2", *hold.flags]
-    with LocalJob(tmp_path, command, nnodes="1") as job:
+    with ForkedJob(tmp_path, command, nnodes="1") as job:
         job.start_node("a")
         hold.wait(job, 2, QUIET_S)
         job.kill_worker("a", 1)
@@ -96,7 +96,7 @@ def test_a_job_reads_a_shuffling_loader_without_losing_or_repeating_samples(tmp_
 
 def test_a_job_whose_loader_has_an_order_of_its_own_on_each_rank_ends_before_its_first_step(tmp_path: Path) -> None:
     command = [SCRIPT, "--mesh", "dp=-1", "--steps", "3", "--stream", "own-order"]
-    with LocalJob(tmp_path, command, nnodes="1") as job:
+    with ForkedJob(tmp_path, command, nnodes="1") as job:
         job.start_node("a")
         assert job.wait(QUIET_S) == {"a": 1}, job.describe_logs()
         assert not job.of_kind("step")

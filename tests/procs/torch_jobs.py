@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import fcntl
 import itertools
-import os
 import random
 import signal
 import socket
@@ -26,6 +25,7 @@ import pytest
 from remesh.comm.free_ports import free_port
 from remesh.images import examine_machine
 from remesh.rounds.job_folder import JobFolder, rank_name
+from tests.procs.forked_programs import ALONE, end, start
 
 PROGRAMS = Path(__file__).parent / "torch_programs"
 REMESH = (sys.executable, "-m", "remesh", "torch")
@@ -39,26 +39,22 @@ _SIOCGIFADDR = 0x8915
 
 def run_natively(script: str, size: int, *arguments: str) -> list[str]:
     """What the program prints when torch's own groups carry it."""
-    port = free_port()
-    common = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    common = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     # By these Lightning and Accelerate know that torchrun has started them.
     common |= {"TORCHELASTIC_RUN_ID": "none", "LOCAL_WORLD_SIZE": str(size)}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, PROGRAMS / script, *arguments],
-            env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank), "GLOO_SOCKET_IFNAME": "lo"},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(size)
-    ]
-    try:
-        printed = [rank.communicate(timeout=PATIENCE_S)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * size
-    return sorted(line for text in printed for line in text.splitlines())
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        outputs, errors = [folder / f"{rank}.out" for rank in range(size)], folder / "errors"
+        ranks = [
+            start([str(PROGRAMS / script), *arguments], folder, {**ALONE, **common, **_place(rank)}, output, errors)
+            for rank, output in enumerate(outputs)
+        ]
+        assert end(ranks, PATIENCE_S) == [0] * size, errors.read_text()
+        return sorted(line for output in outputs for line in output.read_text().splitlines())
+
+
+def _place(rank: int) -> dict[str, str]:
+    return {"RANK": str(rank), "LOCAL_RANK": str(rank)}
 
 
 class TorchJob:

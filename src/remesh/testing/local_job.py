@@ -96,8 +96,12 @@ class LocalJob:
             *options,
             *self._script,
         ]
-        with self.log_of(node).open("ab") as log:
-            self.agents[node] = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        self.agents[node] = self.start_agent(command, self.log_of(node))
+
+    def start_agent(self, command: Sequence[str], path: Path) -> subprocess.Popen[bytes]:
+        """A process in a session of its own that appends to a log."""
+        with path.open("ab") as log:
+            return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
 
     def log_of(self, node: str) -> Path:
         """The log file of a node's agent and workers."""

@@ -13,7 +13,6 @@ worker enters a host of its own first (`remesh.testbed`). The process that owns 
 
 from __future__ import annotations
 
-import os
 import pickle
 import sys
 import tempfile
@@ -44,7 +43,6 @@ class RankPool:
     ) -> None:
         """The store of the groups listens at this address, behind its own door where hosts have one."""
         self.max_world_size = max_world_size
-        self._context = fork_server()
         self._store_at = (store_door, store_address)
         self._workers: list[RankWorker] = []
         self._busy: set[RankWorker] = set()
@@ -64,11 +62,9 @@ class RankPool:
         """Start the server process and the store; workers follow when a run needs them."""
         if self._store is not None:
             return
-        # Read by the numeric libraries when the server imports them: forking wants no threads before it.
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
         # The process of the store removes it, also when this one is killed.
         self._folder = Path(tempfile.mkdtemp(prefix="remesh-ranks-"))
-        self._store = StoreHost(self._context, *self._store_at, self._folder)
+        self._store = StoreHost(fork_server(), *self._store_at, self._folder)
 
     def close(self) -> None:
         """End every process of the pool; it may be started again."""
@@ -146,7 +142,7 @@ class RankPool:
             worker = next((one for one in self._workers if one not in self._busy and one.door == door), None)
             if worker is None:
                 log = self._folder / f"worker-{self._num_workers_started}.log"
-                worker = RankWorker(self._context, door, log)
+                worker = RankWorker(fork_server(), door, log)
                 self._num_workers_started += 1
                 self._workers.append(worker)
             self._busy.add(worker)

@@ -34,6 +34,8 @@ _STACKS_POLL_S = 0.05
 
 def fork_server() -> ForkServerContext:
     """The context from which workers are forked; its server imports torch once, when the first one is."""
+    # Read by the numeric libraries when the server imports them: forking wants no threads before it.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(_PRELOADED))
     return context

@@ -1,22 +1,14 @@
-"""How is what stands on a page run? In processes of its own, forked from one that has torch already.
-
-Shared is the import of torch, and, between the blocks of one page, the folder: a page is followed from its top. Nothing
-else: every program and every command has a process of its own, with its own imports and names.
-"""
+"""How is what stands on a page run? In processes of its own, which share a folder: a page is followed from its top."""
 
 from __future__ import annotations
 
-import runpy
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from remesh.comm.free_ports import free_port
-from remesh.testing.rank_process import fork_server
+from tests.procs.forked_programs import ALONE, end, start
 from tests.procs.pages.blocks import Command
 
-_CHILD = Path(__file__).with_name("child.py")
 _LIMIT_S = 90.0
 
 
@@ -44,28 +36,9 @@ def _ranks(size: int) -> list[dict[str, str]]:
 def _run_processes(
     command: Command, folder: Path, words: Sequence[str], environments: Sequence[Mapping[str, str]]
 ) -> str:
-    context = fork_server()
     log = folder / ".output"
     log.unlink(missing_ok=True)
-    own = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "COLUMNS": "120"}
-    processes: list[Any] = []
-    for environment in environments:
-        told = {"LOG": str(log), "FOLDER": str(folder), "WORDS": tuple(words), "ENVIRONMENT": {**own, **environment}}
-        process = context.Process(
-            target=runpy.run_path, args=(str(_CHILD),), kwargs={"init_globals": told, "run_name": "__main__"}
-        )
-        process.start()
-        processes.append(process)
-    deadline_s = time.monotonic() + _LIMIT_S
-    try:
-        for process in processes:
-            process.join(max(0.0, deadline_s - time.monotonic()))
-        codes = [process.exitcode for process in processes]
-    finally:
-        for process in processes:
-            if process.is_alive():
-                process.kill()
-                process.join()
+    codes = end([start(words, folder, {**ALONE, **one}, log, log) for one in environments], _LIMIT_S)
     printed = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
     assert codes == [0] * len(codes), (
         f"{command.place}: {' '.join(command.words)} ended with {codes} (None: not within {_LIMIT_S:.0f} s):\n{printed}"
