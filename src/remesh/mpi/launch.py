@@ -31,6 +31,9 @@ _IMPI: Final = ("-genv", "I_MPI_PIN", "0", "-genv", "I_MPI_FABRICS")
 # Its collectives would use shared memory between ranks of one host all the same.
 _IMPI_TCP: Final = (*_IMPI, "ofi", "-genv", "FI_PROVIDER", "tcp", "-genv", "I_MPI_COLL_INTRANODE", "pt2pt")
 _NOLOCAL: Final = ("-genv", "MPIR_CVAR_NOLOCAL", "1")
+# MPICH has shared memory of its own for ranks of one host. UCX, which it starts beside that and does not use there,
+# would make buffers of 4 MB for two kinds of shared memory: so it makes one, of 1 MB.
+_ONE_WAY_OF_UCX: Final = ("-genv", "UCX_TLS", "posix,self", "-genv", "UCX_POSIX_RX_BUFS_GROW", "32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,7 @@ ROWS: Final = (
         (*_OPENMPI, *_OB1, "self,tcp", "--mca", "btl_tcp_if_include", "lo"),
         (*_OPENMPI, *_OB1, "self,tcp"),
     ),
-    LaunchRow("mpich", "shm", (), None),
+    LaunchRow("mpich", "shm", _ONE_WAY_OF_UCX, None),
     LaunchRow(
         "mpich",
         "ofi",
