@@ -21,6 +21,10 @@ another one would pass them on, and a program that looks for them would take its
 _OF_PROGRAMS: Final = "MPI4PY_"
 """Prefix of what users tell the mpi4py of their program: which MPI it is for, whether and how it begins. The lower
 half has an mpi4py of its own, which would obey."""
+_TUNABLES: Final = "GLIBC_TUNABLES"
+_NO_RSEQ: Final = "glibc.pthread.rseq=0"
+"""Restartable sequences make the kernel write to a thread at each switch: 0.2 us of a small call, which is two of them.
+glibc uses them to tell its core, and the kernel tells that, too."""
 
 
 def program_environment(environ: Mapping[str, str], *, first_on_path: str = "") -> dict[str, str]:
@@ -66,6 +70,16 @@ def lower_environment(environ: Mapping[str, str], launcher: str) -> dict[str, st
         if name != "LD_LIBRARY_PATH" and not name.startswith(_OF_PROGRAMS)
     }
     return {**found, "LD_LIBRARY_PATH": os.pathsep.join(kept)} if kept else found
+
+
+def rank_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What a lower half is told beside that, whatever its launcher passes on; what the user chose stays.
+
+    >>> rank_environment({"GLIBC_TUNABLES": "glibc.malloc.check=3"})
+    {'GLIBC_TUNABLES': 'glibc.pthread.rseq=0:glibc.malloc.check=3'}
+    """
+    # Of two for one the last is taken.
+    return {_TUNABLES: ":".join(filter(None, [_NO_RSEQ, environ.get(_TUNABLES)]))}
 
 
 def _stands_in_the_way(folder: str, parts: set[str]) -> bool:

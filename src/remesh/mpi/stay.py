@@ -25,7 +25,7 @@ from remesh.images.kinds import OpenFilePolicy
 from remesh.mpi import rsh
 from remesh.mpi.launch import LaunchCommand, Reach, default_network, find_row, plan_start
 from remesh.mpi.mpis import Installation, find_mpi
-from remesh.mpi.program_environment import lower_environment
+from remesh.mpi.program_environment import lower_environment, rank_environment
 from remesh.mpi.together import check_together
 from remesh.ranks.apart import check_apart
 from remesh.ranks.ground import Ground, make_bed
@@ -137,11 +137,7 @@ def run_stay(
         folder.write_state(
             JobState("starting", "", (for_clients.address,), os.getpid(), socket.gethostname(), launched),
         )
-        which = (
-            ()
-            if checkpoint is None
-            else ("--checkpoint", str(checkpoint.number), "--open-files", settings.open_files.value)
-        )
+        which = () if checkpoint is None else (str(checkpoint.number), settings.open_files.value)
         rank_command = _rank_command(installation.python, folder, for_ranks.address, which)
         start = plan_start(installation, network, spec.num_ranks, hosts, reach, rank_command)
         # A stay that was killed has left its folders; one that lives has locked its own.
@@ -210,8 +206,9 @@ def _write_agent(room: Path, bed: testbed.Testbed, hosts: Sequence[Host]) -> str
 
 def _rank_command(python: str, folder: JobFolder, address: tuple[str, int], which: tuple[str, ...]) -> tuple[str, ...]:
     # Launchers pass different parts of the environment on; what the rank needs stands in its command.
-    module = (python, "-m", "remesh.mpi.lower", str(folder.path))
-    return ("env", f"PYTHONPATH={_SOURCE}", *module, "--coordinator", f"{address[0]}:{address[1]}", *which)
+    variables = {"PYTHONPATH": str(_SOURCE), **rank_environment(os.environ)}
+    words = (str(folder.path), f"{address[0]}:{address[1]}", *which)
+    return ("env", *(f"{name}={value}" for name, value in variables.items()), python, "-m", "remesh.mpi.lower", *words)
 
 
 def _start_launcher(start: LaunchCommand, door: Door | None) -> subprocess.Popen[bytes]:

@@ -32,5 +32,5 @@ def test_a_rank_without_a_leader_leaves_without_finalising(
     monkeypatch.setattr(Line, "connect", connect)
     monkeypatch.setattr(os, "_exit", leave)
     with pytest.raises(SystemExit, match="at once with 1"):
-        lower.main([str(folder.path), "--coordinator", "127.0.0.1:1"])
+        lower.main([str(folder.path), "127.0.0.1:1"])
     assert "nobody answers" in capfd.readouterr().err

@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from remesh.mpi.program_environment import lower_environment, program_environment, rank_variables
+from remesh.mpi.program_environment import (
+    lower_environment,
+    program_environment,
+    rank_environment,
+    rank_variables,
+)
 
 _SET_BY_LAUNCHERS = {
     "mpich": "GFORTRAN_UNBUFFERED_PRECONNECTED HYDI_CONTROL_FD MPI_LOCALNRANKS MPI_LOCALRANKID PMI_FD PMI_HOSTNAME "
@@ -68,3 +73,10 @@ def test_a_rank_is_told_what_no_restart_changes() -> None:
     """A variable stands in an image: the number of a host, or of the ranks on it, would be wrong after a restart."""
     assert {name.rpartition("_")[2] for name in rank_variables(3, 8)} == {"RANK", "SIZE"}
     assert set(rank_variables(3, 8).values()) == {"3", "8"}
+
+
+def test_a_lower_half_has_no_restartable_sequences_unless_its_user_wants_them() -> None:
+    assert rank_environment({}) == {"GLIBC_TUNABLES": "glibc.pthread.rseq=0"}
+    assert rank_environment({"GLIBC_TUNABLES": "glibc.pthread.rseq=1", "HOME": "/h"}) == {
+        "GLIBC_TUNABLES": "glibc.pthread.rseq=0:glibc.pthread.rseq=1"
+    }

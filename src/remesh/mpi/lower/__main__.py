@@ -1,4 +1,4 @@
-"""``python -m remesh.mpi.lower JOB --coordinator HOST:PORT [--checkpoint N]``: one rank, started by a launcher.
+"""``python -m remesh.mpi.lower JOB HOST:PORT [CHECKPOINT OPEN_FILES]``: one rank, started by a launcher.
 
 Runs in the environment of an MPI, which has mpi4py and nothing of ours: neither torch nor NumPy is imported here. The
 parts are put together in this order, since each needs what stands before it:
@@ -8,7 +8,6 @@ parts are put together in this order, since each needs what stands before it:
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib
 import os
@@ -17,9 +16,10 @@ import socket
 import sys
 import time
 import traceback
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from remesh.comm.messages import Line
 from remesh.errors import Error
@@ -32,6 +32,7 @@ from remesh.images import (
     restore_upper,
     start_upper,
 )
+from remesh.linux.calls import PR_SET_THP_DISABLE, prctl
 from remesh.mpi.arena import FILE, make_arena
 from remesh.mpi.channel import SharedChannel
 from remesh.mpi.host_room import HostRoom, name_stay
@@ -54,24 +55,41 @@ _TURN_S: Final = 0.0005
 """Time after which the thread that hears the coordinator asks for its turn of Python; a busy engine gives it then."""
 
 
-def main(arguments: list[str]) -> int:
+@dataclass(frozen=True, slots=True)
+class _RankOrder:
+    """What the leader tells a rank in its command."""
+
+    folder: JobFolder
+    coordinator: str
+    """Host and port."""
+    checkpoint: int | None = None
+    """The checkpoint that it comes back from; None: it begins."""
+    open_files: OpenFilePolicy = OpenFilePolicy.TRUNCATE
+
+    @classmethod
+    def read(cls, words: Sequence[str]) -> Self:
+        """Read the words of the command, which the leader alone writes: no parser of options is loaded for them."""
+        job, coordinator, *restart = words
+        folder = JobFolder(Path(job))
+        if not restart:
+            return cls(folder, coordinator)
+        checkpoint, open_files = restart
+        return cls(folder, coordinator, int(checkpoint), OpenFilePolicy(open_files))
+
+
+def main(words: Sequence[str]) -> int:
     """Run a rank until the job ends; returns the exit status of the process."""
-    parser = argparse.ArgumentParser(prog="remesh.mpi.lower")
-    parser.add_argument("job", type=Path)
-    parser.add_argument("--coordinator", required=True)
-    parser.add_argument("--checkpoint", type=int)
-    parser.add_argument("--open-files", type=OpenFilePolicy, default=OpenFilePolicy.TRUNCATE)
-    options = parser.parse_args(arguments)
+    order = _RankOrder.read(words)
     starter = Starter.make()  # before MPI, which has threads
+    _stay_small()
     sys.setswitchinterval(_TURN_S)
     began_s = time.monotonic()
     mpi = _start_mpi()
     rank = mpi.COMM_WORLD.Get_rank()
     seconds = {"mpi_init": time.monotonic() - began_s}
-    folder = JobFolder(options.job)
-    host, _, port = options.coordinator.rpartition(":")
+    host, _, port = order.coordinator.rpartition(":")
     try:
-        line = Line.connect([(host, int(port))], folder.read_token(), f"starting rank {rank}")
+        line = Line.connect([(host, int(port))], order.folder.read_token(), f"starting rank {rank}")
     except Error as error:
         # To leave in the ordinary way would finalise MPI, and wait for ranks that may be gone.
         sys.stderr.write(f"remesh: {error}\n")
@@ -82,7 +100,7 @@ def main(arguments: list[str]) -> int:
     line.send({**hello, "host": socket.gethostname(), "made_by": {"mpi": library}})
     rooms = contextlib.ExitStack()
     try:
-        loop = _put_together(mpi, folder, options, rooms, starter, (line, seconds))
+        loop = _put_together(mpi, order, rooms, starter, (line, seconds))
         loop.run()
         loop.leave()
         mpi.Finalize()
@@ -92,7 +110,7 @@ def main(arguments: list[str]) -> int:
         os._exit(1)
     except BaseException as error:
         line.send({"type": "failed", "cause": f"{type(error).__name__}: {error}"})
-        with contextlib.suppress(OSError), (folder.logs / "events.log").open("a") as log:
+        with contextlib.suppress(OSError), (order.folder.logs / "events.log").open("a") as log:
             log.write(f"rank {rank}: {traceback.format_exc()}")
         if isinstance(error, Error):
             sys.stderr.write(f"remesh: {error}\n")
@@ -107,6 +125,15 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+def _stay_small() -> None:
+    """Do without huge pages. They are for the program's buffers; MPIs ask for them for tables that they hardly fill.
+
+    The program's process was made before, and keeps them.
+    """
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        prctl(PR_SET_THP_DISABLE, 1)
+
+
 def _start_mpi() -> Any:
     # MPI starts when mpi4py.MPI is imported: not before the arguments have been read.
     settings = importlib.import_module("mpi4py").rc
@@ -116,17 +143,16 @@ def _start_mpi() -> Any:
 
 def _put_together(
     mpi: Any,
-    folder: JobFolder,
-    options: argparse.Namespace,
+    order: _RankOrder,
     rooms: contextlib.ExitStack,
     starter: Starter,
     told: tuple[Line, dict[str, float]],
 ) -> RankLoop:
-    line, seconds = told
+    (line, seconds), folder = told, order.folder
     rank = mpi.COMM_WORLD.Get_rank()
     room = make_room()
     rooms.callback(shutil.rmtree, room, ignore_errors=True)
-    host_room = HostRoom.enter(name_stay(folder.read_token(), options.coordinator), rank)
+    host_room = HostRoom.enter(name_stay(folder.read_token(), order.coordinator), rank)
     rooms.callback(host_room.leave)
     channel_file = room / "channel"
     channel = SharedChannel.create(str(channel_file))
@@ -138,11 +164,11 @@ def _put_together(
     began_s = time.monotonic()
     upper: Upper | None = None
     spinning = folder.read_spec().environment.get(SPIN_VARIABLE) == "1"
-    if options.checkpoint is None:
+    if order.checkpoint is None:
         half = MpiLowerHalf(mpi, channel, arena, spinning=spinning)
         upper = start_upper(_command(folder.read_spec(), rank), site, starter=starter)
     else:
-        chosen = folder.checkpoint(options.checkpoint)
+        chosen = folder.checkpoint(order.checkpoint)
         report = chosen.manifest["ranks"][rank_name(rank)]
         state = read_state(chosen.rank_folder(rank), report)
         half = MpiLowerHalf.from_state(state, mpi, channel, arena, spinning=spinning)
@@ -155,7 +181,7 @@ def _put_together(
         _bring_back_shared(mpi, host_room, chosen)
         if report["has_image"]:
             image = chosen.rank_folder(rank) / IMAGE
-            upper = restore_upper(image, site, open_files=options.open_files, starter=starter)
+            upper = restore_upper(image, site, open_files=order.open_files, starter=starter)
         else:
             starter.close()
         _wait_for_all(mpi)
