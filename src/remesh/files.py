@@ -8,7 +8,6 @@ All of it raises `OSError`; what that means is for the caller to say.
 from __future__ import annotations
 
 import os
-import secrets
 from pathlib import Path
 
 
@@ -35,7 +34,7 @@ def write_new(path: Path, content: bytes | memoryview, mode: int = 0o600) -> Non
 
 def replace_whole(path: Path, content: bytes | memoryview, mode: int = 0o600) -> None:
     """Let a file have this content: readers see the old one or the new one, and after this the new one for good."""
-    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    fresh = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
     try:
         write_new(fresh, content, mode)
         fresh.replace(path)

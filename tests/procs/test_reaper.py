@@ -127,7 +127,10 @@ def _is_known(pid: int) -> bool:
 
 _TAKES_IMAGES = ("remesh.images.dump", "remesh.images.ptrace", "remesh.images.restore", "remesh.images.format")
 _LOADED_LATER = {
-    "remesh.mpi.lower.__main__": (*_TAKES_IMAGES, "logging", "ssl", "concurrent.futures", "numpy", "torch"),
+    "remesh.mpi.lower.__main__": (
+        *(*_TAKES_IMAGES, "logging", "ssl", "concurrent.futures", "numpy", "torch"),
+        *("argparse", "isal", "random", "tempfile"),
+    ),
     "remesh.images.init": (*_TAKES_IMAGES, "logging", "ssl", "concurrent.futures", "numpy", "torch"),
     "remesh.cli.mpi": ("rich", "ssl", "remesh.testbed.bed", "remesh.testing", "numpy", "torch"),
 }

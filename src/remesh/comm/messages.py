@@ -19,7 +19,7 @@ import contextlib
 import enum
 import hmac
 import json
-import secrets
+import os
 import socket
 import struct
 import threading
@@ -141,7 +141,7 @@ class Conversation:
 
 def make_nonce() -> bytes:
     """A fresh random nonce, the first message of a server."""
-    return secrets.token_bytes(NONCE_BYTES)
+    return os.urandom(NONCE_BYTES)
 
 
 def set_up(connection: socket.socket) -> None:

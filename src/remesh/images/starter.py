@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from remesh.checksums import search_path
-
 _MODULE: Final = "remesh.images.init"
 
 
@@ -55,6 +53,8 @@ class Starter:
     @classmethod
     def spawn(cls) -> Self:
         """Start an interpreter as the starter."""
+        from remesh.checksums import search_path  # noqa: PLC0415  # with ISA-L, which who forks does not need
+
         source = str(Path(__file__).resolve().parents[2])  # the folder that holds the package
         places = filter(None, [source, os.environ.get("PYTHONPATH"), search_path()])
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}

@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -24,14 +23,19 @@ _UNLOCKED_PREFIX: Final = f".{PREFIX}"
 
 def find_place() -> Path:
     """Find the parent of such folders: in memory if the machine offers that."""
-    return _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
+    if _SHARED_MEMORY.is_dir():
+        return _SHARED_MEMORY
+    import tempfile  # noqa: PLC0415  # seldom needed, and half a megabyte with what it loads
+
+    return Path(tempfile.gettempdir())
 
 
 def make_room(place: Path | None = None) -> Path:
     """Make a new folder, locked until this process ends; in memory if there is such a place. Clears away old ones."""
     place = place or find_place()
     clear_rooms(place)
-    made = Path(tempfile.mkdtemp(prefix=_UNLOCKED_PREFIX, dir=place))
+    made = place / f"{_UNLOCKED_PREFIX}{os.urandom(8).hex()}"
+    made.mkdir(0o700)
     # Never closed, and closed by exec: no other process can hold the lock for longer than this one lives.
     fcntl.flock(os.open(made, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), fcntl.LOCK_EX)
     return made.rename(place / made.name.removeprefix("."))

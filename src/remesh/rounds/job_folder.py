@@ -18,8 +18,8 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import os
 import re
-import secrets
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -124,7 +124,7 @@ class JobFolder:
         (self.path / ".gitignore").write_text("*\n")
         self.logs.mkdir()
         self.images.mkdir()
-        write_new(self.path / "token", secrets.token_bytes(32))
+        write_new(self.path / "token", os.urandom(32))
         write_whole(self.path / "job.json", _to_json({"version": _VERSION, **asdict(spec)}))
         self.write_state(JobState("starting"))
 

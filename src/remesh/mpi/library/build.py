@@ -9,12 +9,13 @@ points for Fortran are a library apart, in a folder that only programs search th
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -55,7 +56,7 @@ def build(into: Path = BUILT) -> list[Path]:
 
 
 def _build_face(compiler: list[str], face: str, target: Path) -> Path:
-    with tempfile.TemporaryDirectory() as folder:
+    with _sources_in(target.parent) as folder:
         _run([sys.executable, str(HERE / "generate.py"), face, folder])
         sources = [str(path) for path in sorted([*HERE.glob("*.c"), *Path(folder).glob("*.c")])]
         command = [*compiler, *_OPTIONS, "-I", folder, "-I", str(HERE), f"-Wl,-soname,{target.name}", *sources]
@@ -66,7 +67,7 @@ def build_fortran(compiler: list[str], mpich: Path, into: Path) -> list[Path]:
     """Build MPICH's libraries for Fortran, on that for C."""
     into.mkdir(exist_ok=True)
     made = []
-    with tempfile.TemporaryDirectory() as folder:
+    with _sources_in(into) as folder:
         _run([sys.executable, str(HERE / "generate.py"), "mpich", folder])
         sources = [str(path) for place in (HERE, Path(folder)) for path in sorted((place / "mpifort").glob("*.c"))]
         places = ["-I", folder, "-I", str(HERE / "mpifort"), "-I", str(HERE)]
@@ -74,6 +75,17 @@ def build_fortran(compiler: list[str], mpich: Path, into: Path) -> list[Path]:
             command = [*compiler, *_OPTIONS, *places, f"-Wl,-soname,{name}", "-Wl,-rpath,$ORIGIN/..", *sources]
             made.append(_link(command, (str(mpich),), into / name))
     return made
+
+
+@contextlib.contextmanager
+def _sources_in(into: Path) -> Iterator[str]:
+    """A folder for generated sources, which goes when they are compiled."""
+    folder = into / f"sources.{os.getpid()}"
+    folder.mkdir()
+    try:
+        yield str(folder)
+    finally:
+        shutil.rmtree(folder)
 
 
 def _link(command: list[str], libraries: tuple[str, ...], target: Path) -> Path:

@@ -14,7 +14,6 @@ import struct
 from dataclasses import dataclass
 from typing import Any, Final
 
-from remesh.checksums import crc32
 from remesh.errors import FormatError
 from remesh.mpi.calls.table import Kind
 from remesh.mpi.lower.exposure import Asker, Exposure, Locks
@@ -120,11 +119,17 @@ class _PayloadReader:
         return self._data[offset : offset + length]
 
 
+def _checksum(data: bytes) -> int:
+    from remesh.checksums import crc32  # noqa: PLC0415  # with ISA-L, which no rank needs before its first checkpoint
+
+    return crc32(data)
+
+
 def pack(records: dict[str, Any], payloads: list[bytes | bytearray]) -> bytes:
     """Pack records and payloads as the bytes of a state."""
     text = json.dumps(records, separators=(",", ":")).encode()
     body = b"".join([_MAGIC, _LENGTH.pack(len(text)), text, *payloads])
-    return body + _LENGTH.pack(crc32(body))
+    return body + _LENGTH.pack(_checksum(body))
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], bytes]:
@@ -136,7 +141,7 @@ def unpack(data: bytes) -> tuple[dict[str, Any], bytes]:
     if data[: len(_MAGIC)] not in (_MAGIC, *_EARLIER):
         raise _wrong("foreign", f"it begins with {bytes(data[: len(_MAGIC)])!r}, expected {_MAGIC!r}")
     head = len(_MAGIC) + _LENGTH.size
-    if len(data) < head + _LENGTH.size or crc32(data[: -_LENGTH.size]) != _LENGTH.unpack(data[-_LENGTH.size :])[0]:
+    if len(data) < head + _LENGTH.size or _checksum(data[: -_LENGTH.size]) != _LENGTH.unpack(data[-_LENGTH.size :])[0]:
         raise _wrong("damaged", f"its {len(data)} bytes do not have the checksum they end with")
     end = head + _LENGTH.unpack_from(data, len(_MAGIC))[0]
     try:
