@@ -90,13 +90,13 @@ def _compiled_modules(folder: Path) -> Iterator[None]:
         yield
 
 
-def compile_program(installation: Installation, into: Path) -> Path:
-    """The program, linked with this MPI's own library."""
+def compile_program(installation: Installation, into: Path, source: Path = _SOURCE, *more: str) -> Path:
+    """A program, linked with this MPI's own library, and with ``more``."""
     place = Path(installation.launcher).parents[1]
     kind = installation.kind
     headers = place if kind != "impi" else Path(find_mpi("mpich").launcher).parents[1]  # its ABI is MPICH's
     library = LIBRARIES["openmpi" if kind == "openmpi" else "mpich"]
-    compile_c(_SOURCE, into, "-I", str(headers / "include"), f"-L{headers / 'lib'}", f"-l:{library}")
+    compile_c(source, into, "-I", str(headers / "include"), f"-L{headers / 'lib'}", f"-l:{library}", *more)
     return into
 
 
