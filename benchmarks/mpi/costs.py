@@ -1,9 +1,11 @@
 """What does a program pay when nothing happens? Small calls, bandwidth, and one call per millisecond, beside native.
 
-``python -m benchmarks.mpi.costs [MPI:NETWORK ...]`` (``QUICK=1``: about seven minutes for all of them on a
-quiet machine) measures and writes docs/mpi/measured.md.
+``python -m benchmarks.mpi.costs [MPI:NETWORK ...]`` (all of them in twelve minutes on a quiet machine, with ``QUICK=1``
+in seven) measures and writes docs/mpi/measured.md. Parts are told with the time that each took.
 
-Programs in C are in :mod:`benchmarks.mpi.c_programs`: small calls, start and end, memory. The programs here are Python.
+Programs in C are in :mod:`benchmarks.mpi.c_programs`: small calls, start and end, memory. Whole runs are in
+:mod:`~benchmarks.mpi.whole_runs`, checkpoints and restarts in :mod:`~benchmarks.mpi.images`. The programs here are
+Python.
 
 Native and carried runs take turns, on two ranks; each value is a ratio or difference of medians over the turns. That of
 a bandwidth is the median of the turns' ratios, since loopback is several times slower in some minutes than in others. A
@@ -23,11 +25,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from benchmarks.mpi import c_programs
+from benchmarks.mpi import c_programs, images, whole_runs
 from benchmarks.mpi.chain import ENVIRONMENT, PROGRAMS
 from benchmarks.mpi.tables import write_costs_page
 from benchmarks.report import Row, at_least, at_most, is_quick, write_report
@@ -45,7 +48,7 @@ _SIZES_MIB = (1, 8, 64)
 _BANDWIDTH = {"shm": 0.5, "tcp": 0.8, "ofi": 0.8}
 _SHARED_BANDWIDTH = 0.9
 _OVERHEAD = 1.02
-_MORE_TURNS = 2
+_MORE_TURNS = 1
 """For programs at work: what is sought is smaller than what runs differ by."""
 ONE_HOST = (
     ("mpich", "shm"),
@@ -56,7 +59,9 @@ ONE_HOST = (
     ("impi", "tcp"),
 )
 BETWEEN_HOSTS = (("openmpi", "tcp"), ("mpich", "ofi"))
-_RATE = "10gbit"
+_RATES = {"10gbit": "10 Gbit/s", "1gbit": "1 Gbit/s"}
+_REPEAT_BETWEEN_HOSTS = 500
+"""Of pingpong.py: a link of 1 Gbit/s takes half a second for the 64 MiB that it sends in each of 15 rows."""
 _ALONE = {"fetched": "fetch-and-add of a window, with flush", "written": "write of 8 bytes to a file"}
 """Calls of one rank, told as they are: natively one is a write to shared memory, the other one a call of the system."""
 Measured = dict[str, float]
@@ -110,16 +115,16 @@ def rows(repeat: int, turns: int, networks: Iterable[tuple[str, str]]) -> list[R
     return found
 
 
-def host_rows(repeat: int, turns: int, networks: Iterable[tuple[str, str]] = BETWEEN_HOSTS) -> list[Row]:
-    """Bandwidths between two hosts that a link of a real rate joins."""
+def host_rows(rate: str, repeat: int, turns: int, networks: Iterable[tuple[str, str]] = BETWEEN_HOSTS) -> list[Row]:
+    """Bandwidths between two hosts that a link of a rate joins."""
     found = []
     for mpi, network in networks:
-        case = Case(mpi, network, repeat, parts=("row",), rate=_RATE)
+        case = Case(mpi, network, repeat, parts=("row",), rate=rate)
         runs: dict[str, list[Measured]] = {"native": [], "carried": []}
         for _ in range(turns):
             runs["native"].append(measure_native(case))
             runs["carried"].append(measure_carried(case))
-        name = f"{mpi} {network}, hosts at 10 Gbit/s"
+        name = f"{mpi} {network}, hosts at {_RATES[rate]}"
         found += bandwidth_rows(name, runs, "carried", _BANDWIDTH[network], measured="row")
         found += native_bandwidth_rows(name, runs, "row")
     return found
@@ -256,14 +261,45 @@ def _read(text: str) -> Measured:
     return {name: float(value) for name, value in (line.split() for line in text.splitlines() if " " in line)}
 
 
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """How often each part is measured: as often as its values differ, and twelve minutes allow."""
+
+    small: int
+    """Small calls in C, start and end: short runs, differences of microseconds."""
+    large: int
+    whole: int
+    hosts: int
+    """Links of a real rate hardly differ."""
+
+
+def parts(turns: Turns, repeat: int, networks: list[tuple[str, str]]) -> Mapping[str, Callable[[], list[Row]]]:
+    """What is measured, in this order."""
+    joined = [each for each in BETWEEN_HOSTS if each in networks]
+    return {
+        "small calls, start, memory, in C": lambda: c_programs.rows(repeat, turns.small, networks),
+        "a rank that spins": lambda: c_programs.spinning_rows(turns.small, repeat),
+        "calls and bandwidth from Python": lambda: rows(repeat, turns.large, networks),
+        "more and fewer ranks than cores": lambda: rank_rows(turns.large),
+        **{
+            f"hosts at {said}": lambda rate=rate: host_rows(rate, _REPEAT_BETWEEN_HOSTS, turns.hosts, joined)
+            for rate, said in _RATES.items()
+        },
+        "whole runs": lambda: whole_runs.rows(turns.whole),
+        "checkpoints and restarts": images.restart_rows,
+    }
+
+
 def main(wanted: list[str]) -> None:
     """Measure the configurations ``mpi:network`` that are named, or all; write the report and the page."""
     networks = [(mpi, network) for mpi, network in ONE_HOST if not wanted or f"{mpi}:{network}" in wanted]
-    turns = 3 if is_quick() else 7
-    repeat = 500 if is_quick() else 2000
-    joined = [each for each in BETWEEN_HOSTS if each in networks]
-    found = [*c_programs.rows(repeat, turns, networks), *c_programs.spinning_rows(turns, repeat)]
-    found += [*rows(repeat, turns, networks), *host_rows(repeat, turns, joined), *rank_rows(turns)]
+    quick = is_quick()
+    turns = Turns(small=3, large=1, whole=1, hosts=1) if quick else Turns(small=5, large=2, whole=3, hosts=1)
+    found = []
+    for said, measure in parts(turns, 500 if quick else 1000, networks).items():
+        began_s = time.monotonic()
+        found += measure()
+        print(f"{said}: measured in {time.monotonic() - began_s:.0f} s", flush=True)
     write_report("mpi_costs", found)
     write_costs_page()
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from benchmarks.mpi import images_page
 from benchmarks.mpi.chain import ENVIRONMENT, PROGRAMS
 from benchmarks.report import Row, at_most, is_quick, write_report
+from remesh.mpi.mpis import KINDS
 from remesh.mpi.stay import JobStay, Placement, StaySettings, run_stay
 from remesh.rounds.job_folder import JobFolder, JobSpec
 from remesh.rounds.leader import Coordinator
@@ -30,6 +31,7 @@ from remesh.rounds.leader import Coordinator
 _MIB = 1 << 20
 _BLOCK_BYTES = 8 * _MIB
 _NUM_OBJECTS = 1000
+_OVER_WRITING = 1.25
 _LARGE_MIB = 1000
 """From so many for each rank on a restart shall take little more than reading them."""
 _CHANGING_S = 1.0
@@ -113,8 +115,8 @@ def _full_rows(name: str, taken: list[dict], plain_s: list[float], direct_s: lis
     past_cache = [total / bound for total, bound in zip(totals, direct_s, strict=True)]
     cuts = [each["seconds"]["cut"] for each in taken]
     return [
-        at_most(f"{name}: checkpoint over write and fsync", statistics.median(against[1:]), "ratio", 1.25, bound=1.0,
-                spread=_spread(against[1:])),
+        at_most(f"{name}: checkpoint over write and fsync", statistics.median(against[1:]), "ratio", _OVER_WRITING,
+                bound=1.0, spread=_spread(against[1:])),
         Row(f"{name}: the first checkpoint over write and fsync", against[0], "ratio"),
         Row(f"{name}: checkpoint over write past the page cache and fsync", statistics.median(past_cache[1:]), "ratio",
             bound=1.0, spread=_spread(past_cache[1:])),
@@ -138,6 +140,28 @@ def _increment_rows(name: str, full: list[dict], parts: list[dict]) -> list[Row]
                 spread=_spread(times)),
         Row(f"{name}: images in it, over those of full", statistics.median(images), "ratio", spread=_spread(images)),
     ]  # fmt: skip
+
+
+def restart_rows(mib: int = _LARGE_MIB, num_ranks: int = 1) -> list[Row]:
+    """A checkpoint beside writing its bytes, and the share of MPI in a restart under each MPI, of a large job."""
+    folder = Path(tempfile.mkdtemp(prefix="remesh-restarts-"))
+    try:
+        argv = (sys.executable, str(PROGRAMS / "heavy.py"), str(mib), "0.1", "3600")
+        job = JobFolder.create(folder / "job", JobSpec(argv, num_ranks, str(folder), ENVIRONMENT))
+        out, bounds_s = job.logs / "rank-0000.out", []
+        first = _Take(out, 3, lambda: bounds_s.append(write_as_much(folder, mib, num_ranks)))
+        _stay(job, "mpich", StaySettings(keep=1), first)
+        name = f"{num_ranks} x {mib} MiB"
+        # The first one also hashes all mapped files.
+        ratios = [each["seconds"]["total"] / bound for each, bound in zip(first.taken, bounds_s, strict=True)][1:]
+        found = [at_most(f"{name}: checkpoint over write and fsync", statistics.median(ratios), "ratio", _OVER_WRITING,
+                         bound=1.0, spread=_spread(ratios))]  # fmt: skip
+        for mpi in KINDS:
+            stay = _stay(job, mpi, StaySettings(keep=1), _Take(out, 1))
+            found += _restart_rows(name, mpi, stay, is_large=mib >= _LARGE_MIB)
+        return found
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _restart_rows(name: str, mpi: str, stay: JobStay, *, is_large: bool) -> list[Row]:

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from benchmarks.mpi import c_programs, costs, images
+from benchmarks.mpi import c_programs, costs, images, whole_runs
 from benchmarks.mpi.chain import ALL, ONE_HOST, all_pairs_walk, native_answer, run_chain
 
 pytestmark = pytest.mark.mpi
@@ -48,7 +48,7 @@ def test_what_a_rank_costs_beside_a_program_in_c_is_measured() -> None:
 
 @pytest.mark.netns
 def test_bandwidth_between_hosts_is_measured_on_links_of_a_real_rate() -> None:
-    found = {row.case.partition(": ")[2]: row for row in costs.host_rows(20, 1, [("mpich", "ofi")])}
+    found = {row.case.partition(": ")[2]: row for row in costs.host_rows("10gbit", 20, 1, [("mpich", "ofi")])}
     assert all(found[f"bandwidth, {mib} MiB"].value > 0 for mib in (1, 8, 64))
     # A link of 1.25 GB/s lets no more than that pass, but for the first 1.25 MB of 64 MiB.
     assert all(found[f"native's bandwidth, {mib} MiB"].value < 1.3 for mib in (1, 8, 64))
@@ -63,3 +63,15 @@ def test_an_increment_is_smaller_than_a_full_image() -> None:
 def test_many_objects_are_there_after_a_restart() -> None:
     rows = images.object_rows(20)
     assert len(rows) == 4 and all(row.value > 0 for row in rows)
+
+
+def test_whole_runs_are_measured_beside_native() -> None:
+    rows = whole_runs.rows(1, share=0.01)
+    assert len(rows) >= len(whole_runs.OWN_RUNS) and all(row.value > 0 for row in rows)
+
+
+def test_the_share_of_mpi_in_a_restart_is_measured_under_each_mpi() -> None:
+    rows = {row.case.partition(": ")[2]: row for row in images.restart_rows(16)}
+    for mpi in ("openmpi", "mpich", "impi"):
+        assert 0 < rows[f"MPI_Init and replay in a restart under {mpi}"].value < 1
+    assert rows["checkpoint over write and fsync"].value > 0
