@@ -7,10 +7,13 @@ import random
 import socket
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
 
+from remesh.checkpoint.background.cuda_devices import CUDA
+from remesh.checkpoint.background.queued_copies import Devices
 from remesh.comm.token import Token
 from remesh.elastic.snapshots import keeper as keeper_module
 from remesh.elastic.snapshots.choice import SnapshotChoice
@@ -20,6 +23,7 @@ from remesh.elastic.snapshots.shared_memory import SnapshotBuffer
 from remesh.elastic.snapshots.taker import Shelf, SnapshotTaker
 from remesh.elastic.state import HeldState
 from remesh.layout.from_torch import piece_of
+from tests.make_believe import MakeBelieveDevice
 
 pytestmark = pytest.mark.procs
 TOKEN = Token("job", b"0123456789abcdef")
@@ -32,14 +36,16 @@ def keeper() -> Iterator[SnapshotKeeper]:
         yield one
 
 
-def taker_for(keeper: SnapshotKeeper, token: Token = TOKEN) -> tuple[SnapshotTaker, list[dict[str, object]]]:
+def taker_for(
+    keeper: SnapshotKeeper, token: Token = TOKEN, devices: Devices = CUDA
+) -> tuple[SnapshotTaker, list[dict[str, object]]]:
     events: list[dict[str, object]] = []
 
     def log(kind: str, **values: object) -> None:
         events.append({"kind": kind, **values})
 
     shelf = Shelf(1, 0, ("127.0.0.1", keeper.port), token)
-    return SnapshotTaker(shelf, events.append, log), events
+    return SnapshotTaker(shelf, events.append, log, devices), events
 
 
 def held_at(step: int, size: int = 1000) -> HeldState:
@@ -163,4 +169,42 @@ def test_garbage_slow_and_cut_connections_do_no_harm(keeper: SnapshotKeeper) -> 
     assert steps_in(keeper) == [5], events
     for one in silent:
         one.close()
+    taker.close()
+
+
+def test_device_memory_is_complete_once_it_has_arrived_and_then_sent(keeper: SnapshotKeeper) -> None:
+    device = MakeBelieveDevice(random.Random(3))
+    weight = device.empty(1000)
+    taker, events = taker_for(keeper, devices=device)
+    for step in (5, 10, 15):
+        device.program.run(partial(weight.fill_, float(step)))
+        pieces = {"w": piece_of(weight), "n": piece_of(torch.tensor(step))}
+        take(taker, HeldState(step, step, pieces, {}))
+        device.program.run(partial(weight.fill_, -1.0))
+        wait_until_sent(taker, events)
+    kept = [read_snapshot(SnapshotBuffer.open(path)) for path in keeper.paths()[1, 0]]
+    assert {(held.step, held.pieces["w"].tensor.unique().item()) for held in kept if held} == {(10, 10.0), (15, 15.0)}
+    taker.close()
+    assert not device.faults
+
+
+def test_what_a_device_loses_leaves_the_older_snapshots_whole(keeper: SnapshotKeeper) -> None:
+    device = MakeBelieveDevice(random.Random(4))
+    weight = device.empty(1000)
+    taker, events = taker_for(keeper, devices=device)
+    for step in (5, 10):
+        take(taker, HeldState(step, step, {"w": piece_of(weight)}, {}))
+        wait_until_sent(taker, events)
+    device.refuses.add("arrive")
+    take(taker, HeldState(15, 15, {"w": piece_of(weight)}, {}))
+    wait_until_sent(taker, events)
+    device.refuses.clear()
+    taker.send_again()
+    wait_until_sent(taker, events, num_unsent=2)
+    assert taker.is_busy, "no further snapshot is taken over one that is whole"
+    assert "make-believe error: the device is lost" in str(events[-1]["reason"])
+    message = next(event for event in events if event.get("type") == "keep")
+    own = [read_snapshot(SnapshotBuffer.open(f"/proc/self/fd/{one}")) for one in message["descriptors"]]  # type: ignore[attr-defined]
+    assert [held and held.step for held in own] == [None, 10]
+    assert steps_in(keeper) == [5, 10]
     taker.close()

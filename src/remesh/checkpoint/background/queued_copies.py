@@ -22,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -96,7 +96,8 @@ class LockedMemory:
         self._num_bytes = raw.nbytes
         self._ends: list[DeviceEvent] = []
         """Behind the copies that were begun last, one for each device."""
-        self._is_lost = False
+        self._loss: CheckpointingException | None = None
+        """Why what was begun will never be there."""
         try:
             devices.lock(raw)
         except _FAULTS as raised:
@@ -107,7 +108,7 @@ class LockedMemory:
             ) from raised
         weakref.finalize(self, _unlock, devices, raw, self._ends).atexit = False  # the process takes its memory along
 
-    def begin(self, copies: Sequence[QueuedCopy]) -> None:
+    def begin(self, copies: Iterable[QueuedCopy]) -> None:
         """Queue copies into this memory; returns at once. `CheckpointingException` when the device refuses."""
         self._ends.clear()
         by_device: defaultdict[Hashable, list[QueuedCopy]] = defaultdict(list)
@@ -121,6 +122,8 @@ class LockedMemory:
 
     def wait(self) -> None:
         """Return when all that was begun is there; `CheckpointingException` when it never will be. From any thread."""
+        if self._loss is not None:
+            raise self._loss
         for end in tuple(self._ends):
             try:
                 end.synchronize()
@@ -131,7 +134,7 @@ class LockedMemory:
         """Wait; whether other copies may be begun. What a device did not finish it may have left half done."""
         with contextlib.suppress(CheckpointingException):
             self.wait()
-        return not self._is_lost
+        return self._loss is None
 
     def _begin_on(self, device: Hashable, copies: Sequence[QueuedCopy]) -> None:
         program, copying = self._devices.current_stream(device), self._devices.copying_stream(device)
@@ -147,11 +150,11 @@ class LockedMemory:
             program.wait_event(end)
 
     def _lost(self, raised: BaseException) -> CheckpointingException:
-        self._is_lost = True
-        return CheckpointingException(
+        self._loss = CheckpointingException(
             f"copying tensors of a device for a save: expected {self._num_bytes} bytes of them on the host, found: "
             f"{raised}; the save does not exist; save again, in a new process if the device is lost"
         )
+        return self._loss
 
 
 def _unlock(devices: Devices, raw: torch.Tensor, ends: Sequence[DeviceEvent]) -> None:

@@ -1,9 +1,12 @@
 """The worker's side of snapshots: copy what was chosen into shared memory, and send it on while training goes on.
 
-    boundary of step n     main thread: copy into buffer (n-th snapshot) % 2, mark it complete       the only pause
-                           sending thread: buffer ──> agent of the keeper, which has two buffers of its own
+    boundary of step n     main thread: copy into buffer (n-th snapshot) % 2                        the only pause
+                           sending thread: mark it complete; buffer ──> agent of the keeper, which has two of its own
     vote of a later step   "still sending?" is part of the vote: if anybody is, the next snapshot is left out by all,
                            and whoever could not send the last one tries again
+
+Device memory is copied by the device, as in background saves, and the sending thread waits until it is there. What one
+loses is as what could not be sent: older copies stay whole, and no further snapshot is taken.
 
 So on every node the older of two buffers stays whole until all nodes have the newer one. Memory: two buffers of what
 this rank takes on its own node, and two on its keeper (:mod:`remesh.elastic.seats`).
@@ -14,12 +17,14 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from remesh.checkpoint.background.cuda_devices import CUDA
+from remesh.checkpoint.background.queued_copies import Devices, LockedMemory, QueuedCopy
 from remesh.comm.messages import Line
 from remesh.comm.tls import Tls
 from remesh.comm.token import Token
@@ -45,19 +50,38 @@ class Shelf:
     """How its agent is spoken to; None: in the clear."""
 
 
+class _SnapshotBegun(NamedTuple):
+    """A snapshot whose values are in a buffer, or on their way there."""
+
+    buffer: SnapshotBuffer
+    arriving: LockedMemory | None
+    """What devices are still copying into the buffer, if anything."""
+    step: int
+    nbytes: int
+
+
 class SnapshotTaker:
     """One worker's snapshots in one generation. ``tell`` sends a message to the agent, ``log`` writes an event."""
 
-    def __init__(self, shelf: Shelf, tell: Callable[[dict[str, Any]], None], log: Callable[..., None]) -> None:
+    def __init__(
+        self,
+        shelf: Shelf,
+        tell: Callable[[dict[str, Any]], None],
+        log: Callable[..., None],
+        devices: Devices = CUDA,
+    ) -> None:
         self._shelf = shelf
+        self._devices = devices
         self._tell = tell
         self._log = log
         self._buffers: list[SnapshotBuffer] = []
+        self._locked: dict[SnapshotBuffer, LockedMemory] = {}
+        """The buffers that devices have copied into."""
         self._num_taken = 0
         self._busy = False
-        self._unsent: tuple[SnapshotBuffer, int, int] | None = None
+        self._unsent: _SnapshotBegun | None = None
         """The last snapshot, if it could not be sent."""
-        self._pending: queue.SimpleQueue[tuple[SnapshotBuffer, int, int] | None] = queue.SimpleQueue()
+        self._pending: queue.SimpleQueue[_SnapshotBegun | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     @property
@@ -86,13 +110,31 @@ class SnapshotTaker:
         buffer.set_complete(False)
         buffer.memory[: len(head)] = head
         whole = torch.frombuffer(buffer.memory, dtype=torch.uint8, count=nbytes)
+        copies = []
         for entry, tensor in zip(snapshot.entries, tensors, strict=True):
             start = len(head) + entry.start
             part = whole[start : start + entry.nbytes].view(tensor.dtype).view(tensor.shape)
-            part.copy_(tensor)
-        buffer.set_complete(True)
-        self._send(buffer, snapshot.step, nbytes)
+            copies.append(QueuedCopy(part, tensor.detach()))
+        arriving = self._copy(copies, buffer)
+        if arriving is None:
+            buffer.set_complete(True)
+        self._send(_SnapshotBegun(buffer, arriving, snapshot.step, nbytes))
         return time.monotonic() - started_s
+
+    def _copy(self, copies: Sequence[QueuedCopy], buffer: SnapshotBuffer) -> LockedMemory | None:
+        """Copy what is on the host, and let devices copy what they hold; where that arrives, if there is any."""
+        queued = []
+        for copy in copies:
+            if copy.tensor.nbytes and self._devices.device_of(copy.tensor) is not None:
+                queued.append(copy)
+            else:
+                copy.into.copy_(copy.tensor)
+        if not queued:
+            return None
+        if buffer not in self._locked:
+            self._locked[buffer] = LockedMemory(torch.frombuffer(buffer.memory, dtype=torch.uint8), self._devices)
+        self._locked[buffer].begin(queued)
+        return self._locked[buffer]
 
     def close(self) -> None:
         """Stop sending; what is kept stays with the agents."""
@@ -103,12 +145,14 @@ class SnapshotTaker:
             self._close_buffers()
 
     def _close_buffers(self) -> None:
+        self._locked.clear()
         for buffer in self._buffers:
             buffer.close()
         self._buffers = []
 
     def _make_buffers(self, nbytes: int, pid: int) -> None:
         # Room for plain values that grow a little, as counters do.
+        self._locked.clear()
         self._buffers = [SnapshotBuffer.make(nbytes + 4096) for _ in range(2)]
         self._num_taken = 0
         self._tell(
@@ -121,36 +165,40 @@ class SnapshotTaker:
             }
         )
 
-    def _send(self, buffer: SnapshotBuffer, step: int, nbytes: int) -> None:
-        if self._shelf.keeper is None:
+    def _send(self, begun: _SnapshotBegun) -> None:
+        if self._shelf.keeper is None and begun.arriving is None:
             return
         self._busy = True
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="remesh-snapshots", daemon=True)
             self._thread.start()
-        self._pending.put((buffer, step, nbytes))
+        self._pending.put(begun)
 
     def _run(self) -> None:
-        while (job := self._pending.get()) is not None:
-            buffer, step, nbytes = job
+        while (begun := self._pending.get()) is not None:
             started_s = time.monotonic()
             try:
-                self._send_now(buffer, nbytes)
+                if begun.arriving is not None:
+                    begun.arriving.wait()
+                    begun.buffer.set_complete(True)
+                if self._shelf.keeper is not None:
+                    self._send_now(begun.buffer, begun.nbytes, self._shelf.keeper)
             except (OSError, Error) as error:
                 # Older copies stay whole until this one is kept: its turn comes again with the next snapshot. Should
                 # the keeper be gone, a new generation has another one.
-                self._unsent = job
-                self._log("snapshot-unsent", step=step, reason=f"{type(error).__name__}: {error}")
+                self._unsent = begun
+                self._log("snapshot-unsent", step=begun.step, reason=f"{type(error).__name__}: {error}")
                 continue
-            self._log("snapshot-kept", step=step, bytes=nbytes, seconds=time.monotonic() - started_s)
+            if self._shelf.keeper is not None:
+                seconds = time.monotonic() - started_s
+                self._log("snapshot-kept", step=begun.step, bytes=begun.nbytes, seconds=seconds)
             self._busy = False
         self._close_buffers()
 
-    def _send_now(self, buffer: SnapshotBuffer, nbytes: int) -> None:
+    def _send_now(self, buffer: SnapshotBuffer, nbytes: int, keeper: tuple[str, int]) -> None:
         shelf = self._shelf
-        assert shelf.keeper is not None
         line = Line.connect(
-            [shelf.keeper],
+            [keeper],
             shelf.token,
             "sending it",
             connect_s=SEND_TIMEOUT_S,
