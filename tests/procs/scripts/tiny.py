@@ -87,7 +87,7 @@ def main() -> None:
         job.log("entered")
         model = torch.nn.Sequential(
             torch.nn.Linear(WIDTH, 4 * WIDTH), torch.nn.Tanh(), torch.nn.Linear(4 * WIDTH, WIDTH)
-        )
+        ).to(job.mesh.device_type)
         if options.fsdp:
             fully_shard(model, mesh=job.mesh["dp"])
         optim = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -106,6 +106,7 @@ def main() -> None:
         is_near_the_end = job.step >= options.steps - 15
         time.sleep(options.pause_s if job.world_size >= options.full_size else 5 if is_near_the_end else 0.4)
         time.sleep(0.3 * is_slow)
+        x = x.to(job.mesh.device_type)
         loss = (model(x) - x.roll(1, -1)).square().mean() * job.batch_weight
         is_last = (job.step + 1) % options.accumulate == 0
         if options.fsdp:

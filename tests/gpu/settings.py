@@ -1,0 +1,85 @@
+"""Where does a test of device memory run? The same body on the CPU, which shows that it can pass and fail, and on GPUs.
+
+A setting that this machine lacks is skipped by the name of what it needs. Settings on the CPU belong to the tier
+`procs`, all others to the tier `gpu`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from remesh.comm.gather import Group
+from remesh.testing.pool import RankPool
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Ranks, what they talk over, and how many GPUs they share."""
+
+    backend: str
+    world_size: int
+    num_gpus: int
+
+    @property
+    def device_type(self) -> str:
+        return "cuda" if self.num_gpus else "cpu"
+
+    def __str__(self) -> str:
+        where = f"{self.num_gpus} GPU{'s' * (self.num_gpus > 1)}" if self.num_gpus else "the CPU"
+        return f"{self.world_size} ranks over {self.backend} on {where}"
+
+    def run(self, ranks: RankPool, body: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
+        """Call ``body(place, *args)`` on every rank; skips where GPUs are missing."""
+        skip_without(self.num_gpus)
+        return ranks.run(_run_in, self.world_size, (self, body, args), **options)
+
+
+@dataclass(frozen=True)
+class Place:
+    """One rank in a setting."""
+
+    device: torch.device
+    group: Group
+    rank: int
+    world_size: int
+
+    def share_of(self, length: int) -> tuple[int, int]:
+        """The part of so many rows that is this rank's: first, and behind the last."""
+        return self.rank * length // self.world_size, (self.rank + 1) * length // self.world_size
+
+
+CPU = Setting("gloo", 2, 0)
+SHARED = Setting("gloo", 2, 1)
+ALONE = Setting("nccl", 1, 1)
+TWO = Setting("nccl", 2, 2)
+
+
+def in_settings(*settings: Setting) -> pytest.MarkDecorator:
+    """Let the argument ``setting`` of a test be each of these."""
+    marks = {False: (pytest.mark.procs,), True: (pytest.mark.gpu,)}
+    return pytest.mark.parametrize(
+        "setting", [pytest.param(one, id=str(one), marks=marks[one.num_gpus > 0]) for one in settings]
+    )
+
+
+def skip_without(num_gpus: int) -> None:
+    """Skip the test that calls this, unless the machine has so many GPUs."""
+    if num_gpus and (found := torch.cuda.device_count()) < num_gpus:
+        pytest.skip(f"needs {num_gpus} CUDA devices, found {found}")
+
+
+def _run_in(setting: Setting, body: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    device, group = torch.device("cpu"), None
+    if setting.num_gpus:
+        device = torch.device("cuda", rank % setting.num_gpus)
+        torch.cuda.set_device(device)
+    if setting.backend == "nccl":
+        group = dist.new_group(backend="nccl", device_id=device)
+    return body(Place(device, group, rank, world_size), *args)
