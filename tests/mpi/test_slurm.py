@@ -20,7 +20,7 @@ from remesh.testbed import BedSpec, Testbed
 from tests.mpi.conftest import PROGRAMS
 from tests.procs.torch_jobs import PROGRAMS as TORCH_PROGRAMS
 
-pytestmark = [pytest.mark.slow, pytest.mark.mpi, pytest.mark.netns, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.netns, pytest.mark.timeout(900)]
 
 _PATH = os.pathsep.join([os.environ["PATH"], "/usr/sbin", "/sbin"])
 _NODES = ("node0", "node1")
@@ -120,6 +120,7 @@ def _wait_for(is_so: Callable[[], bool], tell: Callable[[], str]) -> None:
         time.sleep(0.5)
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
 def test_a_job_is_stopped_before_its_time_is_up_and_goes_on_in_the_next(
     cluster: Cluster, tmp_path: Path, mpi: str
