@@ -22,6 +22,13 @@ def job(tmp_path: Path) -> Iterator[TorchJob]:
     made.close()
 
 
-@pytest.mark.parametrize("script", ["lightning_trainer.py", "accelerate_gpt2.py", "transformers_trainer.py"])
+@pytest.mark.parametrize(
+    "script", ["lightning_trainer.py", "accelerate_gpt2.py", "transformers_trainer.py", "fabric.py"]
+)
 def test_a_program_of_a_host_and_its_workers_go_on_to_the_same_bits(job: TorchJob, script: str) -> None:
     stop_and_compare(job, 2, script, 400, 2, "2")
+
+
+@pytest.mark.parametrize("stage", ["2", "3"])
+def test_an_engine_of_deepspeed_goes_on_to_the_same_bits(job: TorchJob, stage: str) -> None:
+    stop_and_compare(job, 2, "deepspeed_zero.py", 100, 2, stage)
