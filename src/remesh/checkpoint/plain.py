@@ -21,6 +21,7 @@ from itertools import islice
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from remesh.checkpoint.background.saving_thread import thread_of
 from remesh.checkpoint.errors import CheckpointMismatchError, as_checkpoint_error
@@ -40,7 +41,13 @@ from remesh.checkpoint.run.steps import take_step
 from remesh.checkpoint.run.writer import RankState, begin_save, commit_save, part_of, store_index, write_part
 from remesh.checkpoint.storage import Directory, Location, location_of, store_of
 from remesh.checkpoint.storage.turns import Turn
-from remesh.checkpoint.values.entities import LocalNonpersistentObject, ShardedBase, ShardedStateDict, ShardedTensor
+from remesh.checkpoint.values.entities import (
+    LocalNonpersistentObject,
+    ShardedBase,
+    ShardedStateDict,
+    ShardedTensor,
+    check_has_values,
+)
 from remesh.checkpoint.values.nests import (
     NESTS,
     Path,
@@ -385,6 +392,8 @@ def _take_apart(state: Mapping[str, Any]) -> _Tensors:
         is_whole = type(leaf) in _PLAIN
         if not is_whole and not _is_tensor(leaf):
             continue
+        if isinstance(leaf, torch.Tensor) and (leaf.is_nested or is_lazy(leaf)):
+            check_has_values(leaf, name)  # they have no shape to be described by
         if name in whole or name in cut:
             places = [path for path, leaf in nested_leaves(state) if _is_tensor(leaf) and _name_of(path) == name]
             raise CheckpointMismatchError(
@@ -395,6 +404,8 @@ def _take_apart(state: Mapping[str, Any]) -> _Tensors:
             whole[name] = leaf
             continue
         cut[name] = held = _Held(name, leaf)
+        if held.boxes:
+            check_has_values(held.piece.tensor, name)
         if held.piece.partial is not None:
             raise CheckpointMismatchError(
                 f"taking a state apart: tensor {name!r} is a partial {held.piece.partial} over its mesh, expected "

@@ -19,6 +19,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, debug
 from torch.distributed.tensor import placement_types as torch_placements
+from torch.nn.parameter import is_lazy
 
 from remesh.errors import LayoutError
 from remesh.layout.box import Box
@@ -39,6 +40,9 @@ from remesh.layout.placement import (
 )
 from remesh.layout.shard import Shard
 from remesh.torch_private import AsyncCollectiveTensor, StridedShard
+
+_OWN_MEMORY = (torch.Tensor, torch.nn.Parameter)
+"""Types whose dense tensors always have it; those derived from them may be made of other tensors."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,6 +173,32 @@ def forget_meshes() -> None:
             "_clear_sharding_prop_cache; use a torch in which a process may change its rank, or start a new process"
         )
     clear_all()
+
+
+def why_without_memory(tensor: torch.Tensor) -> str | None:
+    """Why the elements of a tensor do not lie in memory of its own, in words that follow "it is"; None when they do.
+
+    >>> why_without_memory(torch.ones(2, device="meta"))
+    'on the device meta, without values'
+    """
+    if is_lazy(tensor):
+        return "not initialised yet"
+    if tensor.is_nested:
+        return "nested"
+    if tensor.is_meta:
+        return "on the device meta, without values"
+    if tensor.layout is not torch.strided:
+        return f"of layout {tensor.layout}"
+    if type(tensor) not in _OWN_MEMORY and tensor.numel() and not _has_address(tensor):
+        return f"a {type(tensor).__name__}, which is made of other tensors"
+    return None
+
+
+def _has_address(tensor: torch.Tensor) -> bool:
+    try:
+        return tensor.untyped_storage().data_ptr() != 0
+    except (RuntimeError, NotImplementedError):
+        return False
 
 
 def _local_of(tensor: DTensor) -> torch.Tensor:

@@ -23,6 +23,8 @@ from __future__ import annotations
 import io
 import pathlib
 import pickle
+import pickletools
+import zipfile
 from argparse import Namespace
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,6 +35,7 @@ from typing import IO, Any, Protocol, cast
 
 import numpy as np
 import torch
+from torch.distributed.tensor import DTensor
 
 from remesh.checkpoint.errors import CheckpointFormatError, CheckpointMismatchError
 from remesh.checkpoint.formats.blob_frame import Frame, bytes_of, frame_of
@@ -345,7 +348,7 @@ def dump_object(value: Any, name: str) -> bytes:
 
 
 def check_object(blob: bytes, name: str) -> None:
-    """Raise `CheckpointMismatchError` for a blob of an object that `load_object` would not read back."""
+    """Raise `CheckpointMismatchError` for a blob of an object that `load_object` would not read back as it is."""
     with torch.serialization.safe_globals(SAFE_GLOBALS):
         unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(blob))
     if unsafe:
@@ -354,6 +357,27 @@ def check_object(blob: bytes, name: str) -> None:
             "safely; save plain values instead, or allow the class with torch.serialization.add_safe_globals in every "
             "program that saves or loads"
         )
+    if _holds_dtensor(blob):
+        raise CheckpointMismatchError(
+            f"serialising {name}: it holds a DTensor in a tuple or another object, of which only this rank's part "
+            "would be stored; put it into a dict or a list"
+        )
+    try:
+        load_object(blob, name)
+    except CheckpointFormatError as raised:
+        raise CheckpointMismatchError(
+            f"serialising {name}: it could not be loaded again ({reason_of(raised.__cause__ or raised)}); save plain "
+            "values instead"
+        ) from raised
+
+
+def _holds_dtensor(blob: bytes) -> bool:
+    with zipfile.ZipFile(io.BytesIO(blob)) as archive:
+        (program,) = (archive.read(name) for name in archive.namelist() if name.endswith("/data.pkl"))
+    return any(
+        code.name == "GLOBAL" and argument == f"{DTensor.__module__} DTensor"
+        for code, argument, _ in pickletools.genops(program)
+    )
 
 
 def _is_plain(value: Any) -> bool:

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from numpy.lib.stride_tricks import as_strided
 
-from remesh.checkpoint.errors import CheckpointFormatError
+from remesh.checkpoint.errors import CheckpointFormatError, CheckpointMismatchError
 from remesh.checkpoint.formats.blob_frame import Frame, bytes_of, frame_of
 from remesh.checkpoint.formats.data_file import load_object, read_tensor
 from remesh.checkpoint.formats.small_blobs import Small, read_small
@@ -149,6 +149,25 @@ def _aheads(extents: Sequence[Extent], max_gap_bytes: int) -> list[int]:
     return aheads
 
 
+def _check_same_scale(chunk: torch.Tensor, place: torch.Tensor, what: str) -> None:
+    """Of a quantized tensor only the integers are copied: they mean nothing under another scale."""
+    found, expected = (_scale_of(tensor) for tensor in (chunk, place))
+    if found != expected:
+        raise CheckpointMismatchError(
+            f"reading {what}: it is stored {found}, the tensor to be filled is {expected}; load into a tensor of the "
+            "same quantization, or save what dequantize() gives"
+        )
+
+
+def _scale_of(tensor: torch.Tensor) -> str:
+    if not tensor.is_quantized:
+        return "not quantized"
+    if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        return f"quantized with scale {tensor.q_scale()} and zero point {tensor.q_zero_point()}"
+    scales, zeros = tensor.q_per_channel_scales().tolist(), tensor.q_per_channel_zero_points().tolist()
+    return f"quantized by dim {tensor.q_per_channel_axis()} with scales {scales} and zero points {zeros}"
+
+
 @dataclass(frozen=True, slots=True)
 class _ChunkFill:
     file: CheckedFile
@@ -176,6 +195,7 @@ class _ChunkFill:
         blob = bytes(self.file.view(extent.file_start, extent.file_stop, self.read.what, ahead=self.ahead))
         chunk = read_tensor(blob, self.read.dtype, self.read.shape, self.read.what)
         for destination in self.read.destinations:
+            _check_same_scale(chunk, destination.place, self.read.what)
             destination.place.copy_(chunk[destination.box.slices()])
 
     def _fill_destination(self, frame: Frame | None, destination: Destination) -> None:

@@ -364,6 +364,11 @@ def _read_objects(directory: Location, fill: Fill) -> list[Any]:
 def _check_can_fill(tensor: torch.Tensor, key: str) -> None:
     """`check_has_values`, and that every element has a place of its own, so that values read into it stay there."""
     check_has_values(tensor, key)
+    if tensor.is_conj() or tensor.is_neg():
+        raise CheckpointMismatchError(
+            f"filling tensor {key!r}: it shows the {'conjugate' if tensor.is_conj() else 'negative'} of what is in its "
+            "memory, expected a tensor that shows its memory; load into resolve_conj() or resolve_neg() of it"
+        )
     if not tensor.is_contiguous() and not has_own_places(tensor.shape, tensor.stride()):
         raise CheckpointMismatchError(
             f"filling tensor {key!r}: its elements overlap in memory (shape {tuple(tensor.shape)}, strides "

@@ -25,6 +25,7 @@ import torch
 
 from remesh.checkpoint.errors import CheckpointingException, CheckpointMismatchError
 from remesh.layout import Box
+from remesh.layout.from_torch import why_without_memory
 
 StateDict = dict[str, Any]
 CommonStateDict = dict[str, Any]
@@ -484,9 +485,10 @@ def apply_factory_merges(loaded: Any, factories: Any, key: tuple[Any, ...] = ())
 
 def check_has_values(tensor: torch.Tensor, key: str) -> None:
     """Raise `CheckpointMismatchError` for a tensor that has no elements in memory, or not one after another."""
-    if tensor.layout is not torch.strided or tensor.is_meta:
-        found = "on the device meta, without values" if tensor.is_meta else f"of layout {tensor.layout}"
+    if type(tensor) is torch.Tensor and tensor.layout is torch.strided and not (tensor.is_meta or tensor.is_nested):
+        return  # as nearly all are
+    if (found := why_without_memory(tensor)) is not None:
         raise CheckpointMismatchError(
             f"looking at tensor {key!r}: it is {found}, expected a dense tensor with memory; give it a device with "
-            "to_empty(), or make it dense with to_dense()"
+            "to_empty(), make it dense with to_dense(), or give the tensors that it is made of"
         )

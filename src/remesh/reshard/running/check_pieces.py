@@ -14,7 +14,7 @@ import torch
 
 from remesh.errors import PlanError
 from remesh.layout import Box, Layout, Shard, check_places, has_own_places
-from remesh.layout.from_torch import Piece, dtype_name
+from remesh.layout.from_torch import Piece, dtype_name, why_without_memory
 from remesh.reshard.model.casts import travelling_dtype
 from remesh.reshard.model.tasks import TensorMove
 
@@ -76,10 +76,11 @@ def check_memories(pieces: Mapping[str, Piece], rank: int) -> None:
 
 
 def _check_is_dense(doing: str, tensor: torch.Tensor, rank: int) -> None:
-    if tensor.layout is not torch.strided or tensor.device.type == "meta":
+    found = "quantized, with a scale of its own" if tensor.is_quantized else why_without_memory(tensor)
+    if found is not None:
         raise PlanError(
-            f"{doing}: on rank {rank} it is {tensor.layout} on device {tensor.device}, expected a dense tensor with "
-            "memory; materialise it first"
+            f"{doing}: on rank {rank} it is {found}, expected a dense tensor with memory; materialise it first, or "
+            "give the tensors that it is made of"
         )
 
 

@@ -1,0 +1,105 @@
+"""States as models and libraries of others make them: each value comes back as it was, or is refused by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.testing._internal.two_tensor import TwoTensor
+
+import remesh
+from remesh.errors import Error
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch says that some of them are to go
+
+_WITHOUT_MEMORY: dict[str, tuple[Callable[[], torch.Tensor], str]] = {
+    "of two": (lambda: TwoTensor(torch.ones(3), torch.ones(3)), "a TwoTensor, which is made of other tensors"),
+    "parameter of two": (lambda: torch.nn.Parameter(TwoTensor(torch.ones(2, 3), torch.ones(2, 3))), "a TwoTensor"),
+    "fake": (lambda: FakeTensorMode().from_tensor(torch.ones(3)), "a FakeTensor, which is made of other tensors"),
+    "nested": (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "it is nested"),
+    "jagged": (
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+        "it is nested",
+    ),
+    "lazy": (lambda: torch.nn.LazyLinear(3).weight, "it is not initialised yet"),
+    "sparse": (lambda: torch.eye(3).to_sparse(), "of layout torch.sparse_coo"),
+    "meta": (lambda: torch.ones(3, device="meta"), "on the device meta"),
+}
+
+
+@pytest.mark.parametrize("kind", _WITHOUT_MEMORY)
+def test_a_tensor_without_memory_of_its_own_is_refused_by_name(kind: str, tmp_path: Path) -> None:
+    make, reason = _WITHOUT_MEMORY[kind]
+    with pytest.raises(Error, match=f"tensor 'of.strangers': .*{reason}"):
+        remesh.save({"of": {"strangers": make()}, "other": torch.ones(1)}, tmp_path / "new")
+    remesh.save({"of": {"strangers": torch.ones(3)}}, tmp_path / "plain")
+    with pytest.raises(Error, match=f"tensor 'of.strangers': .*{reason}"):
+        remesh.load({"of": {"strangers": make()}}, tmp_path / "plain")
+
+
+def test_a_class_of_tensors_that_has_memory_of_its_own_comes_back(tmp_path: Path) -> None:
+    class Marked(torch.Tensor):
+        pass
+
+    remesh.save(
+        {"v": torch.arange(6.0).reshape(2, 3).as_subclass(Marked), "b": torch.nn.Buffer(torch.ones(2))}, tmp_path
+    )
+    loaded = remesh.load({"v": torch.zeros(2, 3).as_subclass(Marked), "b": torch.nn.Buffer(torch.zeros(2))}, tmp_path)
+    assert type(loaded["v"]) is Marked
+    assert loaded["v"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert loaded["b"].tolist() == [1, 1]
+
+
+def test_integers_of_a_quantized_tensor_are_not_read_under_another_scale(tmp_path: Path) -> None:
+    def by_tensor(scale: float, value: float = 1) -> torch.Tensor:
+        return torch.quantize_per_tensor(torch.full((4,), float(value)), scale, 0, torch.quint8)
+
+    def by_channel(scale: float, value: float = 1) -> torch.Tensor:
+        scales = torch.tensor([scale, 1.0])
+        return torch.quantize_per_channel(
+            torch.full((2, 2), float(value)), scales, torch.zeros(2, dtype=torch.int64), 0, torch.qint8
+        )
+
+    for number, make in enumerate((by_tensor, by_channel)):
+        remesh.save({"v": make(0.25)}, tmp_path / str(number))
+        loaded = remesh.load({"v": make(0.25, 2)}, tmp_path / str(number))
+        assert torch.equal(loaded["v"].dequantize(), make(0.25).dequantize())
+        for wrong in (make(0.5), make(0.25).dequantize()):
+            with pytest.raises(Error, match=r"a chunk of tensor 'v' .* stored quantized .*0\.25.* to be filled is"):
+                remesh.load({"v": wrong}, tmp_path / str(number))
+
+
+def test_a_view_of_conjugates_is_saved_as_it_looks_and_is_not_filled(tmp_path: Path) -> None:
+    values = torch.complex(torch.arange(3.0), torch.ones(3))
+    remesh.save({"c": values.conj(), "n": values.conj().imag}, tmp_path)
+    loaded = remesh.load({"c": torch.zeros(3, dtype=torch.complex64), "n": torch.zeros(3)}, tmp_path)
+    assert torch.equal(loaded["c"], values.conj())
+    assert loaded["n"].tolist() == [-1, -1, -1]
+    for name, view in (("c", torch.zeros_like(values).conj()), ("n", torch.zeros_like(values).conj().imag)):
+        with pytest.raises(Error, match=f"tensor '{name}': it shows the "):
+            remesh.load({name: view}, tmp_path)
+
+
+@pytest.mark.parametrize("wrap", [lambda one: (one, 1), lambda one: SimpleNamespace(a=one)])
+def test_a_part_of_a_tensor_is_not_saved_as_common_data(wrap: Callable[[Any], Any], tmp_path: Path) -> None:
+    """Only the first rank's would be there."""
+    mesh = DeviceMesh("cpu", [0], _init_backend=False, _rank=0)
+    part = DTensor.from_local(torch.ones(2), mesh, [Shard(0)], run_check=False)
+    with pytest.raises(Error, match="holds a DTensor in a tuple or another object"):
+        remesh.save({"v": wrap(part)}, tmp_path / "new")
+    remesh.save({"v": wrap(torch.ones(2))}, tmp_path / "plain")
+
+
+def test_what_could_not_be_loaded_again_is_refused_when_it_is_saved(tmp_path: Path) -> None:
+    with pytest.raises(Error, match="could not be loaded again"):
+        remesh.save({"names": np.array(["a", 1], dtype=object)}, tmp_path / "new")
+    remesh.save({"names": np.array(["a", "b"])}, tmp_path / "plain")
+    assert remesh.load({"names": 0}, tmp_path / "plain")["names"].tolist() == ["a", "b"]
