@@ -26,9 +26,10 @@ def _hosts_now(job: TorchJob) -> list[str]:
     return [each["host"] for each in json.loads(shown.stdout)["now"]["ranks"]]
 
 
-def test_a_job_goes_on_on_other_hosts_to_the_same_bits(job: TorchJob) -> None:
-    expected = run_natively("steady.py", 2, "1000")  # ten seconds: more than can pass before the stop
-    job.run("steady.py", "1000", options=("--nnodes", "2", "--nproc-per-node", "1", "--hosts", "127.0.0.2,127.0.0.3"))
+def test_a_job_goes_on_on_other_hosts_to_the_same_bits(job: TorchJob, tmp_path: Path) -> None:
+    steps, go = "200", tmp_path / "go"
+    hosts = ("--nnodes", "2", "--nproc-per-node", "1", "--hosts", "127.0.0.2,127.0.0.3")
+    job.run("steady.py", steps, str(go), options=hosts)
     job.wait_for(3)
     assert _hosts_now(job) == ["127.0.0.2", "127.0.0.3"]
     job.stop()
@@ -38,4 +39,5 @@ def test_a_job_goes_on_on_other_hosts_to_the_same_bits(job: TorchJob) -> None:
     assert refused.returncode == 1
     assert "room for 3, expected exactly 2 ranks" in refused.stderr
     job.restart("--hosts", "127.0.0.4:2")
-    assert job.finish() == expected
+    go.touch()
+    assert job.finish() == run_natively("steady.py", 2, steps, str(go))
