@@ -49,10 +49,10 @@ def end(processes: Sequence[Any], limit_s: float) -> list[int | None]:
                 process.join()
 
 
-def run_example(example: Path, folder: Path, *arguments: str, limit_s: float = 100.0) -> str:
-    """What an example prints that is run in a folder. AssertionError, with that, unless it ends well."""
+def run_program(program: Path, folder: Path, *arguments: str, limit_s: float = 100.0) -> str:
+    """What a program prints that is run in a folder. AssertionError, with that, unless it ends well."""
     output, errors = folder / ".output", folder / ".errors"
-    (code,) = end([start([str(example), *arguments], folder, ALONE, output, errors)], limit_s)
+    (code,) = end([start([str(program), *arguments], folder, ALONE, output, errors)], limit_s)
     said, told = (path.read_text(errors="replace") for path in (output, errors))
-    assert code == 0, f"{example.name} ended with {code} (None: not within {limit_s:.0f} s):\n{said}{told}"
+    assert code == 0, f"{program.name} ended with {code} (None: not within {limit_s:.0f} s):\n{said}{told}"
     return said

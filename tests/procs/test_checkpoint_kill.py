@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.procs.forked_programs import run_program
 from tests.profiles import so_many
 
-_ROOT = Path(__file__).resolve().parents[2]
 _PATIENCE_S = 170
 _WAYS = ("sync", "fully parallel", "older ones removed", "async", "guard")
 _SCRIPT = Path(__file__).with_name("scripts") / "killed_jobs.py"
@@ -19,16 +16,7 @@ _SCRIPT = Path(__file__).with_name("scripts") / "killed_jobs.py"
 
 def kill_and_look(folder: Path, num_trials: int, seed: int, *ways: str) -> str:
     """What the trials left, in words; AssertionError with the output of a failed one."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run(
-        [sys.executable, str(_SCRIPT), str(folder), str(num_trials), str(seed), *ways],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=_PATIENCE_S,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
-    return done.stdout.strip()
+    return run_program(_SCRIPT, folder, str(folder), str(num_trials), str(seed), *ways, limit_s=_PATIENCE_S).strip()
 
 
 @pytest.mark.procs

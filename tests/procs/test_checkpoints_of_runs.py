@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +17,8 @@ from remesh.checkpoint.plan.step_names import step_name
 from remesh.errors import Error
 from remesh.retention import KeepBest
 from remesh.testing.pool import RankPool
+from tests.procs.forked_programs import run_program
 
-_ROOT = Path(__file__).resolve().parents[2]
 _SCRIPT = Path(__file__).with_name("scripts") / "restarted_jobs.py"
 _SHAPE = (6, 4)
 
@@ -154,11 +151,7 @@ def test_ranks_agree_on_metrics_and_on_the_best(ranks: RankPool, tmp_path: Path)
 
 def restart_and_look(folder: Path, num_lives: int, seed: int) -> str:
     """What the lives of a job came to, in words; AssertionError with the output of a failed one."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, str(_SCRIPT), str(folder), str(num_lives), str(seed)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110)
-    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
-    return done.stdout
+    return run_program(_SCRIPT, folder, str(folder), str(num_lives), str(seed), limit_s=110)
 
 
 @pytest.mark.procs

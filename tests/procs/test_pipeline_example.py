@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.procs.forked_programs import run_example
+from tests.procs.forked_programs import run_program
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "pipeline"
 
@@ -25,7 +25,7 @@ def test_a_job_whose_stages_are_cut_anew_has_the_weights_of_one_process(
     tmp_path: Path, config: str, through: str, schedule: str
 ) -> None:
     arguments = ["--config", config, "--through", through, "--schedule", schedule]
-    said = run_example(EXAMPLE / "run.py", tmp_path, *arguments, "--stages", "2", "1", "4", "--steps", "1")
+    said = run_program(EXAMPLE / "run.py", tmp_path, *arguments, "--stages", "2", "1", "4", "--steps", "1")
     told = re.findall(r"rank \d: (\d+) of (\d+) weights equal to the last bit", said)
     assert len(told) == 4 and all(equal == total != "0" for equal, total in told), said
     assert [line.split(",")[0] for line in said.splitlines() if line.startswith("step")] == [

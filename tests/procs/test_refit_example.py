@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.procs.forked_programs import run_example
+from tests.procs.forked_programs import run_program
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "refit" / "run.py"
 
 
 @pytest.mark.procs
 def test_a_generator_under_another_tensor_parallelism_gives_the_logits_of_the_trainer(tmp_path: Path) -> None:
-    said = run_example(EXAMPLE, tmp_path, "--versions", "3", "--steps", "2")
+    said = run_program(EXAMPLE, tmp_path, "--versions", "3", "--steps", "2")
     lines = [line for line in said.splitlines() if line.startswith("version")]
     assert len(lines) == 3
     assert all("logits equal to the last bit on 7 ranks" in line and "1 plan made" in line for line in lines)
