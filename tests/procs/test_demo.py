@@ -19,6 +19,7 @@ DEMO = Path(__file__).parents[2] / "examples" / "demo" / "run.py"
 QUIET_S = 60.0
 
 
+@pytest.mark.slow  # it starts as many processes as the demo, and CI runs it
 def test_a_demo_that_is_stopped_by_ctrl_c_leaves_nothing_running(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
     command = [sys.executable, str(DEMO), "--folder", str(folder)]
