@@ -32,7 +32,7 @@ class Setting:
 
     def __str__(self) -> str:
         where = f"{self.num_gpus} GPU{'s' * (self.num_gpus > 1)}" if self.num_gpus else "the CPU"
-        return f"{self.world_size} ranks over {self.backend} on {where}"
+        return f"{self.world_size} rank{'s' * (self.world_size > 1)} over {self.backend} on {where}"
 
     def run(self, ranks: RankPool, body: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
         """Call ``body(place, *args)`` on every rank; skips where GPUs are missing."""

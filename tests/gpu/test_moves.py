@@ -68,6 +68,21 @@ def test_tensors_of_the_host_go_through_the_device_of_the_group(
     setting.run(ranks, reshard_rows_to_columns, "bfloat16", on_host)
 
 
+def reshard_what_lies_on_the_neighbours_device(place: Place) -> None:
+    """The group talks for this rank's device; what lies elsewhere is staged there."""
+    whole = random_bits("float32", seed=5)
+    give, take = rows_of(whole, place), columns_of(torch.zeros_like(whole), place)
+    there = torch.device("cuda", 1 - place.rank)
+    take = Piece(take.tensor.to(there), take.global_shape, take.shards)
+    remesh.reshard({"w": Piece(give.tensor.to(there), give.global_shape, give.shards)}, {"w": take}, group=place.group)
+    assert torch.equal(bits_of(take.tensor), bits_of(columns_of(whole, place).tensor))
+
+
+@in_settings(TWO)
+def test_tensors_of_another_device_go_through_that_of_the_group(ranks: RankPool, setting: Setting) -> None:
+    setting.run(ranks, reshard_what_lies_on_the_neighbours_device)
+
+
 def give_what_kernels_are_still_making(place: Place) -> None:
     """What the current stream was given before the call is moved; what it is given after it, is not."""
     whole = torch.ones(SHAPE)

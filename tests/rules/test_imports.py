@@ -91,7 +91,7 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "from_torch",
     ),
     "comm": _layers(
-        "beside blame free_ports gloo_sockets reception tls token tree",
+        "beside blame free_ports gloo_sockets nccl reception tls token tree",
         "gather lower messages",
         "agreement server",
     ),

@@ -32,10 +32,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 
+from remesh.comm.nccl import agree_on_members, member_here
 from remesh.comm.tree import gather_words
 from remesh.errors import ConfigError, Error, PeerError
 from remesh.options import check_option
@@ -47,6 +49,10 @@ _LIMIT_BYTES = 256 << 20
 """Largest envelope of one rank: metadata of a million shards fits; anything longer is data in the wrong place."""
 _BREAK_OFF_TAG = 0x5E53
 _AT_ONCE = timedelta(milliseconds=1)
+_NCCL_PATIENCE = timedelta(minutes=10)
+"""How long ranks wait for each other at their first call over NCCL, as torch lets collectives of NCCL wait."""
+_nccl_verdicts: WeakKeyDictionary[dist.ProcessGroup, ConfigError | None] = WeakKeyDictionary()
+"""Of the groups over NCCL that were looked at, why their ranks cannot talk; None where they can."""
 _MAX_TEXT = 16_000
 """Characters of an error message that travel to the other ranks."""
 _MAX_DOING = 48
@@ -98,13 +104,18 @@ def group_size(group: Group = None) -> int:
 
 
 def group_device(group: Group = None) -> torch.device:
-    """Device whose tensors the group can carry: the CPU wherever it has a backend for it, else the GPU in use."""
+    """Device whose tensors the group can carry: the CPU wherever it has a backend for it, else a GPU.
+
+    That is the group's ``device_id``, or the one in use where the group was made without.
+    """
     if group is None and not dist.is_initialized():
         return torch.device("cpu")
     backends = dict(entry.split(":", 1) for entry in dist.get_backend_config(group).split(","))
     if backends.get("cpu", "nccl") != "nccl":
         return torch.device("cpu")
-    return torch.device("cuda", torch.cuda.current_device())
+    members = group or dist.group.WORLD
+    assert members is not None
+    return members.bound_device_id or torch.device("cuda", torch.cuda.current_device())
 
 
 def all_gather_json(value: Any, group: Group = None) -> list[Any]:
@@ -251,7 +262,23 @@ def _gather_heads(head: bytes, group: Group, doing: str) -> list[bytes]:
         raise peer_error(doing, group, raised) from raised
 
 
+def _check_nccl(group: Group) -> None:
+    """See once that the ranks of a group can talk over NCCL; raises on all alike. Called by every rank."""
+    members = group or dist.group.WORLD
+    assert members is not None
+    if members not in _nccl_verdicts:
+        mine = member_here(members.bound_device_id)
+        try:
+            agree_on_members(members.get_group_store(), group_rank(group), group_size(group), mine, _NCCL_PATIENCE)
+            _nccl_verdicts[members] = None
+        except ConfigError as raised:
+            _nccl_verdicts[members] = raised
+    if (verdict := _nccl_verdicts[members]) is not None:
+        raise verdict
+
+
 def _gather_on_device(payload: bytes, lengths: Sequence[int], group: Group, doing: str) -> list[bytes]:
+    _check_nccl(group)
     mine = torch.frombuffer(bytearray(payload), dtype=torch.uint8).to(group_device(group))
     return [raw.cpu().numpy().tobytes() for raw in _all_gather_padded(mine, lengths, group, doing)]
 

@@ -4,7 +4,8 @@ Shedding. When a peer dies, only ranks with a direct connection to it notice; th
 the group's timeout, and gloo's ``abort`` wakes nobody. So whoever learns of the death shuts down the sockets that the
 groups opened: every blocked operation then ends at once with a connection error. The sockets are known exactly: those
 that appeared while the groups were made, and that gloo's own threads wait on (by descriptor *and* inode, so that a
-descriptor reused by the program since is left alone). NCCL communicators are aborted instead.
+descriptor reused by the program since is left alone). NCCL communicators are aborted instead, which
+their members must outlive (`remesh.comm.nccl`).
 
 torch finds groups by name, and names count up from the start: groups that are grown again in the same order have the
 names of those before. So a DeviceMesh that the program holds is good again on the new groups, and one that was made on
@@ -26,6 +27,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from remesh.comm.gloo_sockets import Socket, Surroundings, cut_connections, look_around, open_sockets, pick_gloos
+from remesh.comm.nccl import agree_on_members, let_groups_be_aborted, member_here
 from remesh.errors import PeerError
 from remesh.torch_private import (
     FakeProcessGroup,
@@ -71,6 +73,9 @@ class LowerHalf:
             severed = self._severed
         if severed:
             raise self._lost_meanwhile(rank, axes)
+        if self._backend == "nccl":
+            let_groups_be_aborted()
+            agree_on_members(store, rank, world_size, member_here(None, must_outlive=True), self._timeout)
         dist.init_process_group(self._backend, store=store, rank=rank, world_size=world_size, timeout=self._timeout)
         self._make_groups("gloo", axes)
         assert self.mesh is not None

@@ -153,7 +153,7 @@ class Regions:
         if len(chunk.parts) != 1 or self._is_cast[chunk.parts[0].tensor]:
             return None
         regions = [region for each in self._runs_of(number, chunk)[0].regions[0] for region in each]
-        if len(regions) != 1 or regions[0].device.type != device.type or not regions[0].is_contiguous():
+        if len(regions) != 1 or regions[0].device != device or not regions[0].is_contiguous():
             return None
         return _as_run(regions[0]).view(torch.uint8)
 
