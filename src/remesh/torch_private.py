@@ -119,6 +119,12 @@ def all_groups() -> list[dist.ProcessGroup]:
     return list(dist.distributed_c10d._world.pg_map)
 
 
+def store_of(group: dist.ProcessGroup) -> dist.Store:
+    """The store over which the members of a group met; its keys are the group's own."""
+    store: dist.Store = dist.distributed_c10d._world.pg_map[group][1]
+    return store
+
+
 def abort_groups() -> None:
     """Abort the communicators of all groups, which ends what spins on a device."""
     dist.distributed_c10d._abort_process_group()

@@ -41,6 +41,7 @@ from remesh.comm.nccl import agree_on_members, member_here
 from remesh.comm.tree import gather_words
 from remesh.errors import ConfigError, Error, PeerError
 from remesh.options import check_option
+from remesh.torch_private import store_of
 
 _HEADER_BYTES = 1024
 _LENGTH = struct.Struct("<Q")
@@ -269,7 +270,7 @@ def _check_nccl(group: Group) -> None:
     if members not in _nccl_verdicts:
         mine = member_here(members.bound_device_id)
         try:
-            agree_on_members(members.get_group_store(), group_rank(group), group_size(group), mine, _NCCL_PATIENCE)
+            agree_on_members(store_of(members), group_rank(group), group_size(group), mine, _NCCL_PATIENCE)
             _nccl_verdicts[members] = None
         except ConfigError as raised:
             _nccl_verdicts[members] = raised
