@@ -117,6 +117,21 @@ def test_parameters_that_share_memory_are_filled_once() -> None:
     assert not wanted.copies
 
 
+def test_targets_without_memory_count_in_all_checks_and_get_nothing() -> None:
+    whole = _sources(2, tied=True)
+    like = _expected(whole, 1, 2, 2)
+    with torch.device("meta"):
+        targets = _blank(like)
+    wanted = map_weights(targets, _shapes(whole), EnginePlace(1, 2, 2))
+    assert wanted.made_of.keys() == like.keys() and len(wanted.copies) == 1  # of which none has an address of its own
+    wanted.copy_ties()
+    qkv = [f"{LAYER}.self_attn.{name}_proj.weight" for name in "qkv"]
+    assert wanted.made_of[f"{LAYER}.self_attn.qkv_proj.weight"] == frozenset(qkv)
+    targets["lm_head.weight"] = torch.empty(3, WIDTH, device="meta")
+    with pytest.raises(ConfigError, match="lm_head.weight"):
+        map_weights(targets, _shapes(whole), EnginePlace(1, 2, 2))
+
+
 def _experts(form: str, num_experts: int = 4) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(9)
     gate, up = (torch.randn(num_experts, INNER, WIDTH, generator=generator) for _ in range(2))
