@@ -46,7 +46,8 @@ def run_job(
             os.killpg(job.pid, signal.SIGKILL)
         job.wait()
     text = said.read_text(errors="replace")
-    assert code == 0 if killed_when is None else code is None, text[-5000:]
+    expected = 0 if killed_when is None else None
+    assert code == expected, f"the job ended with {code}, expected {expected}:\n{text[-5000:]}"
     return text
 
 
