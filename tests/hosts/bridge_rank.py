@@ -1,9 +1,12 @@
-"""One rank under Megatron-Bridge's own checkpoint manager, with this package in the place of Megatron's checkpoints.
+"""One rank of Megatron-Bridge's own training loop, on CPUs, with either package in the place of Megatron's checkpoints.
 
-    bridge_rank.py save|load DIRECTORY RANK SIZE
+    bridge_rank.py PACKAGE HELD LOAD SAVE INTERVAL TENSOR_PARALLEL PIPELINE_PARALLEL UNTIL_STEP
 
-The manager is Bridge's, as its factory makes it, with its save and load around the checkpoint. What it imports and
-has no part in this is left out by name: packages that are built for CUDA, and Bridge's own models, adapters and data.
+Under torchrun. The loop is ``megatron.bridge.training.pretrain``, the configuration its recipe of a plain GPT, made
+small, in bf16 with master values; the manager of checkpoints is the one that its factory makes. Data are a provider of
+ours. The last rank never begins to save the checkpoint HELD, and leaves a file ``held`` beside it. What Bridge imports
+and has no part in this is left out by name: packages that are built for CUDA, its adapters, its data sets and its
+models of other kinds.
 """
 
 from __future__ import annotations
@@ -11,25 +14,33 @@ from __future__ import annotations
 import importlib
 import importlib.abc
 import importlib.machinery
-import json
 import sys
+import time
 import types
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
 
 import torch
 import torch.distributed as dist
 
 from tests.interop.training_rank import OnCpu, imitate_a_gpu
 
-_STEP = 5
+_SEQUENCE, _VOCABULARY = 16, 64
 _LEFT_OUT = (
-    *("modelopt", "nvidia_resiliency_ext", "flash_attn", "mistral_common", "wandb"),
-    *("megatron.bridge.models", "megatron.bridge.peft", "megatron.bridge.data"),
+    *("modelopt", "nvidia_resiliency_ext", "flash_attn", "mistral_common", "wandb", "megatron.bridge.peft"),
+    *("megatron.bridge.models.megatron_mimo", "megatron.bridge.data.megatron_mimo", "megatron.bridge.data.builders"),
+    *("megatron.bridge.data.datasets.fim_dataset", "megatron.bridge.data.sources"),
 )
+_BARE: dict[str, dict[str, str]] = {
+    "megatron.bridge": {},
+    "megatron.bridge.data": {},
+    "megatron.bridge.recipes": {},
+    "megatron.bridge.models": {"GPTModelProvider": "gpt_provider", "T5ModelProvider": "t5_provider"},
+    "megatron.bridge.models.conversion": {},
+    "megatron.bridge.models.hf_pretrained": {},
+}
+"""Packages that are found without what they import: of their names those in modules that are wanted here."""
 
 
 class _Empty(types.ModuleType):
@@ -44,98 +55,120 @@ class _Empty(types.ModuleType):
         return getattr(self, name)  # type: ignore[no-any-return]
 
 
-class _LeftOut(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds an empty module where one is asked for that is left out."""
+class _Bare(types.ModuleType):
+    """A package of Bridge without the lists of its own."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _BARE[self.__name__]:
+            raise AttributeError(name)
+        return getattr(importlib.import_module(f"{self.__name__}.{_BARE[self.__name__][name]}"), name)
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds an empty module where one is asked for that is left out, and the bare packages."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         is_left_out = any(name == one or name.startswith(f"{one}.") for one in _LEFT_OUT)
-        return importlib.machinery.ModuleSpec(name, self, is_package=True) if is_left_out else None
+        if not is_left_out and name not in _BARE:
+            return None
+        spec = importlib.machinery.ModuleSpec(name, self, is_package=True)
+        real = importlib.machinery.PathFinder.find_spec(name, path)
+        if not is_left_out and real is not None:
+            spec.submodule_search_locations = real.submodule_search_locations
+        return spec
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        return _Empty(spec.name)
+        return (_Bare if spec.name in _BARE else _Empty)(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Nothing: its names come when they are asked for."""
+        """Nothing: names come when they are asked for."""
 
 
-def import_bridge() -> Any:
-    """Bridge's module of checkpoints, without the package's list of models."""
-    sys.meta_path.insert(0, _LeftOut())
-    above = importlib.import_module("megatron")
-    bridge = types.ModuleType("megatron.bridge")
-    bridge.__path__ = [str(Path(folder) / "bridge") for folder in above.__path__]
-    sys.modules["megatron.bridge"] = bridge
-    checkpointing: Any = importlib.import_module("megatron.bridge.training.checkpointing")
-    # What is asked of parts that are left out, or of a running training loop.
-    for name in ("on_checkpointing_start", "on_checkpointing_end", "on_checkpoint_loaded"):
-        setattr(checkpointing.fault_tolerance, name, lambda *_, **__: None)
-    checkpointing.get_rerun_state_machine = lambda: MagicMock(state_dict=lambda **_: None)
-    checkpointing.update_num_microbatches = lambda **_: None
-    checkpointing.save_sharded_modelopt_state = lambda *_: None
-    checkpointing._get_model_glu_interleave_sizes = lambda *_: (None, None)
-    return checkpointing
+class Tokens(torch.utils.data.Dataset):
+    """Random texts, the same in every run."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, at: int) -> dict[str, torch.Tensor]:
+        tokens = torch.randint(0, _VOCABULARY, (_SEQUENCE + 1,), generator=torch.Generator().manual_seed(at))
+        rest = {"loss_mask": torch.ones(_SEQUENCE), "position_ids": torch.arange(_SEQUENCE)}
+        return {"tokens": tokens[:-1], "labels": tokens[1:], **rest}
 
 
-class Net(torch.nn.Linear):
-    """Six rows, cut among the ranks."""
+def _data() -> Any:
+    """Bridge's own way for data that a user makes."""
+    base: Any = importlib.import_module("megatron.bridge.data.base")
 
-    config = SimpleNamespace(num_layers=1)
+    class Provider(base.DatasetProvider):  # type: ignore[misc]
+        seq_length = _SEQUENCE
+        random_seed = 0
+        skip_getting_attention_mask_from_dataset = True
 
-    def __init__(self, rank: int, size: int) -> None:
-        super().__init__(3, 6 // size)
-        self.place = (0, rank, size)
+        def build_datasets(self, context: Any) -> tuple[Any, None, None]:
+            return Tokens(context.train_samples + 6), None, None  # there is a batch more than is trained with
 
-    def sharded_state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:
-        make = importlib.import_module("megatron.core.dist_checkpointing").ShardedTensor.from_rank_offsets
-        return {name: make(name, value, self.place) for name, value in self.state_dict(keep_vars=True).items()}
-
-
-def state_of(directory: str) -> Any:
-    """What a job of Bridge keeps: its configuration and where training is."""
-    config = importlib.import_module("megatron.bridge.training.config")
-    kinds = dict.fromkeys(("save_optim", "save_rng", "load_optim", "load_rng"), False)
-    checkpoint = config.CheckpointConfig(save=directory, load=directory, ckpt_format="torch_dist", **kinds)
-    told = {
-        "model": {"tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1},
-        "checkpoint": {"save_rng": False, "save_optim": False, "fully_parallel_save": False},
-    }
-    cfg = MagicMock(peft=None, dataset=None, dist=None, ddp=None, checkpoint=checkpoint)
-    cfg.to_yaml = lambda path: Path(path).write_text(json.dumps(told))
-    cfg.optimizer.use_distributed_optimizer = cfg.rng.data_parallel_random_init = False
-    cfg.model.tensor_model_parallel_size = cfg.model.pipeline_model_parallel_size = 1
-    train_state = importlib.import_module("megatron.bridge.training.state").TrainState(step=_STEP)
-    return MagicMock(cfg=cfg, train_state=train_state, async_calls_queue=None)
+    return Provider(dataloader_type="single", num_workers=0)
 
 
-def main(action: str, directory: str, rank: int, size: int) -> None:
+def _config(load: str, save: str, *numbers: int) -> Any:
+    interval, tensor_parallel, pipeline_parallel, until = numbers
+    recipe: Any = importlib.import_module("megatron.bridge.recipes.gpt.h100.vanilla_gpt")
+    config = recipe.vanilla_gpt_pretrain_1gpu_h100_bf16_config()
+    model = config.model
+    model.num_layers, model.hidden_size, model.num_attention_heads, model.seq_length = 2, 32, 4, _SEQUENCE
+    model.tensor_model_parallel_size, model.pipeline_model_parallel_size = tensor_parallel, pipeline_parallel
+    model.transformer_layer_spec = importlib.import_module("megatron.bridge.models.gpt_provider").local_layer_spec
+    model.gradient_accumulation_fusion = False
+    # On a CPU its random numbers are the loader's, too, which draws a seed when it begins: at a resume once more.
+    model.hidden_dropout = model.attention_dropout = 0.0
+    config.dataset, config.tokenizer.vocab_size = _data(), _VOCABULARY - 1
+    config.train.train_iters, config.train.global_batch_size, config.train.micro_batch_size = until, 6, 1
+    config.scheduler.lr_warmup_iters, config.scheduler.lr_decay_iters = 1, 100
+    config.validation.eval_iters = 0
+    checkpoint = config.checkpoint
+    checkpoint.load, checkpoint.save, checkpoint.save_interval = load, save, interval
+    config.dist.distributed_backend = "gloo"
+    config.optimizer.use_distributed_optimizer = False
+    config.logger.tensorboard_dir, config.logger.log_interval = None, 1
+    return config
+
+
+def hold(core: Any, held: str) -> None:
+    """Have the last rank stand before a save of which the others are a part."""
+    save = core.save
+
+    def save_or_stand(state: Any, place: str, *args: Any, **options: Any) -> Any:
+        if Path(place).name == held and dist.get_rank() == dist.get_world_size() - 1:
+            Path(place).with_name("held").touch()
+            time.sleep(600)  # it is killed before
+        return save(state, place, *args, **options)
+
+    core.save = save_or_stand
+
+
+def main(package: str, held: str, load: str, save: str, *numbers: str) -> None:
     imitate_a_gpu()
-    importlib.import_module("remesh.integrations.megatron_core").put_in_place()
-    checkpointing = import_bridge()
-    dist.init_process_group("gloo", init_method=f"file://{directory}.{action}", rank=rank, world_size=size)
-    parallel: Any = importlib.import_module("megatron.core.parallel_state")
-    parallel.get_nccl_options = lambda *_: None
-    parallel.initialize_model_parallel(1, 1)
-    groups = importlib.import_module("megatron.core.process_groups_config").ProcessGroupCollection
-    expected = torch.arange(24.0).reshape(6, 4).chunk(size)[rank]
+    if package == "remesh":
+        importlib.import_module("remesh.integrations.megatron_core").put_in_place()
+    # Imported before Bridge, since it goes without what is left out below.
+    hold(importlib.import_module("megatron.core.dist_checkpointing"), held)
+    sys.meta_path.insert(0, _Finder())
+    importlib.import_module("megatron.core.parallel_state").get_nccl_options = lambda *_: None  # type: ignore[attr-defined]
+    importlib.import_module("megatron.core.datasets.utils").compile_helpers = lambda: None  # type: ignore[attr-defined]
+    pretrain: Any = importlib.import_module("megatron.bridge.training.pretrain")
+    step: Any = importlib.import_module("megatron.bridge.training.gpt_step")
+    # What modelopt answers where no model is distilled or quantised.
+    train: Any = importlib.import_module("megatron.bridge.training.train")
+    train.get_tensor_shapes_adjust_fn_for_distillation = lambda *_, **__: None
+    importlib.import_module("megatron.bridge.training.checkpointing").save_sharded_modelopt_state = lambda *_: None  # type: ignore[attr-defined]
     with OnCpu():
-        net, state = Net(rank, size), state_of(directory)
-        manager = checkpointing.create_checkpoint_manager(state.cfg.checkpoint)
-        assert type(manager).__module__.startswith("megatron.bridge")
-        given = {"state": state, "model": [net], "optimizer": None, "opt_param_scheduler": None}
-        if action == "save":
-            net.load_state_dict({"weight": expected[:, :3], "bias": expected[:, 3]})
-            context = checkpointing.CheckpointSaveContext(**given, num_floating_point_operations_so_far=7)
-            context.pg_collection = groups.use_mpu_process_groups()
-            manager.save(context, None)
-        else:
-            context = checkpointing.CheckpointLoadContext(**given)
-            context.pg_collection = groups.use_mpu_process_groups()
-            assert manager.load(context)[0] == _STEP
-            assert net.weight.equal(expected[:, :3]) and net.bias.equal(expected[:, 3])
-    dist.barrier()
-    dist.destroy_process_group()
+        pretrain.pretrain(_config(load, save, *map(int, numbers)), step.forward_step)
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    main(*sys.argv[1:])

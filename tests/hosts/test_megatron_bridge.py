@@ -1,25 +1,22 @@
-"""Megatron-Bridge's own checkpoint manager writes and reads our files, on another number of ranks.
+"""Megatron-Bridge's own training loop with our files: killed while it saves, gone on from, and under other meshes.
 
 `make hosts` installs Bridge and a release of Megatron Core into a folder of their own.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from remesh.checkpoint.run.reader import open_checkpoint
+from tests.hosts.jobs import run_job, stored_tensors
 
 _ROOT = Path(__file__).resolve().parents[2]
 _SCRIPT = Path(__file__).with_name("bridge_rank.py")
+_NUM_WORDS = 64
 _MEGATRON = _ROOT / ".hosts" / "megatron"
-_PATIENCE_S = 240
 
 pytestmark = [pytest.mark.hosts, pytest.mark.filterwarnings("default")]
 
@@ -30,31 +27,46 @@ def _needs_bridge() -> None:
         pytest.skip("needs megatron-bridge and megatron-core, which `make hosts` installs")
 
 
-def _run(action: str, directory: Path, size: int) -> None:
-    paths = os.pathsep.join(map(str, (_MEGATRON, _ROOT / "src", _ROOT)))
-    said = [directory.with_name(f"{action}-{rank}.txt") for rank in range(size)]
-    ranks: list[subprocess.Popen[bytes]] = []
-    try:
-        for rank in range(size):
-            command = [sys.executable, str(_SCRIPT), action, str(directory), str(rank), str(size)]
-            environment = {**os.environ, "PYTHONPATH": paths}
-            with said[rank].open("wb") as file:
-                ranks.append(
-                    subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
-                )
-        for rank, one in enumerate(ranks):
-            code = one.wait(timeout=_PATIENCE_S)
-            assert code == 0, f"rank {rank}: {said[rank].read_text(errors='replace')[-3000:]}"
-    finally:
-        for one in ranks:  # and what it has started
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(one.pid, signal.SIGKILL)
-            one.wait()
+def _train(
+    package: str,
+    load: Path,
+    save: Path,
+    *,
+    mesh: tuple[int, int, int] = (2, 2, 1),
+    until: int = 6,
+    interval: int = 2,
+    killed_in: str = "",
+) -> None:
+    """A job of (ranks, tensor, pipeline parallelism); killed while all ranks but one save that checkpoint."""
+    num_ranks, *cut = mesh
+    command = [str(_SCRIPT), package, killed_in or "-", str(load), str(save), str(interval), *map(str, cut), str(until)]
+    killed_when = save / "held" if killed_in else None
+    variables = {"PYTHONPATH": os.pathsep.join(map(str, (_MEGATRON, _ROOT / "src", _ROOT)))}
+    run_job(num_ranks, command, save.parent, variables=variables, killed_when=killed_when)
 
 
-@pytest.mark.timeout(600)
-def test_bridges_manager_saves_on_two_ranks_and_loads_on_three(tmp_path: Path) -> None:
-    _run("save", tmp_path / "saved", 2)
-    step = tmp_path / "saved" / "iter_0000005"
-    assert (step / ".remesh-index").exists() and {"weight", "bias"} <= set(open_checkpoint(step).manifest.tensors)
-    _run("load", tmp_path / "saved", 3)
+@pytest.mark.timeout(1500)
+def test_the_loop_goes_on_after_a_kill_in_a_save_and_under_other_meshes(tmp_path: Path) -> None:
+    saved = tmp_path / "ours" / "saved"
+    saved.parent.mkdir()
+    _train("remesh", saved, saved, killed_in="iter_0000006")
+    assert (saved / "latest_checkpointed_iteration.txt").read_text() == "4"
+    expected = _known(saved / "iter_0000004")
+    assert sum(name.startswith("optimizer.state.fp32_param.") for name in expected) > 10
+    for name, mesh in {"stages": (2, 1, 2), "replicas": (3, 1, 1)}.items():  # and saves at once what it has loaded
+        (tmp_path / name).mkdir()
+        _train("remesh", saved, tmp_path / name / "saved", mesh=mesh, until=4, interval=3)
+        found = _known(tmp_path / name / "saved" / "iter_0000004")
+        assert _differences(found, expected) == [], name
+    _train("remesh", saved, saved)
+    assert (saved / "latest_checkpointed_iteration.txt").read_text() == "6"
+
+
+def _known(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """All tensors, without the rows of no word that Bridge adds to embeddings, as many as the mesh makes it."""
+    tensors = stored_tensors(checkpoint)
+    return {name: one[:_NUM_WORDS] if "word_embeddings" in name else one for name, one in tensors.items()}
+
+
+def _differences(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> list[str]:
+    return [name for name in found | expected if name not in found or not found[name].equal(expected[name])]

@@ -51,6 +51,8 @@ class OnCpu(TorchFunctionMode):
     ) -> Any:
         if function is torch.Tensor.cuda:
             return args[0]
+        if function is torch.Tensor.type and len(args) == 1 and not kwargs:  # which optimizers of half precision ask
+            return function(*args).replace("torch.", "torch.cuda.")
         named = {name: _on_cpu(value) if name == "device" else value for name, value in (kwargs or {}).items()}
         return function(*(map(_on_cpu, args) if function is torch.Tensor.to else args), **named)
 
