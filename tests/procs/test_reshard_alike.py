@@ -87,10 +87,22 @@ def draw_kind(rng: random.Random) -> tuple[tuple[int, ...], Side, Side]:
     return shape, Side.draw(rng, some + sums, held), Side.draw(rng, some, wanted)
 
 
+def draw_kinds(rng: random.Random) -> list[tuple[tuple[int, ...], Side, Side]]:
+    """Some kinds, and some that differ from one of those in a single thing."""
+    kinds = [draw_kind(rng) for _ in range(rng.randint(1, 4))]
+    for shape, held, wanted in rng.sample(kinds, rng.randint(0, len(kinds))):
+        other = draw_kind(rng)
+        nearly = [(shape, held, replace(wanted, dtype=held.dtype)), (shape, replace(held, dtype=wanted.dtype), wanted)]
+        if len(other[0]) == len(shape):
+            nearly.append((other[0], held, wanted))
+        kinds.append(rng.choice(nearly))
+    return kinds
+
+
 def move_many_at_random(seed: int) -> None:
     """All ranks draw the same state."""
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
-    kinds = [draw_kind(rng) for _ in range(rng.randint(1, 4))]
+    kinds = draw_kinds(rng)
     give: dict[str, Any] = {}
     take: dict[str, Any] = {}
     seen, rights = {}, {}
@@ -120,6 +132,12 @@ def move_many_at_random(seed: int) -> None:
 
 @pytest.mark.parametrize("first", range(0, 60, 12))
 def test_random_states_of_many_alike_tensors_arrive(ranks: RankPool, first: int) -> None:
+    ranks.run(move_some_states, NUM_RANKS, (first,))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(1000, 1504, 12))
+def test_many_random_states_of_alike_tensors_arrive(ranks: RankPool, first: int) -> None:
     ranks.run(move_some_states, NUM_RANKS, (first,))
 
 
