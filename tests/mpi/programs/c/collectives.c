@@ -1,7 +1,10 @@
 /* Every collective in its three forms, on communicators of many kinds, against what each rank can work out by itself.
  *
- * `collectives ROUNDS` goes through all of it so often; rank 0 prints `answer` at the end.
+ * `collectives ROUNDS PAUSE` goes through all of it so often, with a pause in us after each round; rank 0 prints
+ * `answer` at the end.
  */
+#include <unistd.h>
+
 #include "checking.h"
 
 /* ---- Data as they are ---- */
@@ -220,9 +223,11 @@ static void on_many(MPI_Datatype strided, MPI_Datatype pair, MPI_Op own, long *s
     expect(rank, size - 1 - world_rank, "Comm_split by key", rank, 0);
     for (int i = 0; i < 6; i++) {
         if (comms[i] == MPI_COMM_NULL) continue;
-        MPI_Comm_rank(comms[i], &rank);
+        long before = checked;
         within(comms[i], strided, pair, own, send, receive);
         overlapping(comms[i], pair, own);
+        /* Who shares a host depends on where the job is; the answer may not. */
+        if (i == 5) checked = before;
         MPI_Comm_free(&comms[i]);
     }
     MPI_Group_free(&some);
@@ -233,7 +238,7 @@ int main(int argc, char **argv) {
     static long send[MOST], receive[MOST];
     MPI_Datatype vector, strided, pair;
     MPI_Op own;
-    int rounds = argc > 1 ? atoi(argv[1]) : 1;
+    int rounds = argc > 1 ? atoi(argv[1]) : 1, pause_us = argc > 2 ? atoi(argv[2]) : 0;
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
     MPI_Type_vector(2, 1, 2, MPI_LONG, &vector);
@@ -246,6 +251,7 @@ int main(int argc, char **argv) {
         within(MPI_COMM_WORLD, strided, pair, own, send, receive);
         within(MPI_COMM_SELF, strided, pair, own, send, receive);
         on_many(strided, pair, own, send, receive);
+        usleep((useconds_t)pause_us);
     }
     MPI_Op_free(&own);
     MPI_Type_free(&pair);
