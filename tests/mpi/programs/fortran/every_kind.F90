@@ -181,6 +181,7 @@ contains
       call MPI_Iprobe(MPI_ANY_SOURCE, 7777, MPI_COMM_WORLD, flag, status, ierr)
       call expect(.not. flag, 'Iprobe')
       call at_bottom(left, right)
+      call between_marks()
    end subroutine
 
    subroutine at_bottom(left, right)
@@ -197,6 +198,19 @@ contains
       call MPI_Sendrecv_replace(MPI_BOTTOM, 1, place, right, 8, left, 8, MPI_COMM_WORLD, MPI_STATUS_IGNORE, ierr)
       call expect(there(1) == left .and. there(2) == 7, 'MPI_BOTTOM')
       call MPI_Type_free(place, ierr)
+   end subroutine
+
+   ! The bounds of MPI 1, which the headers of Fortran still have.
+   subroutine between_marks()
+      integer :: marked, lengths(3), kinds(3)
+      integer(kind=MPI_ADDRESS_KIND) :: places(3), first, extent
+      lengths = 1
+      places = [-4, 0, 12]
+      kinds = [MPI_LB, MPI_INTEGER, MPI_UB]
+      call MPI_Type_create_struct(3, lengths, places, kinds, marked, ierr)
+      call MPI_Type_get_extent(marked, first, extent, ierr)
+      call expect(first == -4 .and. extent == 16, 'bounds by marks')
+      call MPI_Type_free(marked, ierr)
    end subroutine
 
    ! A datatype for each rank, and for each neighbour on a ring: element i of what a rank gives goes to rank i.

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from remesh.mpi.library.build import build_fortran
+from remesh.mpi.library.facts import TABLES
 from tests.mpi.debian import libraries
 from tests.mpi.fortran import DEBIAN, compiled_fortran, need_headers, variables, variables_without_mpi
 from tests.unit.mpi.library.building import build_shared, has_compiler
@@ -67,6 +68,16 @@ def test_the_same_without_a_library_of_mpich(
     program = compiled_fortran(source, "mpich", tmp_path, *options)
     others = variables_without_mpi(tmp_path / "others")["LD_LIBRARY_PATH"]
     assert _said([program, "3"], [str(fortran_of_ours.parent), str(fortran_of_ours), others]) == answer
+
+
+def test_predefined_handles_have_the_numbers_of_open_mpi() -> None:
+    """All that its mpif.h names, but types that its C has not."""
+    need_headers("openmpi")
+    header = (DEBIAN / "openmpi/include/mpif-handles.h").read_text()
+    theirs = dict(re.findall(r"parameter \((\w+)=(\d+)\)", header))
+    ours = dict(line.split() for line in (TABLES / "openmpi_fortran.txt").read_text().splitlines())
+    assert len(theirs) > 90
+    assert {name: ours.get(name) for name in theirs} == theirs | {"MPI_INTEGER16": None, "MPI_REAL2": None}
 
 
 def test_all_that_the_module_mpi_f08_leads_to_is_there(fortran_of_ours: Path) -> None:
