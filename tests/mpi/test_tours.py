@@ -23,8 +23,8 @@ pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 
 
 def _in_c(folder: Path) -> tuple[tuple[str, ...], tuple[str, ...], Mapping[str, str]]:
-    argv = (str(compiled("collectives", "mpich", folder)), "250")
-    return (*argv, "40000"), (*argv, "0"), {"PATH": "/usr/bin:/bin"}
+    argv = (str(compiled("collectives", "mpich", folder)), "100")
+    return (*argv, "100000"), (*argv, "0"), {"PATH": "/usr/bin:/bin"}
 
 
 def _in_fortran(folder: Path) -> tuple[tuple[str, ...], tuple[str, ...], Mapping[str, str]]:
