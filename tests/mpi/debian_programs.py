@@ -6,6 +6,7 @@ contain times nor depend on the machine.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import re
@@ -55,7 +56,7 @@ class Program:
 
 def variables() -> dict[str, str]:
     """The environment in which such programs find their libraries and tables."""
-    plain = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    plain = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "BAGEL_NUM_THREADS": "1"}
     packages = [
         ROOT / "usr/lib/python3/dist-packages",
         *sorted(ROOT.glob("usr/lib/*dir/*/*-real/lib/python3/dist-packages")),
@@ -130,10 +131,23 @@ def _sizes(output: str, folder: Path) -> list[str]:
     return [line.split()[0] for line in (folder / "pings.out").read_text().splitlines()]
 
 
-def _silicon(folder: Path) -> list[str]:
-    text = (INPUTS / "silicon.in").read_text()
-    (folder / "silicon.in").write_text(text.replace("@PSEUDO@", str(_SHARE / "espresso/pseudo")))
-    return ["-in", "silicon.in"]
+def _with_tables(name: str, tables: str, *arguments: str) -> Callable[[Path], list[str]]:
+    """A file of ours that names a folder of tables below usr/share, and these arguments."""
+
+    def prepare(folder: Path) -> list[str]:
+        text = (INPUTS / name).read_text()
+        (folder / name).write_text(text.replace("@TABLES@", str(_SHARE / tables)))
+        return list(arguments)
+
+    return prepare
+
+
+def _energies_and_files(output: str, folder: Path) -> list[str]:
+    """Of each step of a relaxation; and digests of densities and waves, which all ranks have written."""
+    energies = re.findall(r"^ ETOT .*$", (folder / "diamond.abo").read_text(), re.MULTILINE)
+    written = [folder / "diamondo_WFK", *sorted(folder.glob("diamondo_*DEN"))]
+    assert len(written) > 2
+    return [*energies, *(f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}" for file in written)]
 
 
 def _molecule_in_motion(output: str, folder: Path) -> list[str]:
@@ -204,8 +218,10 @@ def _tree(output: str, folder: Path) -> list[str]:
     return [(folder / "rows.phy.treefile").read_text()]
 
 
+_PSEUDO: Final = "espresso/pseudo"
 _MELT_TABLE: Final = r"^ *\d+(?: +-?[\d.e+-]+){5} *$"
 _RELAXED: Final = r"^!.*$|^ +Total force.*$|^Si +.*$|^ +JOB DONE.*$"
+_ITERATIONS: Final = r"^ +\d+(?: +\d+)? +\*? *-\d+\.\d+ +\d[\d.e+-]*|CASPT2 energy : state.*$"
 _MOLECULE: Final = r"Total DFT energy = +-[\d.]+|^ +\d [OH] +[-\d. ]+$"
 
 PROGRAMS_OF_DEBIAN: Final = (
@@ -215,11 +231,13 @@ PROGRAMS_OF_DEBIAN: Final = (
     Program("bin/NPopenmpi", _pings, _sizes, 0.6),
     Program("bin/NPmpich2", _pings, _sizes, 0.6, "mpich"),
     Program("bin/icoFoam", _cavity, _fields, 0.3),
-    Program("bin/pw.x", _silicon, printed(_RELAXED), 0.6),
+    Program("bin/pw.x", _with_tables("silicon.in", _PSEUDO, "-in", "silicon.in"), printed(_RELAXED), 0.6),
     Program("bin/cp2k.psmp", _given("water.cp2k", "-i", "water.cp2k"), _molecule_in_motion, 1.0),
     Program("bin/nwchem.openmpi", _given("water.nw", "water.nw"), printed(_MOLECULE), 0.6, tolerance=1e-8),
     Program("bin/nwchem.mpich", _given("water.nw", "water.nw"), printed(_MOLECULE), 0.6, "mpich", 1e-8),
     Program("lib/x86_64-linux-gnu/scalapack/openmpi-tests/xdtrd", _given("TRD.dat"), _scaled_residuals, 0.6),
     Program("lib/mumps/dsimpletest", _equations, _solution, 0.6, tolerance=1e-10, input_file="equations"),
+    Program("bin/abinit", _with_tables("diamond.abi", _PSEUDO, "diamond.abi"), _energies_and_files, 0.6),
+    Program("bin/BAGEL", _with_tables("water.json", "bagel", "water.json"), printed(_ITERATIONS), 1.0, "mpich"),
     Program("bin/iqtree2-mpi", _sequences, _tree, 1.0),
 )
