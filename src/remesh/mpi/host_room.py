@@ -9,6 +9,7 @@ what killed ranks leave falls to the next that start on the host, as their rooms
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -85,15 +86,16 @@ def _join(path: Path) -> int:
     """Lock the folder of this name; if another rank removes it meanwhile as a dead one's, it is made again."""
     while True:
         path.mkdir(mode=0o700, exist_ok=True)
-        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH)
-            owner = os.fstat(lock)
-            if owner.st_uid != os.geteuid():
-                raise PermissionError(f"it belongs to user {owner.st_uid}")
-            if os.path.exists(path) and os.path.samestat(owner, os.stat(path)):
-                return lock
-        except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH)
+                owner = os.fstat(lock)
+                if owner.st_uid != os.geteuid():
+                    raise PermissionError(f"it belongs to user {owner.st_uid}")
+                if os.path.samestat(owner, os.stat(path)):
+                    return lock
+            except BaseException:
+                os.close(lock)
+                raise
             os.close(lock)
-            raise
-        os.close(lock)

@@ -48,6 +48,8 @@ def clear_rooms(place: Path) -> None:
             descriptor = os.open(room, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(room, ignore_errors=True)
+                # Others may have removed it before we had the lock, and made one of this name that is in use.
+                if os.path.samestat(os.fstat(descriptor), os.stat(room)):
+                    shutil.rmtree(room, ignore_errors=True)
             finally:
                 os.close(descriptor)

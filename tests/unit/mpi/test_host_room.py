@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -42,6 +43,38 @@ def test_what_killed_ranks_left_falls_to_the_next_on_the_host(tmp_path: Path) ->
     assert (host_folder("a stay", tmp_path) / "windows" / "7").exists()
     room = make_room(tmp_path)
     assert list(tmp_path.iterdir()) == [room]
+
+
+def test_a_folder_that_is_cleared_away_while_a_rank_enters_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its making and its lock it belongs to nobody."""
+
+    def cleared_before(path: Path, flags: int) -> int:
+        monkeypatch.undo()
+        clear_rooms(tmp_path)
+        assert not path.exists()
+        return os.open(path, flags)
+
+    monkeypatch.setattr(os, "open", cleared_before)
+    assert HostRoom.enter("a stay", 3, tmp_path).ranks() == [3]
+
+
+def test_who_clears_away_leaves_a_folder_that_others_have_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host_folder("a stay", tmp_path).mkdir()
+    entered = []
+
+    def others_first(descriptor: int, operation: int) -> None:
+        monkeypatch.undo()
+        clear_rooms(tmp_path)
+        entered.append(HostRoom.enter("a stay", 3, tmp_path))
+        fcntl.flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", others_first)
+    clear_rooms(tmp_path)
+    assert [room.ranks() for room in entered] == [[3]]
 
 
 def test_a_folder_that_is_none_of_ours_is_refused(tmp_path: Path) -> None:
