@@ -1,10 +1,13 @@
 """What a forked process does to run one program, or one command of ours. `forked_programs` gives it the capitals."""
 
 # ruff: noqa: F821
+import multiprocessing
 import os
 import runpy
 import sys
 
+# Told by the server from which this process was forked: children of the program would be made by such a server, too.
+multiprocessing.set_start_method(None, force=True)
 os.setsid()
 for descriptor, path in ((1, OUTPUT), (2, ERRORS)):
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
