@@ -274,9 +274,11 @@ class Turns:
 
 
 def parts(turns: Turns, repeat: int, networks: list[tuple[str, str]]) -> Mapping[str, Callable[[], list[Row]]]:
-    """What is measured, in this order."""
+    """What is measured, in this order: first what matters most to those who run programs."""
     joined = [each for each in BETWEEN_HOSTS if each in networks]
     return {
+        "whole runs": lambda: whole_runs.rows(turns.whole),
+        "checkpoints and restarts": images.restart_rows,
         "small calls, start, memory, in C": lambda: c_programs.rows(repeat, turns.small, networks),
         "a rank that spins": lambda: c_programs.spinning_rows(turns.small, repeat),
         "calls and bandwidth from Python": lambda: rows(repeat, turns.large, networks),
@@ -285,8 +287,6 @@ def parts(turns: Turns, repeat: int, networks: list[tuple[str, str]]) -> Mapping
             f"hosts at {said}": lambda rate=rate: host_rows(rate, _REPEAT_BETWEEN_HOSTS, turns.hosts, joined)
             for rate, said in _RATES.items()
         },
-        "whole runs": lambda: whole_runs.rows(turns.whole),
-        "checkpoints and restarts": images.restart_rows,
     }
 
 

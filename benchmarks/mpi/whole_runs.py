@@ -64,7 +64,7 @@ def _prepare_argon(folder: Path, num_steps: int) -> list[str]:
 
 
 DEBIAN_RUNS: Final = (
-    DebianRun("GROMACS", "gmx_mpi", _prepare_argon, "argon.log", r"^ +Time: +[\d.]+ +([\d.]+)", 600),
+    DebianRun("GROMACS", "gmx_mpi", _prepare_argon, "argon.log", r"^ +Time: +[\d.]+ +([\d.]+)", 400),
     DebianRun("LAMMPS", "lmp", _prepare_melt, "", r"^Loop time of ([\d.]+)", 400),
 )
 OWN_RUNS: Final = (("CG as HPCG has it", "cg", (104, 200)), ("a gas as LULESH has it", "hydro", (45, 600)))
