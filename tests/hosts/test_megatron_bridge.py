@@ -47,8 +47,10 @@ def _train(
 
 @pytest.mark.timeout(1500)
 def test_the_loop_goes_on_after_a_kill_in_a_save_and_under_other_meshes(tmp_path: Path) -> None:
-    saved = tmp_path / "ours" / "saved"
+    saved, whole = tmp_path / "ours" / "saved", tmp_path / "theirs" / "saved"
     saved.parent.mkdir()
+    whole.parent.mkdir()
+    _train("megatron", whole, whole)
     _train("remesh", saved, saved, killed_in="iter_0000006")
     assert (saved / "latest_checkpointed_iteration.txt").read_text() == "4"
     expected = _known(saved / "iter_0000004")
@@ -59,7 +61,8 @@ def test_the_loop_goes_on_after_a_kill_in_a_save_and_under_other_meshes(tmp_path
         found = _known(tmp_path / name / "saved" / "iter_0000004")
         assert _differences(found, expected) == [], name
     _train("remesh", saved, saved)
-    assert (saved / "latest_checkpointed_iteration.txt").read_text() == "6"
+    expected, found = _known(whole / "iter_0000006"), _known(saved / "iter_0000006")
+    assert _differences(found, expected) == []
 
 
 def _known(checkpoint: Path) -> dict[str, torch.Tensor]:
