@@ -1,4 +1,7 @@
-"""Strangers talk to every port of a running job: it goes on, and they get nothing."""
+"""Strangers talk to every port of a running job: it goes on, and they get nothing.
+
+Agents are started as users start them: what the kernel tells of a process is part of what is looked at.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import pytest
 from remesh.elastic.link import connect_agent
 from remesh.elastic.metrics_server import MetricsServer
 from remesh.testing.hold import Hold
-from tests.procs.forked_job import ForkedJob
+from remesh.testing.local_job import LocalJob
 from tests.procs.scripts import tiny
 
 pytestmark = pytest.mark.procs
@@ -66,7 +69,7 @@ def test_garbage_on_every_port_of_an_agent_does_not_disturb_the_job(tmp_path: Pa
     """Agents listen on loopback only; hundreds of strangers, and dozens that stay and say nothing."""
     hold, chance = Hold(tmp_path, 10), random.Random(11)
     flags = [SCRIPT, "--mesh", "dp=-1", "--steps", "20", "--snapshot-every", "5", "--fsdp", *hold.flags]
-    with ForkedJob(tmp_path, flags, nnodes="2", workers_per_node=1) as job, contextlib.ExitStack() as stack:
+    with LocalJob(tmp_path, flags, nnodes="2", workers_per_node=1) as job, contextlib.ExitStack() as stack:
         # The link of a worker is read from its environment, which the kernel does not tell of forked ones.
         job.start_node("a", "--metrics-port", "0", "--no-preload")
         job.start_node("b", "--no-preload")
@@ -94,7 +97,7 @@ def test_node_with_another_token_is_refused_and_the_job_goes_on(tmp_path: Path) 
         path.write_text(f"a-secret-that-nobody-guesses-{index}")
     hold = Hold(tmp_path, 5)
     flags = [SCRIPT, "--mesh", "dp=-1", "--steps", "10", *hold.flags]
-    with ForkedJob(tmp_path, flags, nnodes="1:2", workers_per_node=1) as job:
+    with LocalJob(tmp_path, flags, nnodes="1:2", workers_per_node=1) as job:
         job.start_node("a", "--token-file", str(secrets[0]), "--last-call", "0")
         hold.wait(job, 1, QUIET_S)
         pids = [job.agents["a"].pid, *job.worker_pids("a")]

@@ -279,8 +279,9 @@ def _check_nccl(group: Group) -> None:
 
 
 def _gather_on_device(payload: bytes, lengths: Sequence[int], group: Group, doing: str) -> list[bytes]:
-    _check_nccl(group)
-    mine = torch.frombuffer(bytearray(payload), dtype=torch.uint8).to(group_device(group))
+    if (device := group_device(group)).type != "cpu":
+        _check_nccl(group)
+    mine = torch.frombuffer(bytearray(payload), dtype=torch.uint8).to(device)
     return [raw.cpu().numpy().tobytes() for raw in _all_gather_padded(mine, lengths, group, doing)]
 
 
