@@ -32,6 +32,8 @@ _NOT_IN_UNITS = {"os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "subproce
 """Events that start a process, by the names that Python's audit gives them, and sleep, which Python 3.13 audits."""
 _unit_test: str | None = None
 """Name of the unit test that runs now."""
+_may_hold_processes = False
+"""Whether tests of other tiers have run since garbage was collected."""
 
 
 def _hold_the_tier(event: str, *_: object) -> None:
@@ -54,8 +56,13 @@ def _sleep(seconds: float, _really: Callable[[float], None] = time.sleep) -> Non
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Know for the whole of a test, fixtures included, whether it is a unit test."""
-    global _unit_test  # an audit hook stays for the life of the process, and has no other way to know
-    _unit_test = item.nodeid if item.get_closest_marker("unit") else None
+    # An audit hook stays for the life of the process, and has no other way to know.
+    global _unit_test, _may_hold_processes
+    is_unit = item.get_closest_marker("unit") is not None
+    if is_unit and _may_hold_processes:
+        gc.collect()  # what ends its process when it is forgotten does so now, and not amid a unit test
+    _may_hold_processes = not is_unit
+    _unit_test = item.nodeid if is_unit else None
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(time, "sleep", _sleep)

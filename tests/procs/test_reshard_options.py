@@ -205,7 +205,7 @@ ODD: list[tuple[str, Callable[[], object]]] = [
     ("give is a mapping with keys such as 0", lambda: reshard({0: torch.zeros(2)}, {})),  # type: ignore[dict-item]
     ("neither of take and to", lambda: reshard({"w": torch.zeros(2)})),  # type: ignore[call-overload]
     ("torch.sparse_coo", lambda: reshard({"w": torch.zeros(2).to_sparse()}, {})),
-    ("on device meta", lambda: reshard({"w": torch.zeros(2, device="meta")}, {})),
+    ("on the device meta", lambda: reshard({"w": torch.zeros(2, device="meta")}, {})),
 ]
 
 

@@ -357,6 +357,6 @@ def test_engines_that_are_cut_in_other_ways_are_refused_by_name() -> None:
         engine = _engine(vllm, 0, 2, tied=False)
         engine.parallel_config.pipeline_parallel_size, engine.model_config.quantization = 2, "fp8"
         with pytest.raises(ConfigError, match=r"\['pipeline_parallel_size', 'quantization'\]"):
-            engine._map({})
+            engine._check_and_map()
         with pytest.raises(ConfigError, match="is not connected to a trainer"):
             engine.receive_weights(vllm.RemeshUpdateInfo())
