@@ -84,6 +84,7 @@ site_trees = {
         MPI programs </mpi/measured>
         Programs of torch </torch_programs/measured>
         Process images </mpi/images-measured>
+        GPUs </gpu>
         Every pair of MPIs </mpi/matrix>""",
     "inside": """
         /promises
