@@ -84,10 +84,10 @@ site_trees = {
         MPI programs </mpi/measured>
         Programs of torch </torch_programs/measured>
         Process images </mpi/images-measured>
-        GPUs </gpu>
         Every pair of MPIs </mpi/matrix>""",
     "inside": """
         /promises
+        /gpu
         /architecture
         /layout
         /reshard/planning

@@ -49,6 +49,8 @@ NUM_ELEMENTS = LEAST_BYTES // 4
 """Of each rank's part: as few as are guarded."""
 _LATEST_S = 1.5
 _PATIENCE_S = 60
+_GROUP_TIMEOUT_S = 20
+"""After so long gloo itself gives up on a rank that was killed while groups were made, well before we do."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -64,7 +66,7 @@ def state(step: int, rank: int, part: torch.Tensor) -> dict[str, Any]:
 def save_until_killed(root: Path, how: str, rank: int) -> None:
     """Save step after step, and note each step that this rank was told is complete. Ends when a peer is gone."""
     store = dist.FileStore(str(root / "rendezvous"), NUM_RANKS)
-    wait = timedelta(seconds=_PATIENCE_S)
+    wait = timedelta(seconds=_GROUP_TIMEOUT_S)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=NUM_RANKS, timeout=wait)
     (root / f"ready-{rank}").touch()
     base = TorchDistSaveShardedStrategy(snapshots=BEHIND.get(how, "copy"))

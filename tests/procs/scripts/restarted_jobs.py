@@ -33,6 +33,8 @@ KEEP = 2
 NUM_AT_END = 3
 SHAPE = (60, 500)
 _PATIENCE_S = 60
+_GROUP_TIMEOUT_S = 20
+"""After so long gloo itself gives up on a rank that was killed while groups were made, well before we do."""
 _LATEST_S = 0.6
 
 
@@ -45,7 +47,7 @@ def state(step: int) -> dict[str, Any]:
 def live(folder: Path, life: int, rank: int, num_ranks: int, num_steps: int) -> None:
     """Go on from the newest checkpoint for so many steps; note each that this rank was told is complete."""
     store = dist.FileStore(str(folder / f"rendezvous-{life}"), num_ranks)
-    wait = timedelta(seconds=_PATIENCE_S)
+    wait = timedelta(seconds=_GROUP_TIMEOUT_S)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=wait)
     checkpoints = remesh.Checkpoints(folder / "run", keep=KEEP, background=True)
     before = checkpoints.latest()

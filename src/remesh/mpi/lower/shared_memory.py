@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from remesh.errors import ConfigError, FormatError, PeerError, StorageError
-from remesh.files import flush
+from remesh.files import flush, replace_whole
 from remesh.images import SHARED_PATH
 from remesh.linux.proc_text import Area
 from remesh.mpi.host_room import HostRoom
@@ -63,7 +63,7 @@ class SharedCut:
         """Note that this rank will not stand still, or could not copy: nobody needs to wait."""
         with contextlib.suppress(OSError):
             self._marks.mkdir(parents=True, exist_ok=True)
-            (self._marks / _GIVEN_UP).write_text(f"rank {self._room.rank}: {why}")
+            replace_whole(self._marks / _GIVEN_UP, f"rank {self._room.rank}: {why}".encode())  # who sees it, reads it
 
     def copy(self) -> dict[str, dict[str, Any]]:
         """Wait for all ranks of the host, and copy; returns length and digest by file. The first rank calls this."""
