@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from remesh.errors import ConfigError
+from tests.hosts.jobs import stored_tensors
 
 pytestmark = [pytest.mark.hosts, pytest.mark.filterwarnings("default")]
 
@@ -114,3 +115,94 @@ def test_what_it_cannot_do_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="DeepSpeed keeps the state"):
         accelerator.save_state(tmp_path / "c")
     assert not (tmp_path / "c").exists()
+
+
+class _Count:
+    """An object to be registered."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.count = state["count"]
+
+
+def test_another_number_of_registered_objects_is_refused(tmp_path: Path) -> None:
+    accelerator = _accelerator()
+    accelerator.register_for_checkpointing(_Count(1), _Count(2))
+    accelerator.save_state(tmp_path / "c")
+    accelerator = _accelerator()
+    accelerator.register_for_checkpointing(_Count(0))
+    with pytest.raises(ConfigError, match="has 2 registered objects, expected 1"):
+        accelerator.load_state(tmp_path / "c")
+
+
+@pytest.mark.parametrize("holds", [(), ("first",), ("first", "second")])
+def test_an_optimizer_whose_parameters_are_not_all_of_one_model_is_refused(
+    tmp_path: Path, holds: tuple[str, ...]
+) -> None:
+    accelerator = _accelerator()
+    models = {"first": torch.nn.Linear(2, 2), "second": torch.nn.Linear(3, 3)}
+    loose = [] if len(holds) == 2 else [torch.nn.Parameter(torch.ones(3))]
+    named = [parameter for name in holds for parameter in models[name].parameters()]
+    accelerator.prepare(*models.values(), torch.optim.AdamW([*named, *loose]))
+    with pytest.raises(ConfigError, match=f"all of its {len(named) + len(loose)} parameters"):
+        accelerator.save_state(tmp_path / "c")
+    assert not (tmp_path / "c").exists()
+
+
+def _named(folder: Path, **options: object):
+    from accelerate.utils import ProjectConfiguration  # noqa: PLC0415
+
+    accelerator = _accelerator(project_config=ProjectConfiguration(str(folder), **options))
+    return accelerator, *_prepared(accelerator)
+
+
+def test_a_save_for_each_machine_is_refused(tmp_path: Path) -> None:
+    accelerator, *_ = _named(tmp_path, save_on_each_node=True)
+    with pytest.raises(ConfigError, match="save_on_each_node"):
+        accelerator.save_state(tmp_path / "c")
+
+
+def test_the_newest_is_the_newest_complete_one_and_torn_ones_go_with_the_old(tmp_path: Path) -> None:
+    accelerator, model, _ = _named(tmp_path, automatic_checkpoint_naming=True, total_limit=2)
+    accelerator.save_state()
+    weight = model.weight.detach().clone()
+    folder = tmp_path / "checkpoints"
+    (folder / "checkpoint_1").mkdir()
+    (folder / "checkpoint_1" / "__0_0.distcp").write_bytes(bytes(100))  # as a save leaves it that was killed
+    model.weight.data.zero_()
+    accelerator.load_state()
+    assert model.weight.equal(weight)
+    accelerator.project_configuration.iteration = 2
+    for _ in range(2):
+        accelerator.save_state()
+    assert sorted(path.name for path in folder.iterdir()) == ["checkpoint_2", "checkpoint_3"]
+
+
+def test_models_that_hooks_save_and_load_are_left_to_them(tmp_path: Path) -> None:
+    """As in the training scripts of diffusers, which save adapters with hooks."""
+    accelerator = _accelerator()
+    (model, optimizer), other = _prepared(accelerator), accelerator.prepare(torch.nn.Linear(2, 2))
+
+    def save(models, weights, folder):
+        torch.save(weights.pop().copy(), f"{folder}/other.pt")
+        assert len(models) == 2
+
+    def load(models, folder):
+        models.pop().load_state_dict(torch.load(f"{folder}/other.pt"))
+
+    accelerator.register_save_state_pre_hook(save)
+    accelerator.register_load_state_pre_hook(load)
+    accelerator.save_state(tmp_path / "c")
+    expected = [tensor.detach().clone() for tensor in (model.weight, other.weight)]
+    assert "models.0.weight" in stored_tensors(tmp_path / "c")
+    assert "models.1.weight" not in stored_tensors(tmp_path / "c")
+    for tensor in (model.weight, other.weight):
+        tensor.data.zero_()
+    accelerator.load_state(tmp_path / "c")
+    assert model.weight.equal(expected[0]) and other.weight.equal(expected[1])
+    assert accelerator._models == [model, other] and optimizer.optimizer.state

@@ -62,6 +62,57 @@ def test_what_it_cannot_do_is_refused_by_name(tmp_path: Path) -> None:
         RemeshTrainer(torch.nn.Linear(2, 2), arguments).train()
 
 
+class _Scored:
+    """A Trainer whose model is best at its second step."""
+
+    def evaluate(self, *_: object, **__: object) -> dict[str, float]:
+        metrics = {"eval_score": -abs(self.state.global_step - 2.0)}
+        self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+
+def _train_and_resume(kind: type, folder: Path, limit: int | None) -> list[object]:
+    """What lies in the folder, and which the Trainer calls the best, behind four steps and behind two more."""
+    from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments  # noqa: PLC0415 - a host may be missing
+
+    told: list[object] = []
+    for num_steps in (4, 6):
+        torch.manual_seed(3)
+        model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=20, n_positions=8))
+        words = [{key: torch.arange(start, start + 8) for key in ("input_ids", "labels")} for start in range(12)]
+        arguments = TrainingArguments(
+            str(folder),
+            use_cpu=True,
+            report_to="none",
+            disable_tqdm=True,
+            max_steps=num_steps,
+            per_device_train_batch_size=2,
+            save_strategy="steps",
+            save_steps=1,
+            eval_strategy="steps",
+            eval_steps=1,
+            metric_for_best_model="score",
+            greater_is_better=True,
+            save_total_limit=limit,
+        )
+        trainer = type("Trainer", (_Scored, kind), {})(model, arguments, train_dataset=words, eval_dataset=words)
+        trainer.train(resume_from_checkpoint=num_steps > 4)
+        names = sorted(path.name for path in folder.iterdir())
+        told += [names, trainer.state.best_model_checkpoint, trainer.state.best_global_step, trainer.state.total_flos]
+        told += [model.transformer.wte.weight.detach().clone().tolist()]
+    return [str(one).replace(str(folder), "FOLDER") for one in told]
+
+
+@pytest.mark.parametrize("limit", [None, 0, 1, 2, 3])
+def test_what_is_kept_is_what_transformers_keeps(tmp_path: Path, limit: int | None) -> None:
+    from transformers import Trainer  # noqa: PLC0415 - a host may be missing
+
+    from remesh.integrations.transformers import RemeshTrainer  # noqa: PLC0415
+
+    expected = _train_and_resume(Trainer, tmp_path / "theirs", limit)
+    assert _train_and_resume(RemeshTrainer, tmp_path / "ours", limit) == expected
+
+
 def test_what_save_pretrained_has_written_in_several_files_goes_both_ways(tmp_path: Path) -> None:
     from transformers import GPT2Config, GPT2LMHeadModel  # noqa: PLC0415 - a host may be missing
 

@@ -9,6 +9,7 @@ parameters, so another number of processes, or a single one, finds its own.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -20,11 +21,13 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from remesh.checkpoint.plain import load, save
-from remesh.checkpoint.run.reader import open_checkpoint
+from remesh.checkpoint.run.reader import OpenCheckpoint, is_complete, open_checkpoint
+from remesh.checkpoint.run.requests import stored_names
 from remesh.checkpoint.storage import location_of
+from remesh.comm.gather import gather_from, group_rank
 from remesh.errors import ConfigError
 from remesh.integrations.hosts import check_host
-from remesh.integrations.random_numbers import num_ranks_of, random_rows, take_random_rows
+from remesh.integrations.random_numbers import random_rows, rows_to_load, take_random_rows
 
 check_host("accelerate", (1, 10))
 
@@ -36,6 +39,7 @@ _FOREIGN = {
     DistributedType.XLA: "XLA",
 }
 """Engines that keep and save the state of training themselves."""
+_SAVING, _LOADING = (f"{doing} a state with accelerate" for doing in ("saving", "loading"))
 
 
 class RemeshAccelerator(Accelerator):
@@ -46,44 +50,41 @@ class RemeshAccelerator(Accelerator):
 
         Raises the same error on all processes, and then no checkpoint is there.
         """
-        self._check_can_save("saving", save_model_func_kwargs)
+        self._check_can(_SAVING, save_model_func_kwargs)
         naming = self.project_configuration
         folder = Path(output_dir) if output_dir is not None else None
         if naming.automatic_checkpoint_naming:
             folder = Path(self.project_dir, "checkpoints", f"checkpoint_{naming.iteration}")
         if folder is None:
-            raise ConfigError("saving a state with accelerate: no output_dir is given, and no automatic naming is on")
-        for hook in self._save_model_state_pre_hook.values():
-            hook(self._models, [], str(folder))
-        save({**self._state(), "random": random_rows()}, folder)
+            raise ConfigError(f"{_SAVING}: no output_dir is given, and no automatic naming is on")
+        state = self._state()
+        if self._save_model_state_pre_hook:
+            state["models"] = self._left_by_hooks(state["models"], folder)
+        save({**state, "random": random_rows()}, folder)
         naming.iteration += 1
         if naming.automatic_checkpoint_naming and naming.total_limit is not None and self.is_main_process:
-            for old in _numbered(folder.parent)[: -naming.total_limit]:
-                shutil.rmtree(old)
+            _remove_old(folder.parent, max(naming.total_limit, 1))
         return str(folder)
 
     def load_state(self, input_dir: Any = None, load_kwargs: Any = None, **load_model_func_kwargs: Any) -> None:
         """Fill models, optimizers and the rest from a checkpoint that any number of processes saved."""
-        self._check_can_save("loading", {**load_model_func_kwargs, **(load_kwargs or {})})
+        self._check_can(_LOADING, {**load_model_func_kwargs, **(load_kwargs or {})})
         if input_dir is None and self.project_configuration.automatic_checkpoint_naming:
-            found = _numbered(Path(self.project_dir, "checkpoints"))
-            input_dir = found[-1] if found else None
+            input_dir = next(reversed(_complete(Path(self.project_dir, "checkpoints"))), None)
         if input_dir is None:
-            raise ConfigError("loading a state with accelerate: no input_dir is given, and none is there by its name")
-        state, rows = self._state(), random_rows()
-        stored = open_checkpoint(location_of(input_dir)).manifest.tensors
-        if num_ranks_of(stored["random.torch"]) == self.num_processes:
+            raise ConfigError(f"{_LOADING}: no input_dir is given, and none is there by its name")
+        place = location_of(os.path.expanduser(input_dir))
+        state, checkpoint = self._state(), open_checkpoint(place)
+        self._check_objects(checkpoint)
+        if rows := rows_to_load(checkpoint.manifest.tensors):
             state["random"] = rows  # another number of processes goes on with the seeds that its script has set
-        for hook in self._load_model_state_pre_hook.values():
-            hook(self._models, str(input_dir))
-        loaded = load(state, input_dir)
+        for name in self._loaded_by_hooks(str(place)):
+            del state["models"][name]
+        loaded = load(state, place)
         for model, optimizers, told in self._with_optimizers():
-            set_state_dict(
-                model,
-                optimizers,
-                model_state_dict=loaded["models"][told],
-                optim_state_dict=loaded["optimizers"].get(told, {}),
-            )
+            weights, moments = (loaded.get(kind, {}).get(told, {}) for kind in ("models", "optimizers"))
+            if weights or moments:
+                set_state_dict(model, optimizers, model_state_dict=weights, optim_state_dict=moments)
         if "random" in loaded:
             take_random_rows(loaded["random"])
         self.step = loaded["step"]
@@ -106,39 +107,103 @@ class RemeshAccelerator(Accelerator):
         }
 
     def _with_optimizers(self) -> list[tuple[nn.Module, list[torch.optim.Optimizer], str]]:
-        """Each model with the optimizers that hold its parameters, and its name in the checkpoint."""
-        plain = [getattr(one, "optimizer", one) for one in self._optimizers]
-        found = []
-        for number, model in enumerate(self._models):
-            own = {id(parameter) for parameter in model.parameters()}
-            mine = [
-                one for one in plain if any(id(each) in own for group in one.param_groups for each in group["params"])
-            ]
-            found.append((model, mine, str(number)))
-        return found
+        """Each model with the optimizers of its parameters, and its name in the checkpoint.
 
-    def _check_can_save(self, doing: str, options: Mapping[str, Any]) -> None:
-        if options:
+        Raises `ConfigError` for an optimizer whose parameters are not all of one model, for they have no names.
+        """
+        of_model: list[list[torch.optim.Optimizer]] = [[] for _ in self._models]
+        own = [{id(parameter) for parameter in model.parameters()} for model in self._models]
+        for number, optimizer in enumerate(self._optimizers):
+            plain = getattr(optimizer, "optimizer", optimizer)
+            wanted = {id(one) for group in plain.param_groups for one in group["params"]}
+            owner = next((index for index, found in enumerate(own) if wanted <= found), None)
+            if owner is None:
+                raise ConfigError(
+                    f"naming the states of optimizer {number} of accelerate: no prepared model has all of its "
+                    f"{len(wanted)} parameters, the nearest has {max((len(wanted & one) for one in own), default=0)}; "
+                    "prepare the model that they are of, and one optimizer for each model"
+                )
+            of_model[owner].append(plain)
+        return [(model, of_model[index], str(index)) for index, model in enumerate(self._models)]
+
+    def _left_by_hooks(self, models: dict[str, Any], folder: Path) -> dict[str, Any]:
+        """The models whose weights hooks have left in their list; those that a hook takes out, it saves itself."""
+        weights = list(models.values())
+
+        def ask() -> list[str]:
+            folder.mkdir(parents=True, exist_ok=True)
+            for hook in self._save_model_state_pre_hook.values():
+                hook(self._models, weights, str(folder))
+            left = {id(one) for one in weights}
+            if strange := left.difference(map(id, models.values())):
+                raise ConfigError(
+                    f"{_SAVING}: a hook has put {len(strange)} other weights into its list, "
+                    "expected those that it was given, or fewer; save them in a registered object"
+                )
+            return [name for name, one in models.items() if id(one) in left]
+
+        told = gather_from(ask, None, _SAVING)
+        return {name: one for name, one in models.items() if all(name in left for left in told)}
+
+    def _loaded_by_hooks(self, folder: str) -> list[str]:
+        """The names of the models that hooks have loaded themselves: those that a hook takes out of its list."""
+        models = list(self._models)
+
+        def ask() -> list[str]:
+            for hook in self._load_model_state_pre_hook.values():
+                hook(models, folder)
+            left = {id(model) for model in models}
+            return [str(index) for index, model in enumerate(self._models) if id(model) not in left]
+
+        return [] if not self._load_model_state_pre_hook else gather_from(ask, None, _LOADING)[group_rank()]
+
+    def _check_objects(self, checkpoint: OpenCheckpoint) -> None:
+        """Raise `ConfigError` unless there are as many registered objects as were saved, which go by their numbers."""
+        names = (name.split(".") for name in stored_names(checkpoint))
+        found = len({parts[1] for parts in names if parts[0] == "objects" and len(parts) > 1})
+        if found != len(self._custom_objects):
             raise ConfigError(
-                f"{doing} a state with accelerate: {sorted(options)} are not supported by Remesh; leave them out"
+                f"{_LOADING}: {checkpoint.directory} has {found} registered objects, expected "
+                f"{len(self._custom_objects)} as are registered now; register the same ones in the same order"
+            )
+
+    def _check_can(self, doing: str, options: Mapping[str, Any]) -> None:
+        if options:
+            raise ConfigError(f"{doing}: {sorted(options)} are not supported by Remesh; leave them out")
+        if self.project_configuration.save_on_each_node:
+            raise ConfigError(
+                f"{doing}: save_on_each_node=True makes a copy on every machine, expected one "
+                "directory that all processes see; leave it out"
             )
         if self.distributed_type in _FOREIGN:
             raise ConfigError(
-                f"{doing} a state with accelerate: {_FOREIGN[self.distributed_type]} keeps the state of training "
+                f"{doing}: {_FOREIGN[self.distributed_type]} keeps the state of training "
                 "itself; expected DDP, FSDP2 or one process; use accelerate's own Accelerator there"
             )
         if self.distributed_type is DistributedType.FSDP and not self.is_fsdp2:
-            raise ConfigError(
-                f"{doing} a state with accelerate: FSDP is of version 1; set fsdp_version: 2 in its config"
-            )
+            raise ConfigError(f"{doing}: FSDP is of version 1; set fsdp_version: 2 in its config")
         if any(getattr(one, "use_stateful_dataloader", False) for one in self._dataloaders):
             raise ConfigError(
-                f"{doing} a state with accelerate: a stateful dataloader belongs to one number of processes; save the "
+                f"{doing}: a stateful dataloader belongs to one number of processes; save the "
                 "position in samples with register_for_checkpointing, and skip them with skip_first_batches"
             )
 
 
+def _remove_old(folder: Path, limit: int) -> None:
+    """Remove what is older than the newest complete checkpoints that the limit keeps."""
+    first = next(iter(_complete(folder)[-limit:]), None)
+    for old in _numbered(folder):
+        if old == first:
+            return
+        shutil.rmtree(old)
+
+
+def _complete(folder: Path) -> list[Path]:
+    """Complete checkpoints named automatically, the oldest first; torn ones are passed over."""
+    return [path for path in _numbered(folder) if is_complete(location_of(path))]
+
+
 def _numbered(folder: Path) -> list[Path]:
-    """Checkpoints named automatically, the oldest first."""
+    """Folders named automatically, the oldest first."""
     names = [path for path in folder.iterdir() if re.fullmatch(r"checkpoint_\d+", path.name)] if folder.is_dir() else []
     return sorted(names, key=lambda path: int(path.name.rpartition("_")[2]))

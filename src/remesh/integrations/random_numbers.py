@@ -1,9 +1,10 @@
-"""The state of each rank's random numbers (Python, NumPy, torch on the CPU) as rows of tensors, a row for each."""
+"""Each rank's random numbers as rows of tensors, a row for each rank: Python's, NumPy's, torch's on CPU and device."""
 
 from __future__ import annotations
 
 import math
 import random
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -24,11 +25,20 @@ def random_rows() -> dict[str, Piece]:
     assert version == 3 and len(words) == _NUM_PYTHON, "Python's generator has changed"
     integers = [*words, *keys.tolist(), position, has_gauss]  # type: ignore[union-attr]
     floats = [math.nan if gauss is None else gauss, cached]
+    device = _device_module()
     return {
         "integers": _row_of(torch.tensor(integers, dtype=torch.int64)),
         "floats": _row_of(torch.tensor(floats, dtype=torch.float64)),
         "torch": _row_of(torch.get_rng_state()),
+        **({} if device is None else {"device": _row_of(device.get_rng_state())}),
     }
+
+
+def rows_to_load(stored: Mapping[str, Any], prefix: str = "random.") -> dict[str, Piece]:
+    """This rank's rows that are among the stored tensors; none if another number of ranks has saved them."""
+    rows = {name: row for name, row in random_rows().items() if f"{prefix}{name}" in stored}
+    same = all(row.global_shape[0] == stored[f"{prefix}{name}"].global_shape[0] for name, row in rows.items())
+    return rows if same else {}
 
 
 def take_random_rows(rows: dict[str, Piece]) -> None:
@@ -39,11 +49,14 @@ def take_random_rows(rows: dict[str, Piece]) -> None:
     *keys, position, has_gauss = integers[_NUM_PYTHON:]
     np.random.set_state(("MT19937", np.array(keys, np.uint32), position, has_gauss, cached))
     torch.set_rng_state(rows["torch"].tensor[0])
+    if "device" in rows:
+        _device_module().set_rng_state(rows["device"].tensor[0])
 
 
-def num_ranks_of(rows: Any) -> int:
-    """The number of ranks whose rows a stored tensor has."""
-    return int(rows.global_shape[0])
+def _device_module() -> Any:
+    """torch's module of this rank's device, such as ``torch.cuda``; None where there is only the CPU."""
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return None if device is None else torch.get_device_module(device)
 
 
 def _row_of(values: torch.Tensor) -> Piece:

@@ -15,7 +15,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from remesh.checkpoint.plain import load, save
@@ -26,7 +25,7 @@ from remesh.comm.gather import all_gather_json, step_together
 from remesh.errors import ConfigError
 from remesh.files import replace_whole
 from remesh.integrations.hosts import check_host
-from remesh.integrations.random_numbers import num_ranks_of, random_rows, take_random_rows
+from remesh.integrations.random_numbers import random_rows, rows_to_load, take_random_rows
 
 check_host("transformers", (5, 0))
 
@@ -55,18 +54,35 @@ class RemeshTrainer(Trainer):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         del model  # the one of this Trainer, wrapped
         folder = Path(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
-        self.store_flos()
-        for one in [*self.callback_handler.callbacks, self.control]:
-            if isinstance(one, ExportableState):
-                kept = self.state.stateful_callbacks
-                kept[type(one).__name__] = one.state()
+        if self.hp_search_backend is None and trial is None:
+            self.store_flos()
+        best = folder.with_name(f"checkpoint-{self.state.best_global_step}")
+        if self.state.best_global_step and (best == folder or best.is_dir()):
+            self.state.best_model_checkpoint = str(best)
+        self._note_callbacks()
         told = json.dumps(dataclasses.asdict(self.state))
         save({**self._tensors(), "random": random_rows(), "trainer": told}, folder)
-        limit = self.args.save_total_limit
-        if limit is not None and self.args.should_save:
-            for old in complete_checkpoints(folder.parent)[: -max(limit, 1)]:
-                (old / TRAINER_STATE_NAME).unlink(missing_ok=True)
-                remove_checkpoint(location_of(old))
+        if self.args.should_save:
+            self._remove_old(folder.parent)
+
+    def _note_callbacks(self) -> None:
+        """Put the states of callbacks into the Trainer's own: one, or a list where there are several of a class."""
+        states: dict[str, list[Any]] = {}
+        for one in [*self.callback_handler.callbacks, self.control]:
+            if isinstance(one, ExportableState):
+                states.setdefault(type(one).__name__, []).append(one.state())
+        for name, found in states.items():
+            self.state.stateful_callbacks[name] = found if len(found) > 1 else found[0]
+
+    def _remove_old(self, folder: Path) -> None:
+        """Remove the oldest complete checkpoints beyond the limit, but never the newest or the best one."""
+        limit, found = self.args.save_total_limit or 0, complete_checkpoints(folder)
+        best = self.state.best_model_checkpoint
+        kept = {*found[-1:], *(one for one in found if best is not None and one == Path(best))}
+        num_removed = max(len(found) - max(limit, len(kept)), 0) if limit > 0 else 0
+        for old in [one for one in found if one not in kept][:num_removed]:
+            (old / TRAINER_STATE_NAME).unlink(missing_ok=True)
+            remove_checkpoint(location_of(old))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Load nothing yet: the model is loaded with its optimizer, once both are wrapped for training."""
@@ -87,12 +103,10 @@ class RemeshTrainer(Trainer):
         """Load nothing: there is no scaler."""
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        num_ranks = dist.get_world_size() if dist.is_initialized() else 1
         if checkpoint is None:
             return
-        stored = open_checkpoint(location_of(checkpoint)).manifest.tensors
-        if num_ranks_of(stored["random.torch"]) == num_ranks:
-            take_random_rows(load({"random": random_rows()}, checkpoint)["random"])
+        if rows := rows_to_load(open_checkpoint(location_of(checkpoint)).manifest.tensors):
+            take_random_rows(load({"random": rows}, checkpoint)["random"])
 
     def _lay_out(self, told: str, folder: Path) -> None:
         """Write the Trainer's state from the checkpoint into the file that the Trainer reads; done by one rank."""
@@ -113,6 +127,7 @@ class RemeshTrainer(Trainer):
             "deepspeed": self.is_deepspeed_enabled,
             "fp16": self.args.fp16,
             "push_to_hub": self.args.push_to_hub,
+            "save_on_each_node": self.args.save_on_each_node,
             "fsdp_version 1": self.is_fsdp_enabled and not getattr(self.accelerator, "is_fsdp2", False),
         }
         if found := [name for name, is_on in cannot.items() if is_on]:
