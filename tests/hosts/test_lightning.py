@@ -118,3 +118,10 @@ def test_one_gathered_file_is_refused() -> None:
 
     with pytest.raises(ConfigError, match="save_distributed_checkpoint=False"):
         RemeshModelParallelStrategy(save_distributed_checkpoint=False)
+
+
+def test_a_strategy_that_is_asked_to_run_code_of_a_file_refuses(tmp_path: Path) -> None:
+    from remesh.integrations.lightning import RemeshModelParallelStrategy  # noqa: PLC0415
+
+    with pytest.raises(ConfigError, match="weights_only=False runs code"):
+        RemeshModelParallelStrategy().load_checkpoint(tmp_path, weights_only=False)

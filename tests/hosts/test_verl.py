@@ -180,3 +180,18 @@ def test_shards_that_an_engine_cuts_by_rules_of_its_own_are_refused_by_name(monk
         patch.setattr(engine, "_moves", lambda: None)
         with pytest.raises(ConfigError, match="tensor 'w' is cut or named by rules"):
             asyncio.run(engine.send_weights(training))
+
+
+@pytest.mark.parametrize("name", ["q_proj.base_layer.weight", "q_proj.lora_A.default.weight", "head.modules_to_save.x"])
+def test_shards_of_an_adapter_that_is_not_merged_are_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    from remesh.errors import ConfigError  # noqa: PLC0415
+    from remesh.integrations.verl import RemeshCheckpointEngine  # noqa: PLC0415
+
+    held = [(f"base_model.model.{name}", torch.ones(2), SimpleNamespace(full_shape=(2,)))]
+    training = SimpleNamespace(get_per_tensor_param_shard=lambda: (iter(held), None))
+    engine = RemeshCheckpointEngine(1000)
+    monkeypatch.setattr(engine, "_moves", lambda: None)
+    with pytest.raises(ConfigError, match=r"adapter that is not merged.*lora.merge=True"):
+        asyncio.run(engine.send_weights(training))

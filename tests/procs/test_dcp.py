@@ -178,6 +178,19 @@ def test_a_value_that_runs_code_is_refused_when_it_is_loaded_unless_that_is_aske
     assert wanted["x"] == when
 
 
+class _TellingLoadPlanner(dcp.DefaultLoadPlanner):
+    """Looks at bytes before torch's planner unpickles them."""
+
+    def load_bytes(self, read_item, value):
+        super().load_bytes(read_item, value)
+
+
+def test_a_planner_that_hands_pickles_on_is_given_none_that_runs_code(tmp_path):
+    dcp.save({"x": _Strange()}, storage_writer=DcpWriter(tmp_path, pickles=Pickles.ANY))
+    with pytest.raises(dcp.api.CheckpointException, match="not known to be safe|could not be loaded"):
+        dcp.load({"x": None}, storage_reader=DcpReader(tmp_path), planner=_TellingLoadPlanner())
+
+
 class _RawSavePlanner(dcp.DefaultSavePlanner):
     """Writes bytes that are no pickle."""
 

@@ -71,6 +71,8 @@ def test_workers_are_started_again_while_restarts_remain(tmp_path: Path) -> None
 def test_what_it_cannot_do_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="health_check_server"):
         ours.elastic_launch(_config(tmp_path), add_up, health_check_server=object())
+    with pytest.raises(ConfigError, match="health_check_server"):
+        ours.launch_agent(_config(tmp_path), add_up, [], health_check_server=object())
     with pytest.raises(ConfigError, match="no entrypoint"):
         ours.launch_agent(_config(tmp_path), None, [])
     monkeypatch.setenv("REMESH_TOKEN", "short")

@@ -9,7 +9,7 @@ torch's ``FileSystemReader`` read it too.
 
 Values that are no tensors are pickles, made and unpickled by torch's planner. Nothing here unpickles. With
 `Pickles.SAFE` a writer refuses what ``torch.load(weights_only=True)`` would not read back, and a reader hands a
-pickle to torch's planner only when it holds nothing else.
+pickle to a planner only when it holds nothing else.
 """
 
 from __future__ import annotations
@@ -226,9 +226,9 @@ class DcpReader(StorageReader):
         return _is_place(checkpoint_id)
 
     def _give_bytes(self, item: ReadItem, blob: bytes, planner: LoadPlanner) -> None:
-        # torch's planner unpickles whatever it is given; one that reads bytes in its own way answers for that itself.
+        # torch's planner unpickles whatever it is given, and others may hand a pickle on to it.
         unpickles = type(planner).load_bytes is DefaultLoadPlanner.load_bytes
-        if self._pickles is Pickles.SAFE and unpickles:
+        if self._pickles is Pickles.SAFE and (unpickles or _is_pickle(blob)):
             load_object(blob, f"{item.storage_index.fqn!r} of {self.checkpoint_id}")
         planner.load_bytes(item, io.BytesIO(blob))
 

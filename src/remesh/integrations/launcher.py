@@ -39,10 +39,7 @@ class elastic_launch:
     def __init__(
         self, config: LaunchConfig, entrypoint: Callable[..., Any] | str | None, health_check_server: Any = None
     ) -> None:
-        if health_check_server is not None:
-            raise ConfigError(
-                "launching: a health_check_server is given, which Remesh's agent does not support; leave it out"
-            )
+        _refuse_server(health_check_server)
         self._config = config
         self._entrypoint = entrypoint
 
@@ -52,13 +49,17 @@ class elastic_launch:
 
 
 def launch_agent(
-    config: LaunchConfig, entrypoint: Callable[..., Any] | str | None, args: Sequence[Any]
+    config: LaunchConfig,
+    entrypoint: Callable[..., Any] | str | None,
+    args: Sequence[Any],
+    health_check_server: Any = None,
 ) -> dict[int, Any]:
     """Run this node's workers to their end; returns what each worker returned, by global rank.
 
     Called by the main thread, for signals end a job in order. Raises torch's ``ChildFailedError`` when a worker of this
     node failed for good, `PeerError` when one of another node did.
     """
+    _refuse_server(health_check_server)
     if entrypoint is None:
         raise ConfigError("launching: no entrypoint is given, expected a function or a command")
     config.run_id = config.run_id or uuid.uuid4().hex
@@ -76,6 +77,13 @@ def launch_agent(
     if not end.outcome.is_ok:
         raise PeerError(f"running {name} on {node_name}: {end.outcome.text}")
     return {} if end.result is None else dict(end.result.return_values)
+
+
+def _refuse_server(health_check_server: Any) -> None:
+    if health_check_server is not None:
+        raise ConfigError(
+            "launching: a health_check_server is given, which Remesh's agent does not support; leave it out"
+        )
 
 
 def _token_of(run_id: str) -> Token:

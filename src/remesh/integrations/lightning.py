@@ -55,11 +55,7 @@ class RemeshCheckpointIO(CheckpointIO):
         """Read the checkpoint, with tensors on the CPU; called by every process."""
         if map_location not in (None, "cpu", torch.device("cpu")):
             raise ConfigError(f"loading checkpoint {path}: map_location is {map_location!r}, expected the CPU")
-        if weights_only is False:
-            raise ConfigError(
-                f"loading checkpoint {path}: weights_only=False runs code that the file holds, which Remesh does not; "
-                "leave it out, and allow classes of yours with torch.serialization.add_safe_globals"
-            )
+        _refuse_code(path, weights_only)
         place = location_of(path)
         try:
             content = store_of(place).read(place)
@@ -103,6 +99,7 @@ class RemeshModelParallelStrategy(ModelParallelStrategy):
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """Fill model and optimizers, and return the rest; called by every process, of any number of processes."""
         path = os.fspath(self.broadcast(checkpoint_path))
+        _refuse_code(path, weights_only)
         assert self.model is not None, "Lightning sets a model up before it loads"
         optimizers = {str(number): one for number, one in enumerate(self.optimizers)}
         wanted = {
@@ -122,4 +119,12 @@ def _refuse_options(storage_options: Any) -> None:
         raise ConfigError(
             f"saving with Lightning: Remesh has no storage_options, found {storage_options!r}; leave them out, stores "
             "take what they need from the environment"
+        )
+
+
+def _refuse_code(path: Any, weights_only: bool | None) -> None:
+    if weights_only is False:
+        raise ConfigError(
+            f"loading checkpoint {path}: weights_only=False runs code that the file holds, which Remesh does not; "
+            "leave it out, and allow classes of yours with torch.serialization.add_safe_globals"
         )

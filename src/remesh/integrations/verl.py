@@ -17,6 +17,7 @@ When members have changed, an update makes a new group; otherwise it uses the sa
 from __future__ import annotations
 
 import math
+import re
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -40,6 +41,8 @@ import ray  # noqa: E402 - what is missing is said first
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry  # noqa: E402
 
 _UPDATING = "updating the weights of rollout workers"
+_OF_ADAPTER = re.compile(r"\.(lora_\w+|base_layer|modules_to_save)\.")
+"""In names of peft's layers."""
 
 
 @CheckpointEngineRegistry.register("remesh")
@@ -178,6 +181,11 @@ def _shards(held: Iterable[tuple[str, torch.Tensor, Any]]) -> Iterator[tuple[str
     """The shards that verl's engines export: local parts with torch's mesh and placements."""
     for name, local, spec in held:
         shape = tuple(spec.full_shape)
+        if _OF_ADAPTER.search(name):
+            raise ConfigError(
+                f"{_UPDATING}: tensor {name!r} is of an adapter that is not merged, and rollouts would go on without "
+                "it; take backend=remesh with model.lora.merge=True, for which verl yields merged weights"
+            )
         if spec.place is not None or spec.to_hf_chunk is not None:
             raise ConfigError(
                 f"{_UPDATING}: tensor {name!r} is cut or named by rules of its engine's own, expected torch's "
