@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -36,7 +36,8 @@ _HOMES: Final = {
 _MEMBERS: Final = {
     "torch._C._autograd.SavedTensor": ("unpack_hook",),
     "torch.distributed.Backend": ("_plugins",),
-    "torch.distributed.distributed_c10d": ("_abort_process_group", "_world"),
+    "torch.distributed.ProcessGroup": ("_get_backend",),
+    "torch.distributed.distributed_c10d": ("_world",),
 }
 """What is used of a class or a module by attribute."""
 FSDP_MODULE: Final = "torch.distributed.fsdp.FSDPModule"
@@ -125,9 +126,42 @@ def store_of(group: dist.ProcessGroup) -> dist.Store:
     return store
 
 
-def abort_groups() -> None:
-    """Abort the communicators of all groups, which ends what spins on a device."""
-    dist.distributed_c10d._abort_process_group()
+def nccl_of(group: dist.ProcessGroup) -> Any | None:
+    """What the group has for tensors of CUDA devices, if that is one of torch's ``ProcessGroupNCCL``; else None."""
+    backends = dict(entry.split(":", 1) for entry in dist.get_backend_config(group).split(","))
+    return group._get_backend(torch.device("cuda")) if backends.get("cuda") == "nccl" else None
+
+
+def nccl_error(group: dist.ProcessGroup) -> str | None:
+    """What became of the operations that a group has queued over NCCL: ``"TIMEOUT"``, ``"COMM_ERROR"``; None if all is
+    well. It is noted before what hangs is aborted."""
+    backend = nccl_of(group)
+    if backend is None:
+        return None
+    if not hasattr(backend, "get_error"):
+        raise ConfigError(
+            f"using torch {torch.__version__}: {type(backend).__name__} has no get_error, by which Remesh learns of "
+            "operations that were aborted; install a release of torch that Remesh was tested with"
+        )
+    name: str = backend.get_error().name
+    return None if name == "SUCCESS" else name
+
+
+def abort_nccl(groups: Iterable[dist.ProcessGroup]) -> None:
+    """Abort the communicators of all these groups, which ends what spins on a device; torch goes on knowing the groups.
+
+    All in one: an abort by itself waits for the device, and so for what another communicator has spinning there.
+    """
+    backends = [backend for group in groups if (backend := nccl_of(group)) is not None]
+    grouping = next((backend for backend in backends if hasattr(backend, "_group_start")), None)
+    if grouping is not None:
+        grouping._group_start()
+    try:
+        for backend in backends:
+            backend.abort()
+    finally:
+        if grouping is not None:
+            grouping._group_end()
 
 
 def is_known_backend(name: str) -> bool:

@@ -14,7 +14,8 @@ import remesh
 from remesh.comm import gather, lower, nccl
 from remesh.comm.gather import all_gather_json, group_device
 from remesh.comm.lower import LowerHalf
-from remesh.comm.nccl import NcclMember, agree_on_members, check_members, let_groups_be_aborted
+from remesh.comm.nccl import NcclMember, agree_on_members, check_members
+from remesh.comm.nccl_settings import let_groups_be_aborted
 from remesh.errors import ConfigError, PeerError
 from remesh.testing.pool import RankPool
 
@@ -36,9 +37,16 @@ def test_who_has_not_chosen_a_device_is_told_how() -> None:
         check_members([A, B, A])
 
 
+def settings_with(handling: str | None) -> dict[str, str]:
+    """Those of an elastic job, with another value of the one that says what becomes of the process at an error."""
+    settings = {} if handling is None else {"TORCH_NCCL_ASYNC_ERROR_HANDLING": handling}
+    let_groups_be_aborted(settings)
+    return settings
+
+
 @pytest.mark.parametrize(("handling", "is_fine"), [(None, True), ("2", True), ("0", True), ("1", False), ("3", False)])
 def test_groups_are_made_again_only_by_who_outlives_their_errors(handling: str | None, is_fine: bool) -> None:
-    members = [A, NcclMember("h", "GPU-b", False, must_outlive=True, handling=handling)]
+    members = [A, NcclMember("h", "GPU-b", False, must_outlive=True, settings=settings_with(handling))]
     if is_fine:
         check_members(members)
         return
@@ -47,12 +55,8 @@ def test_groups_are_made_again_only_by_who_outlives_their_errors(handling: str |
 
 
 def test_what_a_user_has_said_of_errors_stays() -> None:
-    unset: dict[str, str] = {}
-    let_groups_be_aborted(unset)
-    assert unset == {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2"}
-    chosen = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
-    let_groups_be_aborted(chosen)
-    assert chosen == {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+    assert settings_with(None)["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "2"
+    assert settings_with("0")["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
 
 
 def test_a_member_that_never_comes_is_told_after_the_timeout() -> None:
@@ -92,7 +96,7 @@ def test_ranks_that_share_a_device_are_told_on_all_ranks_whatever_they_call(rank
 def grow_over_nccl(folder: str) -> str:
     rank = dist.get_rank()
     dist.destroy_process_group()
-    here = NcclMember("h", f"GPU-{rank}", False, must_outlive=True, handling="3" if rank else None)
+    here = NcclMember("h", f"GPU-{rank}", False, must_outlive=True, settings=settings_with("3" if rank else None))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lower, "member_here", lambda device_id, **more: here)
         half = LowerHalf("nccl", "cuda", 30.0)

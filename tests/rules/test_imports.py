@@ -91,7 +91,8 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "from_torch",
     ),
     "comm": _layers(
-        "beside blame free_ports gloo_sockets nccl reception tls token tree",
+        "beside blame free_ports gloo_sockets nccl_settings reception tls token tree",
+        "nccl",
         "gather lower messages",
         "agreement server",
     ),

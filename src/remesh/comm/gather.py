@@ -41,7 +41,7 @@ from remesh.comm.nccl import agree_on_members, member_here
 from remesh.comm.tree import gather_words
 from remesh.errors import ConfigError, Error, PeerError
 from remesh.options import check_option
-from remesh.torch_private import store_of
+from remesh.torch_private import nccl_error, store_of
 
 _HEADER_BYTES = 1024
 _LENGTH = struct.Struct("<Q")
@@ -109,14 +109,47 @@ def group_device(group: Group = None) -> torch.device:
 
     That is the group's ``device_id``, or the one in use where the group was made without.
     """
-    if group is None and not dist.is_initialized():
-        return torch.device("cpu")
-    backends = dict(entry.split(":", 1) for entry in dist.get_backend_config(group).split(","))
-    if backends.get("cpu", "nccl") != "nccl":
+    if not is_queued(group):
         return torch.device("cpu")
     members = group or dist.group.WORLD
     assert members is not None
     return members.bound_device_id or torch.device("cuda", torch.cuda.current_device())
+
+
+def is_queued(group: Group = None) -> bool:
+    """Whether operations of the group have only been queued on a device when a wait for them returns; so with NCCL.
+
+    Then `check_end` says what became of them.
+    """
+    if group is None and not dist.is_initialized():
+        return False
+    backends = dict(entry.split(":", 1) for entry in dist.get_backend_config(group).split(","))
+    return backends.get("cpu", "nccl") == "nccl"
+
+
+def check_end(group: Group, doing: str) -> None:
+    """Return when all that this rank has queued on the group's device is done; elsewhere at once. Calls nobody.
+
+    Raises `PeerError` when an operation of the group was given up, whose result is whatever was in its memory before:
+    torch aborts what hangs, and tells the program nothing of it.
+    """
+    if not is_queued(group):
+        return
+    members = group or dist.group.WORLD
+    assert members is not None
+    torch.cuda.current_stream(group_device(group)).synchronize()
+    if (found := nccl_error(members)) is not None:
+        raise peer_error(doing, group, RuntimeError(f"{found}: torch gave an operation up"))
+
+
+def is_of_own_device(raised: BaseException) -> bool:
+    """Whether an error says that this rank has no memory left, or its device is lost; no peer has to do with it."""
+    return isinstance(raised, torch.AcceleratorError) or is_out_of_memory(raised)
+
+
+def is_out_of_memory(raised: BaseException) -> bool:
+    """Whether an error says that there is no memory left, on a device or on the host, for which torch has no type."""
+    return isinstance(raised, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(raised)
 
 
 def all_gather_json(value: Any, group: Group = None) -> list[Any]:
@@ -207,7 +240,7 @@ def break_off(group: Group) -> None:
     gloo closes a connection on both sides when a wait on it times out, so a receive of nothing is waited for, shortly.
     Other backends have their own watchdogs; there this does nothing.
     """
-    if group_size(group) == 1 or group_device(group).type != "cpu":
+    if group_size(group) == 1 or is_queued(group):
         return
     for peer in range(group_size(group)):
         if peer != group_rank(group):
@@ -255,7 +288,7 @@ def _all_gather_bytes(payload: bytes, group: Group, doing: str) -> list[bytes]:
 
 
 def _gather_heads(head: bytes, group: Group, doing: str) -> list[bytes]:
-    if group_device(group).type != "cpu":
+    if is_queued(group):
         return _gather_on_device(head.ljust(_HEADER_BYTES, b"\0"), [_HEADER_BYTES] * group_size(group), group, doing)
     try:
         return gather_words(head, _HEADER_BYTES, group)
@@ -279,9 +312,9 @@ def _check_nccl(group: Group) -> None:
 
 
 def _gather_on_device(payload: bytes, lengths: Sequence[int], group: Group, doing: str) -> list[bytes]:
-    if (device := group_device(group)).type != "cpu":
+    if is_queued(group):
         _check_nccl(group)
-    mine = torch.frombuffer(bytearray(payload), dtype=torch.uint8).to(device)
+    mine = torch.frombuffer(bytearray(payload), dtype=torch.uint8).to(group_device(group))
     return [raw.cpu().numpy().tobytes() for raw in _all_gather_padded(mine, lengths, group, doing)]
 
 
@@ -293,10 +326,11 @@ def _all_gather_padded(mine: torch.Tensor, lengths: Sequence[int], group: Group,
     if max(lengths):
         try:
             dist.all_gather(theirs, padded, group=group)
-            if padded.is_cuda:
-                torch.cuda.current_stream().synchronize()  # a peer that is gone shows only when it is waited for
         except RuntimeError as raised:
+            if is_of_own_device(raised):
+                raise
             raise peer_error(doing, group, raised) from raised
+        check_end(group, doing)
     return [raw[:length] for raw, length in zip(theirs, lengths, strict=True)]
 
 

@@ -4,8 +4,12 @@ Shedding. When a peer dies, only ranks with a direct connection to it notice; th
 the group's timeout, and gloo's ``abort`` wakes nobody. So whoever learns of the death shuts down the sockets that the
 groups opened: every blocked operation then ends at once with a connection error. The sockets are known exactly: those
 that appeared while the groups were made, and that gloo's own threads wait on (by descriptor *and* inode, so that a
-descriptor reused by the program since is left alone). NCCL communicators are aborted instead, which
-their members must outlive (`remesh.comm.nccl`).
+descriptor reused by the program since is left alone).
+
+NCCL communicators are aborted instead, which their members must outlive (`remesh.comm.nccl`). An abort may take as long
+as it likes: it has a thread of its own, and whoever sheds waits for it, for a limited time. Connections of the control
+group are cut before: whoever has lost a collective on its device can no longer vote as if it had not. A collective that
+was aborted raises nowhere, so members ask before they vote (`LowerHalf.check_end`).
 
 torch finds groups by name, and names count up from the start: groups that are grown again in the same order have the
 names of those before. So a DeviceMesh that the program holds is good again on the new groups, and one that was made on
@@ -19,22 +23,25 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from remesh.comm.gloo_sockets import Socket, Surroundings, cut_connections, look_around, open_sockets, pick_gloos
-from remesh.comm.nccl import agree_on_members, let_groups_be_aborted, member_here
-from remesh.errors import PeerError
+from remesh.comm.nccl import agree_on_members, member_here
+from remesh.comm.nccl_settings import let_groups_be_aborted
+from remesh.errors import ConfigError, PeerError
 from remesh.torch_private import (
     FakeProcessGroup,
-    abort_groups,
+    abort_nccl,
     all_groups,
     is_known_backend,
     name_groups_from_the_start,
+    nccl_error,
     num_groups_named,
 )
 
@@ -60,6 +67,8 @@ class LowerHalf:
         """Not None while groups are being made."""
         self._sockets: frozenset[Socket] = frozenset()
         self._severed = False
+        self._abort: _Abort | None = None
+        """Of communicators on devices; None until they are severed."""
         self.mesh: DeviceMesh | None = None
         self.control: dist.ProcessGroup | None = None
         """A gloo group of all members for votes, apart from the groups that user code posts collectives on."""
@@ -73,6 +82,7 @@ class LowerHalf:
             severed = self._severed
         if severed:
             raise self._lost_meanwhile(rank, axes)
+        self._see_one_backend(store, rank)
         if self._backend == "nccl":
             let_groups_be_aborted()
             agree_on_members(store, rank, world_size, member_here(None, must_outlive=True), self._timeout)
@@ -120,13 +130,36 @@ class LowerHalf:
             sockets = self._sockets if self._before is None else pick_gloos(open_sockets(), self._before)
             self._sockets = frozenset()
         cut_connections(sockets)
-        if self._backend == "nccl" and dist.is_initialized():
+        if self._backend == "nccl":
             # The communicators' kernels spin on the device; only abort ends them.
-            with contextlib.suppress(RuntimeError):
-                abort_groups()
+            with self._lock:
+                self._abort = self._abort or _Abort(all_groups())
+
+    def check_end(self) -> None:
+        """Wait for what this rank has queued on its device; without a device returns at once. Calls nobody.
+
+        `PeerError` when an operation of any of its groups was given up: what it was to bring is not there.
+        """
+        if self._backend != "nccl":
+            return
+        torch.cuda.current_stream().synchronize()
+        found = [error for group in all_groups() if (error := nccl_error(group)) is not None]
+        with self._lock:
+            found += ["the groups were severed"] * self._severed
+        if found:
+            raise PeerError(
+                f"waiting for the device: expected every collective to be done, found {found[0]}: one was given up, "
+                "and what it was to bring is undefined; meet again in new groups"
+            )
 
     def shed(self) -> None:
-        """Drop the groups; the next :meth:`grow` starts from nothing."""
+        """Drop the groups; the next :meth:`grow` starts from nothing.
+
+        `PeerError` when communicators on the device cannot be aborted: this process is of no more use.
+        """
+        if self._abort is not None:
+            self._abort.wait(self._timeout)
+            self._abort = None
         self.mesh = None
         self.control = None
         while _pretences:
@@ -146,8 +179,42 @@ class LowerHalf:
         with self._lock:
             self._before, self._sockets, self._severed = None, frozenset(), False
 
+    def _see_one_backend(self, store: dist.Store, rank: int) -> None:
+        """Raise `ConfigError` when this rank has another backend than the one that came first. Waits for nobody."""
+        first = store.compare_set("remesh-backend", "", self._backend).decode()
+        if first != self._backend:
+            raise ConfigError(
+                f"forming groups: rank {rank} is to talk over {self._backend}, others over {first}, expected one "
+                "backend; let all workers have a GPU, or none (CUDA_VISIBLE_DEVICES= hides them)"
+            )
+
     def _lost_meanwhile(self, rank: int, axes: Mapping[str, int]) -> PeerError:
         return PeerError(f"forming mesh {dict(axes)} as rank {rank}: a member was lost meanwhile; all meet again")
+
+
+class _Abort:
+    """Communicators on a device that are being aborted."""
+
+    def __init__(self, groups: Sequence[dist.ProcessGroup]) -> None:
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._work, args=(groups,), name="remesh-abort", daemon=True)
+        self._thread.start()
+
+    def wait(self, timeout: timedelta) -> None:
+        """Return when they are; `PeerError` when they are not, for this long."""
+        self._thread.join(timeout.total_seconds())
+        if self._thread.is_alive() or self._error is not None:
+            found = self._error or f"it was still under way after {timeout.total_seconds():g} s"
+            raise PeerError(
+                f"aborting communicators on the device of this rank: expected them to end, found: {found}; the device "
+                "is of no use to this process any more, start it again"
+            )
+
+    def _work(self, groups: Sequence[dist.ProcessGroup]) -> None:
+        try:
+            abort_nccl(groups)
+        except Exception as raised:  # belongs to whoever waits
+            self._error = raised
 
 
 def _make_pretending_group(common: Any, _own: Any) -> Any:

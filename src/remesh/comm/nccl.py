@@ -1,30 +1,27 @@
 """May these ranks talk over NCCL? What it needs of its members, told through a store before anything moves.
 
-NCCL itself would answer late, on some ranks, or not at all: two ranks on one device wait for each other, and a setting
-of torch lets a process end when a neighbour is gone. So every member tells what it has, the first one judges, and all
+NCCL itself would answer late, on some ranks, or not at all: two ranks on one device wait for each other, and settings
+of torch let a process end when a neighbour is gone. So every member tells what it has, the first one judges, and all
 hear the same:
 
 1. A device for each rank. Ranks of a host that use one device have mostly not chosen any: then all have the first.
-2. Where groups are to be aborted and made again (`remesh.comm.lower`), a member outlives the errors of its groups. By
-   ``TORCH_NCCL_ASYNC_ERROR_HANDLING`` torch's watchdog ends the process at the first one, unless that is 2 or 0.
+2. Where groups are to be aborted and made again (`remesh.comm.lower`), a member outlives the errors of its groups
+   (`remesh.comm.nccl_settings`).
 """
 
 from __future__ import annotations
 
 import json
-import os
 import socket
-from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
+from remesh.comm.nccl_settings import settings_here, why_it_would_end
 from remesh.errors import ConfigError, PeerError
-
-_HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
-_OUTLIVES = {"2": "abort the group and go on", "0": "leave it to the program"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +35,8 @@ class NcclMember:
     """Whether the group was made with one."""
     must_outlive: bool = False
     """Whether its groups are aborted and made again."""
-    handling: str | None = None
-    """Value of the setting that says whether it does."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Those of torch that say whether it outlives that."""
 
 
 def member_here(device_id: torch.device | None, *, must_outlive: bool = False) -> NcclMember:
@@ -50,13 +47,8 @@ def member_here(device_id: torch.device | None, *, must_outlive: bool = False) -
         str(torch.cuda.get_device_properties(number).uuid),
         device_id is not None,
         must_outlive,
-        os.environ.get(_HANDLING),
+        settings_here(),
     )
-
-
-def let_groups_be_aborted(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Let this process outlive the errors of groups that it makes from now on, unless the user has said otherwise."""
-    environ.setdefault(_HANDLING, "2")
 
 
 def check_members(members: Sequence[NcclMember]) -> None:
@@ -71,12 +63,8 @@ def check_members(members: Sequence[NcclMember]) -> None:
                 f"{member.host} ({how}), expected a device for each; call torch.cuda.set_device(LOCAL_RANK) first, "
                 "give init_process_group device_id, or use gloo, which lets ranks share one"
             )
-        if member.must_outlive and member.handling not in (None, *_OUTLIVES):
-            allowed = " or ".join(f"{value} ({what})" for value, what in _OUTLIVES.items())
-            raise ConfigError(
-                f"talking over NCCL: on rank {rank} of {len(members)} {_HANDLING} is {member.handling!r}, by which the "
-                f"process ends when a neighbour does, expected {allowed} for a job that goes on; unset it"
-            )
+        if member.must_outlive and (ends := why_it_would_end(member.settings)) is not None:
+            raise ConfigError(f"talking over NCCL: on rank {rank} of {len(members)} {ends}")
 
 
 def agree_on_members(store: dist.Store, rank: int, world_size: int, mine: NcclMember, timeout: timedelta) -> None:

@@ -14,7 +14,7 @@ from remesh.elastic.seats import MeshMember
 from remesh.elastic.training.job import Job
 from remesh.elastic.training.place import JobOptions, Leave, RankPlace
 from remesh.elastic.training.stint import Stint
-from remesh.errors import ConfigError
+from remesh.errors import ConfigError, PeerError
 
 
 class Taker:
@@ -85,6 +85,23 @@ def test_a_state_in_the_middle_of_a_step_is_not_kept(stint: Stint) -> None:
     next(job.batches(range(10), 4))
     assert job.commit()
     assert stint.hold() is None
+
+
+def test_a_step_whose_gradients_may_not_have_arrived_is_not_voted_on(stint: Stint, around: Around) -> None:
+    job = Job(stint, EventLog(None, "test"))
+    job.carry(weight=torch.zeros(3))
+    next(job.batches(range(10), 4))
+
+    def given_up() -> None:
+        raise PeerError("a collective on the device was given up")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stint._lower, "check_end", given_up)
+        with pytest.raises(PeerError):
+            job.commit()
+    assert (job.step, around.num_steps) == (0, 0)
+    held = stint.hold()
+    assert held is not None and held.step == 0, "the state before the step stands"
 
 
 def test_calls_out_of_order_are_refused(stint: Stint) -> None:

@@ -187,6 +187,8 @@ class Stint:
             raise ConfigError(
                 "committing: no batch has been taken; call commit once for each batch of job.batches(...)"
             )
+        # A gradient whose collective was given up on the device looks like any other: nobody may take a step with it.
+        self._lower.check_end()
         digest = 0 if self._reading is None else self._reading.digest
         accumulates = self._state is not None and self._state.gradients.is_accumulating
         votes = [

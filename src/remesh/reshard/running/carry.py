@@ -6,6 +6,7 @@ A *carrier* goes through the steps of a stage (`planning.steps`). What its messa
 - `Summer` carries running sums: the rank's own addends are joined with what arrived, and the result goes on.
 
 With NCCL, where operations start in the order of a stream, the two messages of a rank in a round go out as a batch.
+Batches are all in the one communicator of the group; a send or receive by itself would make one for each pair of ranks.
 
 Every buffer that is not the caller's memory comes from `Staging`, which counts what is alive: a buffer counts until
 nothing refers to it any more, whatever the steps say.
@@ -23,7 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from remesh.comm.gather import Group, group_device
+from remesh.comm.gather import Group, group_device, is_queued
 from remesh.reshard.model.program import Message
 from remesh.reshard.planning.plan import Plan
 from remesh.reshard.planning.reduction import Reduction
@@ -90,6 +91,8 @@ class Link:
         self._process_group: Any = group or dist.group.WORLD
         self.tag = tag
         self.device = group_device(group)
+        self.is_queued = is_queued(group)
+        """Whether messages have only been queued when they have been waited for."""
         self.staging = staging
         self.given: list[Timing] = []
         """Messages that this rank has sent."""
@@ -124,10 +127,10 @@ class Carrier:
 
         Whenever it would wait for others it makes one of the copies ``meanwhile``, as long as there are any.
         """
-        if self._link.device.type == "cpu":
-            self._run_windowed(steps, iter(meanwhile))
-        else:
+        if self._link.is_queued:
             self._run_batched(steps)
+        else:
+            self._run_windowed(steps, iter(meanwhile))
 
     def _buffer_to_give(self, message: Message) -> torch.Tensor:
         raise NotImplementedError

@@ -7,10 +7,14 @@ Each rank, in steps:
 2. Sum what is held as partial sums (`remesh.reshard.planning.reduction`).
 3. Go through its messages (`remesh.reshard.running.carry`), and copy what it holds itself while it waits for others; a
    rank that passes on what it takes copies afterwards, because others wait for it.
-4. Tell everyone that it has all it wanted, and wait to hear it from them (`tree`): a run ends well for all or for none.
+4. Tell everyone that it has all it wanted, and wait to hear it from them (`tree`; over NCCL by a gather on the same
+   communicator, behind all messages): a run ends well for all or for none.
 
 A peer that dies breaks its connections. Whoever notices breaks off its own, so all ranks learn of it one after the
 other, at once; each raises `UnfilledError`, which names the tensors that did not get all their elements there.
+
+Memory that a run needs is made in step 1, as far as it can be known: where a rank has none left, all hear of it then,
+and nothing has moved.
 """
 
 from __future__ import annotations
@@ -25,7 +29,21 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from remesh.comm.gather import Group, gather_from, group_device, group_rank, group_size, peer_error, step_together
+from remesh.comm.gather import (
+    Group,
+    all_gather_json,
+    break_off,
+    check_end,
+    gather_from,
+    group_device,
+    group_rank,
+    group_size,
+    is_of_own_device,
+    is_out_of_memory,
+    is_queued,
+    peer_error,
+    step_together,
+)
 from remesh.comm.tree import Farewell
 from remesh.errors import PeerError, PlanError
 from remesh.layout import Box, Shard
@@ -165,6 +183,8 @@ class BoundTransfer:
         """Tensors that are given from memory that is taken into, and their copies."""
         self._fixed_bytes = 0
         """Bytes of copies and whole values that stay for the whole run."""
+        self._is_fresh = False
+        """Whether what was made before the first run has been used by none."""
 
     def check_pieces(self) -> None:
         """Raise `PlanError` unless this rank's pieces are those that the transfer was planned for."""
@@ -184,7 +204,24 @@ class BoundTransfer:
         transfer.steps_of(group_rank(self._group))
         if transfer.max_staging_bytes is not None:
             self._check_copies(group_rank(self._group), transfer.max_staging_bytes)
+        self._see_memory(group_rank(self._group))
         return transfer.digest
+
+    def _see_memory(self, rank: int) -> None:
+        """Raise `PlanError` where the memory of a run is not to be had. Keeps what stays, gives staging back."""
+        staging_bytes = self.transfer.steps_of(rank).staging_bytes
+        try:
+            with torch.no_grad():
+                self.prepare()
+            torch.empty(staging_bytes, dtype=torch.uint8, device=group_device(self._group))
+        except (RuntimeError, MemoryError) as raised:
+            if not is_out_of_memory(raised):
+                raise
+            raise PlanError(
+                f"{_DOING} {self.transfer.num_tensors} tensors: rank {rank} needs {staging_bytes} bytes of staging and "
+                f"{self._fixed_bytes} of copies, found no memory for them ({str(raised).strip().splitlines()[0]}); "
+                "nothing has moved; free memory, or set max_staging_bytes"
+            ) from raised
 
     def _check_copies(self, rank: int, cap: int) -> None:
         """Copies of tensors come on top of the staging that was planned; refuse what does not fit under the cap."""
@@ -219,6 +256,9 @@ class BoundTransfer:
             todo = transfer.steps_of(group_rank(self._group))
             copies = [each for copy in todo.copies for each in taken.plan_copy(given, copy.tensor, copy.box)]
             self._memories = _Memories(Regions(self._give, sums), Regions(wholes, sums), given, taken, tuple(copies))
+            self._is_fresh = True
+            return
+        if self._is_fresh:
             return
         for original, clone in self._clones:
             clone.copy_(original)
@@ -258,6 +298,7 @@ class BoundTransfer:
         started_s = time.perf_counter()
         with torch.no_grad():
             self.prepare()
+            self._is_fresh = False
             staging = Staging(transfer.steps_of(rank).staging_bytes)
             staging.add(self._fixed_bytes)
             link = Link(self._group, tag, staging)
@@ -294,29 +335,37 @@ class BoundTransfer:
             mover.carry(todo.steps, () if todo.relayed else copies)
             _run_all(copies)
             take.flush()
+            check_end(self._group, _DOING)
             finished_s = time.perf_counter()
             if farewell is not None:
                 farewell.wait()
+            elif link.is_queued and last is not None:
+                all_gather_json(None, self._group)
         except RuntimeError as raised:
+            if is_of_own_device(raised):
+                break_off(self._group)
+                raise
             if has_summed:
                 _run_all(copies)
             take.flush()
-            unfilled = self._unfilled(rank, mover, has_summed)
+            # Over NCCL nobody knows which of the messages that were waited for have come.
+            arrived = Counter[int]() if link.is_queued else mover.num_arrived
+            unfilled = self._unfilled(rank, arrived, has_summed)
             raise _unfilled_error(peer_error(_DOING, self._group, raised), unfilled) from raised
         return finished_s
 
     def _expect_farewell(self, tag: int, last: int | None) -> Farewell | None:
         """The end of the run for all ranks; None where there is none, or nobody else."""
-        if last is None or group_size(self._group) == 1 or group_device(self._group).type != "cpu":
+        if last is None or group_size(self._group) == 1 or is_queued(self._group):
             return None
         return Farewell(self._group, tag + _NUM_TAGS, last)
 
-    def _unfilled(self, rank: int, mover: Mover, has_summed: bool) -> list[str]:
-        """Tensors that this rank wants and has not all of."""
+    def _unfilled(self, rank: int, arrived: Counter[int], has_summed: bool) -> list[str]:
+        """Tensors that this rank wants and has not all of, when so many of each chunk have arrived."""
         plan = self.transfer.plan
         todo = self.transfer.steps_of(rank)
         expected = Counter(step.message.chunk for step in todo.steps if step.act is Act.TAKE)
-        lacking = [(part.tensor, part.box) for n in expected - mover.num_arrived for part in plan.chunks[n].parts]
+        lacking = [(part.tensor, part.box) for n in expected - arrived for part in plan.chunks[n].parts]
         if not has_summed:  # what would have been copied may be such a sum
             lacking += [(copy.tensor, copy.box) for copy in todo.copies]
         names = [self.transfer.names_of(move.name) for move in plan.moves]

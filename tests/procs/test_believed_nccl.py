@@ -1,0 +1,128 @@
+"""Operations over NCCL that are given up raise nowhere: who moves something over it looks, and all ranks hear it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import remesh
+from remesh.comm.gather import all_gather_json, gather_bytes, is_queued
+from remesh.errors import PeerError
+from remesh.layout import Box, Shard
+from remesh.layout.from_torch import Piece
+from remesh.testing.pool import RankPool
+from tests.believed_nccl import BelievedGroup, believed_group
+
+SIDE = 8
+
+
+def loses_on_rank(rank: int, name: str, number: int) -> Callable[[str, int], bool]:
+    return lambda other, count: dist.get_rank() == rank and (other, count) == (name, number)
+
+
+def nothing(name: str, number: int) -> bool:
+    return False
+
+
+def part(whole: torch.Tensor, dim: int) -> Piece:
+    """This rank's rows, or columns."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    start, stop = [0, 0], [SIDE, SIDE]
+    start[dim], stop[dim] = rank * SIDE // size, (rank + 1) * SIDE // size
+    box = Box(tuple(start), tuple(stop))
+    return Piece(whole[box.slices()].contiguous(), (SIDE, SIDE), (Shard(0, box),))
+
+
+def numbers(seed: int) -> torch.Tensor:
+    return torch.arange(float(SIDE * SIDE)).view(SIDE, SIDE) + 1000 * seed
+
+
+def move_over_it() -> list[str]:
+    with believed_group(nothing) as group:
+        assert is_queued(group)
+        for seed in (1, 2):
+            take = part(torch.zeros(SIDE, SIDE), 1)
+            remesh.reshard({"w": part(numbers(seed), 0)}, {"w": take}, group=group)
+            assert torch.equal(take.tensor, part(numbers(seed), 1).tensor)
+        rank = dist.get_rank()
+        told = gather_bytes(torch.full((rank,), rank, dtype=torch.uint8), group)
+        assert [one.tolist() for one in told] == [[each] * each for each in range(dist.get_world_size())]
+        assert isinstance(group, BelievedGroup)
+        return group.names
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_what_goes_well_over_gloo_goes_well_over_what_calls_itself_nccl(ranks: RankPool, num_ranks: int) -> None:
+    ranks.run(move_over_it, num_ranks)
+
+
+def tell_twice(number: int) -> str:
+    """The second word of each rank differs from the first; the gather of some word is given up on rank 0."""
+    with believed_group(loses_on_rank(0, "allgather", number)) as group, pytest.raises(PeerError) as raised:
+        for word in ("first", "second", "third"):
+            told = all_gather_json([word, dist.get_rank()], group)
+            assert told == [[word, rank] for rank in range(dist.get_world_size())], "another word"
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_gather_that_was_given_up_tells_nobody_what_the_one_before_it_told(ranks: RankPool, number: int) -> None:
+    told = ranks.run(tell_twice, 2, (number,))
+    assert "TIMEOUT" in told[0]
+
+
+def move_what_is_lost(number: int, rank: int) -> None:
+    with believed_group(loses_on_rank(rank, "recv", number)) as group:
+        with pytest.raises(PeerError) as raised:
+            for seed in (1, 2):
+                take = part(torch.zeros(SIDE, SIDE), 1)
+                remesh.reshard({"w": part(numbers(seed), 0)}, {"w": take}, group=group)
+                assert torch.equal(take.tensor, part(numbers(seed), 1).tensor), "other values"
+        assert "'w'" in str(raised.value), "what is not filled is named"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_message_that_was_given_up_is_told_on_all_ranks(ranks: RankPool, number: int, rank: int) -> None:
+    ranks.run(move_what_is_lost, 2, (number, rank))
+
+
+def move_by_windows() -> None:
+    """What has not arrived everywhere is still held where it was."""
+    names = ["a", "b", "c"]
+    with believed_group(loses_on_rank(1, "recv", 2)) as group:
+        give = {name: part(numbers(seed), 0) for seed, name in enumerate(names)}
+        come = {}
+        with pytest.raises(PeerError):
+            for name in names:
+                take = part(torch.zeros(SIDE, SIDE), 1)
+                remesh.reshard({name: give[name]}, {name: take}, group=group)
+                come[name] = take
+                del give[name]
+    assert sorted([*come, *give]) == names
+    for seed, name in enumerate(names):
+        kept, dim = (come[name], 1) if name in come else (give[name], 0)
+        assert torch.equal(kept.tensor, part(numbers(seed), dim).tensor)
+
+
+def test_what_did_not_arrive_everywhere_is_given_up_nowhere(ranks: RankPool) -> None:
+    ranks.run(move_by_windows, 2)
+
+
+def push_what_is_lost() -> None:
+    with believed_group(loses_on_rank(1, "recv", 2)) as group:
+        refit = remesh.Refit({"w": part(torch.zeros(SIDE, SIDE), 1)}, group=group)
+        refit.push({"w": part(numbers(1), 0)}, 1)
+        with pytest.raises(PeerError):
+            refit.push({"w": part(numbers(2), 0)}, 2)
+        with refit.read() as weights:
+            seen = weights.tensors["w"]
+            assert weights.version == 1 and isinstance(seen, Piece)
+            assert torch.equal(seen.tensor, part(numbers(1), 1).tensor)
+
+
+def test_readers_keep_the_version_before_the_one_that_was_lost(ranks: RankPool) -> None:
+    ranks.run(push_what_is_lost, 2)
