@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-_PRELUDE: Final = (Path(__file__).parent / "programs" / "c" / "random_steps.h").name
+_PRELUDE: Final = (Path(__file__).parent / "programs" / "c" / "random_memory.h").name
 _OPS: Final = ("MPI_SUM", "MPI_MAX", "MPI_MIN", "MPI_BXOR", "MPI_BAND", "first_odd")
 _FORMS: Final = ("blocking", "started", "persistent")
 _MOST: Final = 3000
@@ -83,8 +83,20 @@ def _persistent(draw: _Draw) -> str:
     return f"repeated({draw.comm()}, {draw.count()}, {shift}, {turns}, {parts});"
 
 
+def _on_a_comm(name: str) -> Callable[[_Draw], str]:
+    """A step that draws the rest of its arguments itself, alike on all ranks."""
+    return lambda draw: f"{name}({draw.comm()}, {draw.chance.getrandbits(63)}u);"
+
+
+def _of_all(name: str) -> Callable[[_Draw], str]:
+    return lambda draw: f"{name}({draw.chance.getrandbits(63)}u);"
+
+
 _KINDS: Final[tuple[Callable[[_Draw], str], ...]] = (
     *(_collective, _collective, _uneven, _intercomm, _topology, _window, _file, _persistent),
+    *map(_on_a_comm, ("laid_message", "laid_even", "laid_uneven", "laid_each", "folded")),
+    *map(_on_a_comm, ("in_parts", "recorded", "appended")),
+    *map(_of_all, ("around", "between", "accessed", "accessed")),
 )
 
 

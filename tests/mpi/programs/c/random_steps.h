@@ -1,4 +1,5 @@
 /* What programs of random_programs.py are made of: steps that end in a digest of all that a rank got in them. */
+#pragma once
 #include <mpi.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -7,7 +8,7 @@
 #include <unistd.h>
 
 typedef enum { ALLREDUCE, SCAN, EXSCAN, REDUCE_SCATTER_BLOCK, ALLTOALL, ALLGATHER, BCAST } Collective;
-typedef enum { BLOCKING, STARTED, PERSISTENT } Form;
+typedef enum { BLOCKING, STARTED, PERSISTENT, LARGE } Form;
 typedef enum { ALLOCATED, CREATED, SHARED } Memory;
 typedef enum { FENCES, LOCKS, PARTNERS } Epoch;
 typedef enum { AT, AT_ALL, ORDERED, VIEWED } Access;
