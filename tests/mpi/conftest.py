@@ -16,6 +16,7 @@ import remesh
 from remesh.mpi.stay import JobStay, Placement, StaySettings, Watch, run_stay
 from remesh.rounds.job_folder import Checkpoint, JobFolder, JobSpec
 from remesh.rounds.leader import Coordinator
+from tests.mpi.patience import Patience
 
 collect_ignore_glob = ["programs/*", "lower_alone.py", "missing_names.py"]
 
@@ -47,9 +48,16 @@ class Job:
         checkpoint: Checkpoint | None = None,
         watch: Watch | None = None,
     ) -> JobStay:
-        """Run it until it ends or stops."""
+        """Run it until it ends or stops, or gets nowhere."""
         placed = Placement(placement) if isinstance(placement, str) else placement
-        return run_stay(self.folder, placed, settings or StaySettings(), checkpoint, self.said.append, watch)
+        patience = Patience(self.folder)
+
+        def look(coordinator: Coordinator) -> None:
+            patience(coordinator)
+            if watch is not None:
+                watch(coordinator)
+
+        return run_stay(self.folder, placed, settings or StaySettings(), checkpoint, self.said.append, look)
 
     @property
     def answer(self) -> str | None:

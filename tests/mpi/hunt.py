@@ -33,10 +33,13 @@ from remesh.mpi.launch import ROWS, SHM, Reach, plan_start
 from remesh.mpi.mpis import KINDS, find_mpi
 from remesh.mpi.stay import Placement, StaySettings
 from remesh.rounds.leader import Coordinator
+from remesh.testing.quiet_limit import QuietLimit
 from tests.mpi.conftest import PROGRAMS, Job
+from tests.mpi.patience import QUIET_S
 
 _PLACES = [(row.mpi, row.network) for row in ROWS if row.one_host is not None]
 _STEP = re.compile(r"rank (\d+) step (\d+) (\S+) ([0-9a-f]{8})")
+_LOOK_S = 0.1
 _MOST_STAYS = 12
 _INTERRUPTED = 130
 """Exit code of a stay whose SIGINT was meant for the hunter."""
@@ -54,8 +57,6 @@ class Program:
     num_ranks: int
     without: str
     """Kinds of steps that it has not; as at_random.py takes it."""
-    limit_s: float
-    """For a run of one kind, or a stay."""
 
     @property
     def arguments(self) -> list[str]:
@@ -143,15 +144,20 @@ def _launch(program: Program, mpi: str, command: Sequence[str], environment: dic
     start = plan_start(installation, SHM, program.num_ranks, (), Reach(), (installation.python, *command))
     everything = {**os.environ, **_THREADS, **start.environment, **environment}
     with tempfile.TemporaryDirectory(prefix="remesh-hunt-") as folder:
-        launcher = subprocess.Popen(
-            start.command, cwd=folder, env=everything, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        try:
-            text, _ = launcher.communicate(timeout=program.limit_s)
-        except subprocess.TimeoutExpired:
+        said = Path(folder) / "said"
+        with said.open("w") as output:
+            launcher = subprocess.Popen(
+                start.command, cwd=folder, env=everything, stdout=output, stderr=subprocess.STDOUT
+            )
+        limit = QuietLimit(lambda: said.stat().st_size, QUIET_S)
+        while launcher.poll() is None and not limit.is_over():
+            time.sleep(_LOOK_S)
+        if is_running := launcher.poll() is None:
             launcher.terminate()
-            text, _ = launcher.communicate(timeout=60)
-            return Seen(text, f"it hangs, under {mpi}{_errors(text)}")
+            launcher.wait(timeout=60)
+        text = said.read_text()
+    if is_running:
+        return Seen(text, f"it hangs, under {mpi}{_errors(text)}")
     problem = f"it ended with {launcher.returncode}, under {mpi}{_errors(text)}"
     return Seen(text, problem if launcher.returncode else "")
 
@@ -179,7 +185,7 @@ def run_restarted(program: Program) -> Seen:
             # The first is early, so that short programs are stopped, too.
             latest_s = 1.2 if number else 0.4
             moments_s = sorted(chance.uniform(0.1, latest_s) for _ in range(chance.choice((1, 1, 2))))
-            watch = stopper([] if number == _MOST_STAYS - 1 else moments_s, program.limit_s)
+            watch = stopper([] if number == _MOST_STAYS - 1 else moments_s)
             stay = job.stay(Placement(mpi, network), settings=settings, checkpoint=checkpoint, watch=watch)
             if stay.outcome.exit_code == _INTERRUPTED:
                 raise KeyboardInterrupt
@@ -198,16 +204,14 @@ def run_restarted(program: Program) -> Seen:
     return seen
 
 
-def stopper(moments_s: Sequence[float], limit_s: float) -> Callable[[Coordinator], None]:
-    """Asks for checkpoints so long after all ranks have come up, the last of which stops; ends a job that hangs."""
-    began_s, ready_s = time.monotonic(), 0.0
+def stopper(moments_s: Sequence[float]) -> Callable[[Coordinator], None]:
+    """Asks for checkpoints so long after all ranks have come up, the last of which stops."""
+    ready_s = 0.0
     left_s = list(moments_s)
 
     def watch(coordinator: Coordinator) -> None:
         nonlocal ready_s
         now_s = time.monotonic()
-        if now_s - began_s > limit_s:
-            coordinator.fail(f"it hangs: {coordinator.describe()}")
         if left_s and coordinator.all_ready:
             ready_s = ready_s or now_s
             if now_s - ready_s >= left_s[0]:
@@ -250,7 +254,6 @@ def main() -> int:
     parser.add_argument("--ranks", type=_span, default=range(2, 5))
     parser.add_argument("--ways", default=",".join(WAYS))
     parser.add_argument("--without", default="", help="kinds of steps to leave out; files, for jobs that may go back")
-    parser.add_argument("--limit", type=float, default=60.0, help="seconds until a run or a stay is said to hang")
     options = parser.parse_args()
     # Launchers of jobs write to our output what the ranks print.
     report = os.fdopen(os.dup(1), "w")
@@ -258,7 +261,7 @@ def main() -> int:
     total, num_wrong = Counter[str](), 0
     for seed in options.seeds:
         num_ranks = random.Random(f"{seed} ranks").choice(options.ranks)
-        program = Program(seed, options.steps, num_ranks, options.without, options.limit)
+        program = Program(seed, options.steps, num_ranks, options.without)
         began_s = time.monotonic()
         wrong, caught = hunt(program, options.ways.split(","))
         total.update(caught)

@@ -8,9 +8,10 @@ from tests.mpi.hunt import WAYS, Fault, Program, Seen, compare, hunt
 
 
 @pytest.mark.mpi
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("seed", "num_ranks", "without"), [(1, 2, ""), (20, 3, ""), (21, 2, "files"), (31, 2, "")])
 def test_a_program_at_random_gets_what_a_real_mpi_alone_gives_it(seed: int, num_ranks: int, without: str) -> None:
-    wrong, caught = hunt(Program(seed, 60, num_ranks, without, limit_s=60.0), tuple(WAYS))
+    wrong, caught = hunt(Program(seed, 60, num_ranks, without), tuple(WAYS))
     assert not wrong, "\n".join(wrong)
     assert caught["renewals"] and caught["checkpoints"], caught
 

@@ -24,7 +24,8 @@ from tests.mpi.debian import ROOT
 from tests.mpi.debian_libraries import PROGRAMS_ON_LIBRARIES
 from tests.mpi.debian_programs import PROGRAMS_OF_DEBIAN, Program, variables
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(900)]
+"""Who gets nowhere is found sooner: `Job.stay` has a limit on progress."""
 
 _CHAIN = ("mpich", "openmpi", "impi")
 _LAUNCH_OPENMPI = (
@@ -81,7 +82,7 @@ def _native(program: Program, folder: Path) -> list[str]:
             stdin=given,
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=600,
         )
     assert done.returncode == 0, done.stdout + done.stderr
     return program.answer(done.stdout, folder)

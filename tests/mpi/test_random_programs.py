@@ -17,7 +17,7 @@ from remesh.rounds.job_folder import JobFolder, JobSpec
 from tests.mpi.conftest import PROGRAMS, Job, stop_after
 from tests.mpi.random_programs import write_program
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout(900)]
 _LINE = re.compile(r"^rank \d+ step \d+ \w+ [0-9a-f]{16}$", re.MULTILINE)
 
 
@@ -50,7 +50,7 @@ def _native(program: Path, place: Path, num_ranks: int, folder: Path) -> list[st
     folder.mkdir()
     command = [str(place / "bin" / "mpiexec"), "-n", str(num_ranks), "env", f"LD_LIBRARY_PATH={place / 'lib'}"]
     done = subprocess.run(
-        [*command, str(program)], cwd=folder, capture_output=True, text=True, timeout=100, check=False
+        [*command, str(program)], cwd=folder, capture_output=True, text=True, timeout=400, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return sorted(_LINE.findall(done.stdout))

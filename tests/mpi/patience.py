@@ -1,0 +1,61 @@
+"""For how long may a carried program get nowhere? What is waited for is its work, not a time since the start."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Final
+
+from remesh.linux.procfs import children_of, work_of
+from remesh.rounds.job_folder import JobFolder
+from remesh.rounds.leader import Coordinator
+from remesh.testing.quiet_limit import QuietLimit
+
+QUIET_S: Final = 100.0
+"""A machine that runs ten other things gives every program some work within it."""
+_LOOK_S: Final = 1.0
+
+
+def work_below(pid: int) -> int:
+    """Of all that a process has started, and they."""
+    try:
+        children = children_of(pid)
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return sum(work_of(child) + work_below(child) for child in children)
+
+
+class Patience:
+    """Ends a stay that gets nowhere, as a part of its watch.
+
+    A program that waits in MPI does not work; its lower half, which looks around, is not asked once all have started.
+    """
+
+    def __init__(self, folder: JobFolder) -> None:
+        self._folder = folder
+        self._coordinator: Coordinator | None = None
+        self._limit = QuietLimit(self._progress, QUIET_S)
+        self._next_look_s = 0.0
+
+    def __call__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        now_s = time.monotonic()
+        if now_s < self._next_look_s:
+            return
+        self._next_look_s = now_s + _LOOK_S
+        if self._limit.is_over():
+            coordinator.fail(f"it got nowhere for {QUIET_S:g} s: {coordinator.describe()}")
+
+    def _progress(self) -> tuple[int, ...]:
+        assert self._coordinator is not None
+        pids = [rank["pid"] for rank in self._coordinator.describe()["ranks"]]
+        logs = [_size_of(path) for path in sorted(self._folder.logs.glob("*"))]
+        return *logs, sum(map(work_below, pids if self._coordinator.all_ready else [os.getpid()]))
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
