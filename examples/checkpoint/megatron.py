@@ -30,14 +30,13 @@ WIDTH, HIDDEN, NUM_RANKS = 8, 16, 4
 def main() -> None:
     with tempfile.TemporaryDirectory() as root:
         for tp_size in (2, 4):
-            store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-            mp.start_processes(work, (store.port, tp_size, root), NUM_RANKS, start_method="fork")
+            mp.start_processes(work, (tp_size, root), NUM_RANKS, start_method="fork")
 
 
-def work(rank: int, port: int, tp_size: int, root: str) -> None:
+def work(rank: int, tp_size: int, root: str) -> None:
     """One rank of a job that saves, with TP 2, or loads, with another size."""
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port)
+    store = dist.FileStore(f"{root}/rendezvous-{tp_size}", NUM_RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=NUM_RANKS)
     job = Job(rank % tp_size, tp_size, rank // tp_size)
     if tp_size == 2:

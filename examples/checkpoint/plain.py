@@ -28,17 +28,16 @@ DATA = torch.randn(64, WIDTH, generator=torch.Generator().manual_seed(1))
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as root:
-        for mesh_shape in ((2, 2), (2, 2), (2,)):
+        for job, mesh_shape in enumerate(((2, 2), (2, 2), (2,))):
             num_ranks = torch.Size(mesh_shape).numel()
-            store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-            mp.start_processes(work, (store.port, mesh_shape, Path(root)), num_ranks, start_method="fork")
+            mp.start_processes(work, (job, mesh_shape, Path(root)), num_ranks, start_method="fork")
 
 
-def work(rank: int, port: int, mesh_shape: tuple[int, ...], root: Path) -> None:
+def work(rank: int, job: int, mesh_shape: tuple[int, ...], root: Path) -> None:
     """One rank of a job that trains from the beginning, or goes on where another has saved."""
     torch.set_num_threads(1)
     num_ranks = torch.Size(mesh_shape).numel()
-    store = dist.TCPStore("127.0.0.1", port)
+    store = dist.FileStore(str(root / f"rendezvous-{job}"), num_ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks)
     run = Run(mesh_shape)
     newest = remesh.latest_complete(root)

@@ -40,10 +40,10 @@ class AppState(Stateful):
         set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"])
 
 
-def work(rank: int, port: int, num_ranks: int, path: Path) -> None:
+def work(rank: int, num_ranks: int, path: Path) -> None:
     """One rank of a job that trains from the beginning, or goes on where another has saved."""
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port)
+    store = dist.FileStore(str(path.with_name(f"rendezvous-{num_ranks}")), num_ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.ReLU(), nn.Linear(4 * WIDTH, WIDTH))
@@ -75,8 +75,7 @@ def work(rank: int, port: int, num_ranks: int, path: Path) -> None:
 def main() -> None:
     with tempfile.TemporaryDirectory() as root:
         for num_ranks in (2, 3):
-            store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-            mp.start_processes(work, (store.port, num_ranks, Path(root) / "checkpoint"), num_ranks, start_method="fork")
+            mp.start_processes(work, (num_ranks, Path(root) / "checkpoint"), num_ranks, start_method="fork")
 
 
 if __name__ == "__main__":

@@ -31,9 +31,8 @@ def main() -> None:
     parser.add_argument("--schedule", default="eager-split", choices=sorted(SCHEDULES))
     parser.add_argument("--through", default="memory", choices=["memory", "checkpoint"])
     args = parser.parse_args()
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(work, (store.port, args, folder), max(args.stages), start_method="fork")
+        mp.start_processes(work, (args, folder), max(args.stages), start_method="fork")
 
 
 class Phase:
@@ -81,11 +80,12 @@ def build(recipe: Recipe) -> nn.Module:
     return recipe.build()
 
 
-def work(rank: int, port: int, args: argparse.Namespace, folder: str) -> None:
+def work(rank: int, args: argparse.Namespace, folder: str) -> None:
     """One rank through all phases."""
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=max(args.stages))
+    world_size = max(args.stages)
+    store = dist.FileStore(f"{folder}/rendezvous", world_size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
     recipe = recipe_of(args.config)
     step, before = 0, None
     for num_stages in args.stages:

@@ -8,6 +8,7 @@ rank of the generator gets its rows of each, and nothing else. The logits of bot
 """
 
 import argparse
+import tempfile
 import time
 
 import torch
@@ -32,14 +33,14 @@ def main() -> None:
     parser.add_argument("--versions", type=int, default=4, help="how often the generator is refitted")
     parser.add_argument("--steps", type=int, default=5, help="steps of training between two versions")
     args = parser.parse_args()
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    mp.start_processes(work, (store.port, args.versions, args.steps), WORLD_SIZE, start_method="fork")
+    with tempfile.TemporaryDirectory() as folder:
+        mp.start_processes(work, (folder, args.versions, args.steps), WORLD_SIZE, start_method="fork")
 
 
-def work(rank: int, port: int, num_versions: int, num_steps: int) -> None:
+def work(rank: int, folder: str, num_versions: int, num_steps: int) -> None:
     """One rank, trainer or generator."""
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port)
+    store = dist.FileStore(f"{folder}/rendezvous", WORLD_SIZE)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD_SIZE)
     # Every rank makes both meshes, since making their groups is collective.
     trainers = DeviceMesh("cpu", TRAINERS, mesh_dim_names=("dp", "tp"))

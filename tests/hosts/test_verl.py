@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -70,13 +71,13 @@ class _TrainingEngine:
         return ((name, local(tensor), shard_spec.from_param(tensor)) for name, tensor in self.held.items()), None
 
 
-def _worker(rank: int, port: int, backend: str, rounds: list[int], results: Any) -> None:
+def _worker(rank: int, path: str, backend: str, rounds: list[int], results: Any) -> None:
     """An actor, or a rollout worker: their default groups know nothing of each other. A round has so many rollouts."""
     from verl.checkpoint_engine.base import CheckpointEngineRegistry  # noqa: PLC0415 - a host may be missing
 
     torch.set_num_threads(1)
     is_actor = rank < NUM_ACTORS
-    board = dist.TCPStore("127.0.0.1", port, is_master=False)
+    board = dist.FileStore(path)
     own = dist.PrefixStore("actors" if is_actor else f"rollout {rank}", board)
     dist.init_process_group("gloo", store=own, rank=rank if is_actor else 0, world_size=NUM_ACTORS if is_actor else 1)
     engine = CheckpointEngineRegistry.new(backend, bucket_size=BUCKET_BYTES, is_master=rank == 0)
@@ -120,12 +121,11 @@ def _meet(engine: Any, board: dist.Store, at: int, rank: int, num_rollouts: int)
 
 
 def _run(worker: Callable[..., None], num: int, *args: Any) -> list[Any]:
-    board = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     import remesh.integrations.verl_shards  # noqa: F401, PLC0415 - as verl does with custom_backend_module
 
     results = mp.get_context("fork").SimpleQueue()
-    mp.start_processes(worker, (board.port, *args, results), num, start_method="fork")
-    del board
+    with tempfile.TemporaryDirectory() as folder:
+        mp.start_processes(worker, (f"{folder}/board", *args, results), num, start_method="fork")
     return sorted(results.get() for _ in range(num))
 
 
@@ -137,11 +137,11 @@ def test_rollouts_that_join_and_leave_get_every_tensor_whole(backend: str, monke
     assert [groups for _, groups, _ in told] == [3, 3, 3, 1], "the same members go on in the same group"
 
 
-def _actor_that_fails(rank: int, port: int, results: Any) -> None:
+def _actor_that_fails(rank: int, path: str, results: Any) -> None:
     from remesh.errors import Error  # noqa: PLC0415
     from remesh.integrations.verl import RemeshCheckpointEngine  # noqa: PLC0415
 
-    board = dist.TCPStore("127.0.0.1", port, is_master=False)
+    board = dist.FileStore(path)
     own = dist.PrefixStore(f"alone {rank}", board)
     dist.init_process_group("gloo", store=own, rank=0, world_size=1)
     engine = RemeshCheckpointEngine(1000, is_master=rank == 0)
