@@ -2,51 +2,29 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from remesh.testing.local_job import LocalJob
-from tests.procs.forked_programs import start
-
-
-class _Agent:
-    """As `subprocess.Popen`."""
-
-    def __init__(self, process: Any) -> None:
-        self._process = process
-        self.pid: int = process.pid
-
-    @property
-    def returncode(self) -> int | None:
-        return self.poll()
-
-    def poll(self) -> int | None:
-        code: int | None = self._process.exitcode
-        return code
-
-    def wait(self, timeout: float | None = None) -> int:
-        self._process.join(timeout)
-        code = self.poll()
-        if code is None:
-            raise subprocess.TimeoutExpired("an agent", timeout or 0.0)
-        return code
-
-    def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def terminate(self) -> None:
-        self.send_signal(signal.SIGTERM)
+from tests.procs.forked_programs import ForkedProgram, start
 
 
 class ForkedJob(LocalJob):
     """Its agents start their workers as in any job. What an agent looks like from outside is a forked Python."""
 
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            for agent in self.agents.values():
+                assert isinstance(agent, ForkedProgram)
+                agent.end_with_stacks()
+            error.add_note(self.describe_logs(num_lines=400))
+        super().__exit__(kind, error, trace)
+
     def start_agent(self, command: Sequence[str], path: Path) -> Any:
         path.touch()
         _, _, *words = command  # python -m
-        return _Agent(start(words, Path.cwd(), {}, path, path))
+        return start(words, Path.cwd(), {}, path, path)

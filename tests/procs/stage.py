@@ -16,7 +16,7 @@ from pathlib import Path
 from remesh.images import Command, OpenFilePolicy, Site, Upper, dump_image, freeze, restore_upper, start_upper
 from tests.profiles import so_many
 
-PATIENCE_S = 100.0
+PATIENCE_S = 200.0
 CHANNEL_BYTES = 16384
 WAIT_FOR_GO = """
 open("ready", "w").close()

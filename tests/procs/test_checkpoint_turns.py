@@ -13,4 +13,4 @@ _SCRIPT = Path(__file__).with_name("scripts") / "two_jobs.py"
 
 @pytest.mark.procs
 def test_of_two_jobs_that_save_into_one_directory_one_is_there_and_the_other_is_told(tmp_path: Path) -> None:
-    assert "8 trials" in run_program(_SCRIPT, tmp_path, str(tmp_path), "17", "8", limit_s=110)
+    assert "8 trials" in run_program(_SCRIPT, tmp_path, str(tmp_path), "17", "8")

@@ -151,7 +151,7 @@ def test_ranks_agree_on_metrics_and_on_the_best(ranks: RankPool, tmp_path: Path)
 
 def restart_and_look(folder: Path, num_lives: int, seed: int) -> str:
     """What the lives of a job came to, in words; AssertionError with the output of a failed one."""
-    return run_program(_SCRIPT, folder, str(folder), str(num_lives), str(seed), limit_s=110)
+    return run_program(_SCRIPT, folder, str(folder), str(num_lives), str(seed))
 
 
 @pytest.mark.procs
@@ -160,7 +160,6 @@ def test_a_job_that_is_killed_in_saves_goes_on_from_its_newest_each_time(tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("seed", [2, 3, 4])
 def test_forty_lives(tmp_path: Path, seed: int) -> None:
     assert "40 lives" in restart_and_look(tmp_path, 40, seed)

@@ -28,10 +28,10 @@ def test_a_demo_that_is_stopped_by_ctrl_c_leaves_nothing_running(tmp_path: Path)
     try:
         events = wait_for_workers(folder / "main" / "events", demo)
         demo.send_signal(signal.SIGINT)
-        assert demo.wait(QUIET_S) == 128 + signal.SIGINT, (tmp_path / "log").read_text()
+        assert demo.wait(3 * QUIET_S) == 128 + signal.SIGINT, (tmp_path / "log").read_text()
     finally:
         demo.kill()
-        demo.wait(QUIET_S)
+        demo.wait(3 * QUIET_S)
     pids = [event["pid"] for event in events if event["kind"] in ("agent", "worker-started")]
     assert not [pid for pid in pids if start_of(pid) is not None]
     assert (tmp_path / "log").read_text().splitlines()[-1] == "demo stopped; nothing of it runs on"

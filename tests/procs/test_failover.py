@@ -74,7 +74,6 @@ def test_of_two_nodes_the_other_goes_on_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_store_on_a_host_that_stands_still_is_left(tmp_path: Path) -> None:
     """Three nodes; the agent that hosts the store is stopped (SIGSTOP) with its workers, and answers nothing more."""
     hold = Hold(tmp_path, 5)

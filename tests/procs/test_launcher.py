@@ -18,7 +18,7 @@ from remesh.errors import ConfigError
 from remesh.integrations import launcher as ours
 from remesh.testing.rank_process import fork_server
 
-pytestmark = [pytest.mark.procs, pytest.mark.timeout(300), pytest.mark.filterwarnings("default")]
+pytestmark = [pytest.mark.procs, pytest.mark.filterwarnings("default")]
 
 
 def _config(folder: Path, max_restarts: int = 0) -> ours.LaunchConfig:

@@ -21,9 +21,9 @@ from remesh.elastic.launch.forkable import is_read_while_loading
 from remesh.elastic.node.preload import Preload, PreloadPlan
 from remesh.linux.procfs import children_of, start_of
 from tests.procs.agents import TIMEOUT_S, Agents
-from tests.procs.started_scripts import TELLING, Case, Ended, make_case, run_forked, run_plain
+from tests.procs.started_scripts import LIMIT_S, TELLING, Case, Ended, make_case, run_forked, run_plain
 
-pytestmark = [pytest.mark.procs, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.procs
 
 
 def _check_alike(seed: int, folder: Path, **options: tuple[str, ...]) -> None:
@@ -119,7 +119,7 @@ def _fork(case: Case, *, times: int = 1) -> list[Ended]:
             with (case.folder / "out").open("w") as out:
                 process = preload.fork(case.command, case.environment, [out, None])
                 assert process is not None, told
-                code = process.wait(60)
+                code = process.wait(LIMIT_S)
             ended.append(Ended(code, (case.folder / "out").read_text(), ""))
     return ended
 
@@ -307,7 +307,7 @@ def test_another_variable_than_those_of_the_rank_is_a_reason_to_start_plainly(tm
         assert preload.fork([*case.command, "more"], case.environment, [None, None]) is None
         process = preload.fork(case.command, {**case.environment, "RANK": "5"}, [None, None])
     assert process is not None
-    assert process.wait(60) == 0
+    assert process.wait(LIMIT_S) == 0
     assert told == ["a worker is started without the preloaded process: MINE is another than when it was started"]
 
 

@@ -18,7 +18,7 @@ from remesh.images.reaper import REAPER
 
 pytestmark = pytest.mark.procs
 
-_PATIENCE_S = 60.0
+_PATIENCE_S = 120.0
 _INIT = """
 import os, sys, time
 from pathlib import Path

@@ -145,7 +145,7 @@ def refit_while_reading() -> list[int | None]:
         else:
             handle = refit.start(give, version if trains else None)
             assert handle.version == version and refit.version == version - 1
-            handle.result(timeout_s=30)
+            handle.result()
             assert handle.is_done
         seen.append(refit.version)
         if version == 1 and not trains:

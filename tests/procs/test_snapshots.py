@@ -27,7 +27,7 @@ from tests.make_believe import MakeBelieveDevice
 
 pytestmark = pytest.mark.procs
 TOKEN = Token("job", b"0123456789abcdef")
-TIMEOUT_S = 30.0
+TIMEOUT_S = 120.0
 
 
 @pytest.fixture

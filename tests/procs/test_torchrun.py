@@ -32,7 +32,6 @@ def _flags(port: int, nnodes: str, **conf: object) -> list[str]:
     return [*found, "--monitor-interval", "0.1", "--max-restarts", "2"]
 
 
-@pytest.mark.timeout(150)
 def test_job_goes_on_when_the_host_of_its_store_is_killed(tmp_path: Path) -> None:
     """Three nodes; the first hosts the store, and is gone with its worker: the other two meet in another store."""
     port, variables = free_port(), _with_entry_point(tmp_path)

@@ -338,7 +338,7 @@ def _meet_a_strange_model(ports: tuple[int, int]) -> str:
             return ""
         client = _Client(store, dist.get_world_size() - 1)
         whole = _whole(1, 0, tied=True) | {"model.more": torch.zeros(1)}
-        info = vllm.RemeshTrainerInitInfo("127.0.0.1", ports[1], 1, client.num_workers, rank=0, timeout_s=30)
+        info = vllm.RemeshTrainerInitInfo("127.0.0.1", ports[1], 1, client.num_workers, rank=0, timeout_s=100)
         with pytest.raises(ConfigError) as raised:
             vllm.RemeshTrainerEngine.trainer_init(info, client=client, source=_module_source()(_module_of(whole)))
         client.end()

@@ -35,7 +35,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 def _run(python: list[str], code: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     *command, start = python
-    return subprocess.run([*command, start + code], cwd=cwd, capture_output=True, text=True, timeout=100)
+    return subprocess.run([*command, start + code], cwd=cwd, capture_output=True, text=True, timeout=250)
 
 
 def _remesh(python: list[str], *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:

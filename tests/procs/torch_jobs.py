@@ -49,7 +49,7 @@ def run_natively(script: str, size: int, *arguments: str) -> list[str]:
             start([str(PROGRAMS / script), *arguments], folder, {**ALONE, **common, **_place(rank)}, output, errors)
             for rank, output in enumerate(outputs)
         ]
-        assert end(ranks, PATIENCE_S) == [0] * size, errors.read_text()
+        assert end(ranks) == [0] * size, errors.read_text()
         return sorted(line for output in outputs for line in output.read_text().splitlines())
 
 

@@ -84,7 +84,7 @@ class RankPool:
         world_size: int = 4,
         args: Sequence[Any] = (),
         *,
-        timeout_s: float = 60.0,
+        timeout_s: float = 120.0,
         dying: Collection[int] = (),
     ) -> list[Any]:
         """Call ``fn(*args)`` on every rank of a fresh gloo group; the results, in order of rank.

@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from remesh.comm.free_ports import free_port
-from tests.procs.forked_programs import ALONE, end, start
+from tests.procs.forked_programs import ALONE, QUIET_S, end, start
 from tests.procs.pages.blocks import Command
-
-_LIMIT_S = 90.0
 
 
 def run(command: Command, folder: Path) -> str:
@@ -38,9 +36,10 @@ def _run_processes(
 ) -> str:
     log = folder / ".output"
     log.unlink(missing_ok=True)
-    codes = end([start(words, folder, {**ALONE, **one}, log, log) for one in environments], _LIMIT_S)
+    codes = end([start(words, folder, {**ALONE, **one}, log, log) for one in environments])
     printed = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
     assert codes == [0] * len(codes), (
-        f"{command.place}: {' '.join(command.words)} ended with {codes} (None: not within {_LIMIT_S:.0f} s):\n{printed}"
+        f"{command.place}: {' '.join(command.words)} ended with {codes} "
+        f"(None: stood still for {QUIET_S:.0f} s):\n{printed}"
     )
     return printed

@@ -1,6 +1,7 @@
 """What a forked process does to run one program, or one command of ours. `forked_programs` gives it the capitals."""
 
 # ruff: noqa: F821
+import faulthandler
 import multiprocessing
 import os
 import runpy
@@ -13,6 +14,7 @@ for descriptor, path in ((1, OUTPUT), (2, ERRORS)):
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, descriptor)
     os.close(log)
+faulthandler.enable(2)
 os.chdir(FOLDER)
 os.environ.update(ENVIRONMENT)
 sys.argv = list(WORDS)

@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
-from killed_jobs import die_with_parent, end, fork
+from killed_jobs import die_with_parent, end, fork, wait_for
 
 import remesh
 from remesh.checkpoint.plan.step_names import step_name, step_of
@@ -32,9 +32,8 @@ from remesh.checkpoint.plan.step_names import step_name, step_of
 KEEP = 2
 NUM_AT_END = 3
 SHAPE = (60, 500)
-_PATIENCE_S = 60
-_GROUP_TIMEOUT_S = 20
-"""After so long gloo itself gives up on a rank that was killed while groups were made, well before we do."""
+_GROUP_TIMEOUT_S = 40
+"""After so long gloo gives up on a rank that was killed while groups were made, well before whoever runs this does."""
 _LATEST_S = 0.6
 
 
@@ -84,9 +83,7 @@ def run_life(folder: Path, life: int, rng: random.Random, is_last: bool) -> None
         for rank in range(num_ranks)
     ]
     if not is_last:
-        deadline = time.monotonic() + _PATIENCE_S
-        while sum(1 for _ in folder.glob(f"ready-{life}-*")) < num_ranks and time.monotonic() < deadline:
-            time.sleep(0.002)
+        wait_for(lambda: sum(1 for _ in folder.glob(f"ready-{life}-*")) == num_ranks)
         time.sleep(rng.uniform(0.0, _LATEST_S))
         for rank in dying:
             os.kill(ranks[rank], signal.SIGKILL)

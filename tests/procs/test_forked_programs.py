@@ -1,0 +1,50 @@
+"""A program that does not end is ended, and tells where it stood."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from remesh.linux.procfs import start_of
+from remesh.testing.quiet_limit import QuietLimit
+from tests.procs.forked_programs import ALONE, end, start
+from tests.procs.progress import family_of
+
+_PROGRAM = """\
+import os, signal, subprocess, sys, threading
+
+def wait_in_a_thread():
+    threading.Event().wait()
+
+def wait_in_a_fork():
+    open("fork", "w").close()
+    signal.pause()
+
+if os.fork() == 0:
+    wait_in_a_fork()
+threading.Thread(target=wait_in_a_thread).start()
+code = "def wait_in_another_python():\\n open('another', 'w').close()\\n import signal; signal.pause()\\n"
+child = subprocess.Popen([sys.executable, "-c", code + "wait_in_another_python()"], start_new_session=True)
+open("program", "w").close()
+child.wait()
+"""
+
+
+@pytest.mark.procs
+def test_the_stacks_of_all_processes_of_a_program_that_stands_still_are_told(tmp_path: Path) -> None:
+    (tmp_path / "stands.py").write_text(_PROGRAM)
+    output, errors = tmp_path / "output", tmp_path / "errors"
+    program = start(["stands.py"], tmp_path, ALONE, output, errors)
+    limit = QuietLimit(lambda: family_of(program.pid), 60)
+    while not all((tmp_path / name).exists() for name in ("fork", "program", "another")):
+        assert program.poll() is None and not limit.is_over(), errors.read_text()
+        time.sleep(0.02)
+    family = family_of(program.pid)
+    assert end([program], quiet_s=0.1) == [None]
+    told = errors.read_text()
+    assert told.count("Fatal Python error: Aborted") == len(family) == 3, told
+    for name in ("wait_in_a_thread", "wait_in_a_fork", "wait_in_another_python", "in do_", "child of"):
+        assert name in told, told
+    assert all(start_of(pid) is None for pid in family)
