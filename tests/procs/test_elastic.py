@@ -68,7 +68,8 @@ def test_killed_worker_is_replaced_and_no_sample_is_lost(
         assert count(job) == SampleCount(lost=0, repeated=0, total=80 * tiny.BATCH_SIZE)
         assert checksums(job.events)[30] == pytest.approx(undisturbed[30], rel=1e-12)
         assert all(event["bytes_from_disk"] == 0 for event in job.of_kind("filled"))
-        assert [event["forked"] for event in job.of_kind("worker-started")] == [True] * 4  # the one in its place, too
+        forked = [event["forked"] for event in job.of_kind("worker-started")]
+        assert forked == [True] * 4, job.describe_logs()  # the one in its place, too
         # Random state goes on through all meshes: the same step and share draw the same number.
         drawn, calm = draws(job.events), draws(calm_events)
         # The killed one may have died between its last step and telling of it.
@@ -124,7 +125,8 @@ def test_boxes_that_died_with_their_node_come_from_a_neighbours_memory(
         job.start_node("b", "--no-preload")  # as in one job of both kinds of nodes
         hold.wait(job, 2, QUIET_S)
         assert children_of(job.agents["b"].pid) == job.worker_pids("b")
-        assert sorted(event["forked"] for event in job.of_kind("worker-started")) == [False, True]
+        forked = sorted(event["forked"] for event in job.of_kind("worker-started"))
+        assert forked == [False, True], job.describe_logs()
         job.kill_node("b")
         hold.end()
         job.wait(QUIET_S)

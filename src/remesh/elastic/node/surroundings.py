@@ -16,7 +16,7 @@ _STATUS = (
     *("Umask", "Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs"),
     *("Seccomp", "Seccomp_filters", "Cpus_allowed", "Mems_allowed", "SigBlk"),
 )
-_FILES = ("limits", "cgroup", "oom_score_adj", "coredump_filter", "timerslack_ns")
+_FILES = ("limits", "oom_score_adj", "coredump_filter", "timerslack_ns")
 _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid_for_children", "time_for_children", "user", "uts")
 _PYTHONS_OWN = (signal.SIGPIPE, signal.SIGXFSZ)
 """Ignored by every Python, and given back by it when it starts a program."""
@@ -32,6 +32,7 @@ def read_surroundings() -> dict[str, str]:
     found["SigIgn"] = f"{ignored:x}"
     for name in _FILES:
         found[name] = _read(f"/proc/self/{name}")
+    found["cgroup"] = groups_of(_read("/proc/self/cgroup"))
     for name in _NAMESPACES:
         found[name] = _link(f"/proc/self/ns/{name}")
     place = os.stat(".")
@@ -42,6 +43,18 @@ def read_surroundings() -> dict[str, str]:
         "scheduler": f"{os.sched_getscheduler(0)} {os.sched_getparam(0).sched_priority}",
     }
     return found
+
+
+def groups_of(cgroups: str) -> str:
+    """The control groups that a process was put into, from its ``cgroup`` file.
+
+    A hierarchy that somebody mounts brings a line to every process, whose place there is the root: no change to it.
+
+    >>> groups_of("10:name=systemd:/\n4:memory:/jobs/7\n0::/\n")
+    'memory:/jobs/7'
+    """
+    lines = (line.partition(":")[2] for line in cgroups.splitlines())
+    return "\n".join(sorted(line for line in lines if not line.endswith(":/")))
 
 
 def _read(path: str) -> str:
