@@ -50,7 +50,7 @@ def groups_of(cgroups: str) -> str:
 
     A hierarchy that somebody mounts brings a line to every process, whose place there is the root: no change to it.
 
-    >>> groups_of("10:name=systemd:/\n4:memory:/jobs/7\n0::/\n")
+    >>> groups_of("10:name=systemd:/\\n4:memory:/jobs/7\\n0::/\\n")
     'memory:/jobs/7'
     """
     lines = (line.partition(":")[2] for line in cgroups.splitlines())
