@@ -53,6 +53,7 @@ site_trees = {
     "checkpoint/index": """
         /checkpoint/from_torch_dcp
         /checkpoint/from_megatron
+        /checkpoint/sharded
         /checkpoint/tools
         /checkpoint/differences""",
     "reshard": """
