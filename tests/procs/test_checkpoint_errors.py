@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 
 import remesh
 from remesh import dist_checkpointing
@@ -19,6 +20,7 @@ from remesh.checkpoint.run import writer
 from remesh.dist_checkpointing import ShardedObject, ShardedTensor
 from remesh.dist_checkpointing.core import CheckpointingException
 from remesh.errors import FormatError, LayoutError, PeerError, StorageError
+from remesh.integrations.dcp import DcpWriter
 from remesh.testing.pool import DIED, RankPool
 
 
@@ -26,7 +28,7 @@ def told(act: Callable[[], Any]) -> tuple[type[BaseException], str]:
     """Type and text of the error that the act must raise."""
     try:
         act()
-    except Exception as raised:
+    except (Exception, dcp.api.CheckpointException) as raised:
         return type(raised), str(raised)
     raise AssertionError("nothing was raised")
 
@@ -223,3 +225,35 @@ def test_what_the_system_refuses_is_one_error_on_all_ranks(
     assert said in text
     assert remesh.latest_complete(tmp_path) == tmp_path / "step-00000001"
     assert not dist_checkpointing.check_is_distributed_checkpoint(tmp_path / "new")
+
+
+_SAVES: dict[str, Callable[[Path], object]] = {
+    "plain": lambda folder: remesh.save({"w": torch.ones(9), "v": torch.ones(9)}, folder),
+    "background": lambda folder: remesh.save(
+        {"w": torch.ones(9), "v": torch.ones(9)}, folder, background=True
+    ).result(),
+    "sharded": lambda folder: dist_checkpointing.save({"w": part()}, folder),
+    "zarr": lambda folder: dist_checkpointing.save({"w": part()}, folder, ("zarr", 1)),
+    "dcp": lambda folder: dcp.save({"w": torch.ones(9), "v": torch.ones(9)}, storage_writer=DcpWriter(folder)),
+}
+
+
+def save_into_a_folder_of_ones_own(root: Path, way: str, is_made: bool) -> tuple[type[BaseException], str]:
+    folder = root / f"of rank {dist.get_rank()}"
+    if is_made:
+        folder.mkdir()
+    return told(lambda: _SAVES[way](folder))
+
+
+_MADE_BY_CALLERS = ("sharded", "zarr")  # as in Megatron
+
+
+@pytest.mark.parametrize(
+    ("way", "is_made"), [(way, made) for way in _SAVES for made in (True, False) if made or way not in _MADE_BY_CALLERS]
+)
+def test_ranks_with_different_folders_are_refused(ranks: RankPool, tmp_path: Path, way: str, is_made: bool) -> None:
+    kind, text = same_on_all(ranks.run(save_into_a_folder_of_ones_own, 2, (tmp_path, way, is_made)))
+    assert "the same path" in text or "correct the path" in text
+    assert not list(tmp_path.rglob("metadata.json"))
+    assert not list(tmp_path.rglob(".metadata"))
+    assert issubclass(kind, StorageError) or way == "dcp"

@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
@@ -35,6 +36,7 @@ from remesh.checkpoint.storage.turns import (
     finish_ended,
     held,
     is_mark,
+    not_shared,
     staged_name,
     take_turn,
     withdraw,
@@ -129,16 +131,25 @@ def _is_of_turn_before(name: str, turn: Turn) -> bool:
 def _files_of(turn: Turn, names: set[str]) -> dict[str, Location]:
     """Final name to current location of each file of this save; the two differ only while a file is staged.
 
-    Of data files those in the index. If another program made that, under its own name, all that are there count.
+    Of data files those in the index, all of which must be there. If another program made that, under its own name, all
+    that are there count.
     """
     staged = {name: turn.staged(name) for name in _SMALL if turn.staged(name).name in names}
     data = {name for name in names if is_data_file_name(name)}
     if COLUMNS_FNAME in staged:
         head = store_of(turn.directory).read(staged[COLUMNS_FNAME]).partition(b"\n")[0]
-        data &= {*json.loads(head)["files"]}
+        data = {*json.loads(head)["files"]}
+        check_seen(turn.directory, sorted(data - names))
     else:
         data |= {*_SMALL} & names
     return {name: turn.directory / name for name in sorted(data)} | staged
+
+
+def check_seen(directory: Location, names: Iterable[str]) -> None:
+    """Raise `CheckpointPathError` unless these files, which ranks have written, are where this rank looks for them."""
+    for name in names:
+        if store_of(directory).size_of(directory / name) is None:
+            raise not_shared(directory, f"the file {name}")
 
 
 def _check_has_no_checkpoint(directory: Location, names: set[str]) -> None:

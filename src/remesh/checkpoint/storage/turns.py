@@ -194,7 +194,18 @@ def _create(directory: Location, number: int, content: Mapping[str, object]) -> 
     return store_of(path).create_once(path, json.dumps(content).encode())
 
 
+def not_shared(directory: Location, what: str) -> CheckpointPathError:
+    """The error for something that another rank of the save has made, and that this rank does not find."""
+    return CheckpointPathError(
+        f"saving checkpoint {directory}: expected {what}, which another rank of this save has made, found none; give "
+        "all ranks the same path, on storage that all of them share"
+    )
+
+
 def _lost(turn: Turn) -> CheckpointPathError:
+    store = store_of(turn.directory)
+    if store.has_directories and not store.is_directory(turn.directory):
+        return not_shared(turn.directory, "the directory")
     return CheckpointPathError(
         f"saving checkpoint {turn.directory}: another save has taken this directory over while this one was writing, "
         "expected one save for a directory; nothing of this one is in the other's checkpoint. See whether a job that "

@@ -20,6 +20,7 @@ from remesh.checkpoint.errors import (
     told_as_checkpoint_errors,
 )
 from remesh.checkpoint.formats.data_file import dump_object
+from remesh.checkpoint.formats.directory import check_seen
 from remesh.checkpoint.formats.zarr_format import (
     BACKEND,
     BACKEND_VERSION,
@@ -94,7 +95,12 @@ class ZarrSaveShardedStrategy(HandlesObjects, SaveShardedStrategy):
             tell=lambda made: [[name, table.data_bytes, table.crcs.tolist()] for name, table in made.items()],
         ).told
         everything = {name: _table(*told) for one in written for name, *told in one}
-        take_first_step(lambda: write_blocks(directory, everything), process_group, doing)
+
+        def end() -> None:
+            check_seen(directory, [of_rank[0][0] for of_rank in written if of_rank])
+            write_blocks(directory, everything)
+
+        take_first_step(end, process_group, doing)
 
 
 class ZarrLoadShardedStrategy(TorchDistLoadShardedStrategy):
