@@ -45,9 +45,10 @@ def check_options(doing: str, given: Mapping[str, Any], known: type) -> None:
 def check_option(doing: str, name: str, value: Any, expected: Any) -> None:
     """Raise `OptionError` unless the value has the expected type, given as an annotation gives it."""
     if not _has_type(value, expected):
+        name, value, expected = _wrong_part(f"option {name!r}", value, expected)
         shown = repr(value)
         raise OptionError(
-            f"{doing}: option {name!r} is {shown[:_MOST_SHOWN]}{'...' if len(shown) > _MOST_SHOWN else ''}, of type "
+            f"{doing}: {name} is {shown[:_MOST_SHOWN]}{'...' if len(shown) > _MOST_SHOWN else ''}, of type "
             f"{type(value).__name__}, expected {_words(expected)}; give one, or leave the option out"
         )
 
@@ -93,6 +94,18 @@ def _elements_have_types(value: Any, expected: tuple[Any, ...]) -> bool:
     if isinstance(value, collections.abc.Sequence):
         return all(_has_type(each, expected[0]) for each in value)
     return True
+
+
+def _wrong_part(name: str, value: Any, expected: Any) -> tuple[str, Any, Any]:
+    """The first value of a mapping that is wrong, where all else of it is right: how to call it, it, and its type."""
+    for each in typing.get_args(expected) if typing.get_origin(expected) in (Union, types.UnionType) else (expected,):
+        kinds = typing.get_args(each)
+        if typing.get_origin(each) is not collections.abc.Mapping or not isinstance(value, collections.abc.Mapping):
+            continue
+        for key, one in value.items():
+            if _has_type(key, kinds[0]) and not _has_type(one, kinds[1]):
+                return f"{name}[{key!r}]", one, kinds[1]
+    return name, value, expected
 
 
 def _words(expected: Any) -> str:

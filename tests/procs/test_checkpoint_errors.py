@@ -21,6 +21,7 @@ from remesh.dist_checkpointing import ShardedObject, ShardedTensor
 from remesh.dist_checkpointing.core import CheckpointingException
 from remesh.errors import FormatError, LayoutError, PeerError, StorageError
 from remesh.integrations.dcp import DcpWriter
+from remesh.options import OptionError
 from remesh.testing.pool import DIED, RankPool
 
 
@@ -257,3 +258,43 @@ def test_ranks_with_different_folders_are_refused(ranks: RankPool, tmp_path: Pat
     assert not list(tmp_path.rglob("metadata.json"))
     assert not list(tmp_path.rglob(".metadata"))
     assert issubclass(kind, StorageError) or way == "dcp"
+
+
+_LOADS: dict[str, Callable[[dict[str, Any], Path], object]] = {
+    "plain": remesh.load,
+    "sharded": dist_checkpointing.load,
+}
+
+
+def load_what_this_rank_has_found(root: Path, way: str) -> tuple[type[BaseException], str]:
+    mine = torch.zeros(2)
+    state = {"w": mine if way == "plain" else ShardedTensor.from_rank_offsets("w", mine)}
+    failed = told(lambda: _LOADS[way](state, root / f"step-0000000{1 + dist.get_rank() // 2}"))
+    assert not mine.any(), "no failed load has changed a tensor"
+    return failed
+
+
+@pytest.mark.parametrize("way", list(_LOADS))
+def test_ranks_that_have_found_two_checkpoints_do_not_mix_them(ranks: RankPool, tmp_path: Path, way: str) -> None:
+    for step in (1, 2):
+        remesh.save({"w": torch.full((2,), float(step))}, tmp_path / f"step-0000000{step}")
+    kind, text = same_on_all(ranks.run(load_what_this_rank_has_found, 3, (tmp_path, way)))
+    assert issubclass(kind, LayoutError)
+    assert "step-00000001 and rank 2 loads" in text and "step-00000002, expected the same checkpoint" in text
+
+
+def load_with_one_rank_wrong(root: Path) -> list[tuple[type[BaseException], str]]:
+    is_wrong, state = dist.get_rank() == 1, {"w": torch.zeros(2)}
+    return [
+        told(lambda: remesh.load(state, None if is_wrong else root / "good")),  # type: ignore[arg-type]
+        told(lambda: remesh.save(state, None if is_wrong else root / "new")),  # type: ignore[arg-type]
+        told(lambda: remesh.load(state, root / "good", strict="no" if is_wrong else True)),  # type: ignore[arg-type]
+    ]
+
+
+def test_a_rank_without_a_path_leaves_no_other_waiting(ranks: RankPool, tmp_path: Path) -> None:
+    remesh.save({"w": torch.ones(2)}, tmp_path / "good")
+    for answers in zip(*ranks.run(load_with_one_rank_wrong, 3, (tmp_path,)), strict=True):
+        kind, text = same_on_all(list(answers))
+        assert kind is OptionError and "(raised on rank 1)" in text
+    assert not (tmp_path / "new").exists()

@@ -126,6 +126,8 @@ class Checkpoints:
         Waits for a save that is under way. `CheckpointPathError` where there is none.
         """
         self.wait()
+        doing = f"loading a checkpoint under {self.root}"
+        take_step(lambda: check_option(doing, "step", step, int | None), self._group, doing)
         chosen = self.latest() if step is None else step
         if chosen is None:
             raise CheckpointPathError(

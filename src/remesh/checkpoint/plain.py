@@ -24,12 +24,21 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from remesh.checkpoint.background.saving_thread import thread_of
-from remesh.checkpoint.errors import CheckpointMismatchError, as_checkpoint_error
+from remesh.checkpoint.errors import CheckpointMismatchError, CheckpointPathError, as_checkpoint_error
+from remesh.checkpoint.formats.directory import maybe_load_config
 from remesh.checkpoint.formats.fetch import read_objects
 from remesh.checkpoint.formats.torch_format import check_files
 from remesh.checkpoint.plan.step_names import step_of
 from remesh.checkpoint.plan.writes import HeldBoxes, choose_writers
-from remesh.checkpoint.run.reader import Fill, OpenCheckpoint, is_complete, open_checkpoint, plan_fill, run_fill
+from remesh.checkpoint.run.reader import (
+    Fill,
+    OpenCheckpoint,
+    check_is_one,
+    is_complete,
+    open_checkpoint,
+    plan_fill,
+    run_fill,
+)
 from remesh.checkpoint.run.requests import (
     check_asked,
     check_objects_get_all,
@@ -60,8 +69,10 @@ from remesh.checkpoint.values.nests import (
 from remesh.collector import collector_at_rest
 from remesh.comm.agreement import Agreed, Agreement, Agreements, check_alike
 from remesh.comm.gather import Group, group_rank
+from remesh.errors import ConfigError
 from remesh.layout import Box, Shard, check_places, row_major_strides
 from remesh.layout.from_torch import Piece, piece_of
+from remesh.options import check_option
 
 _ABSENT = object()
 _TENSORS = "tensors of a plain state"
@@ -87,7 +98,7 @@ def save(
     group only when all saves are done; the end of the program waits for them.
     """
     with collector_at_rest():
-        return _save(state, location_of(path), group, background)
+        return _save(state, path, group, background)
 
 
 def entities_of(state: Mapping[str, Any], *, group: Group = None) -> ShardedStateDict:
@@ -96,7 +107,7 @@ def entities_of(state: Mapping[str, Any], *, group: Group = None) -> ShardedStat
     Called by every rank of the group, like `save`; the checkpoint is the same, and `load` reads it. Ranks share the
     writing already, so do not wrap the strategy for that: the wrapper would find no values on ranks that write none.
     """
-    agreement = _agree_on_writers(state, _ENTITY_PLANS, group, "describing a state")
+    agreement = _agree_on_writers(lambda: _tensors_of(state), _ENTITY_PLANS, group, "describing a state")
     _ENTITY_PLANS.remember(agreement)
     common = _common_of(agreement.value.state)
     if _TENSORS in common:
@@ -108,12 +119,12 @@ def entities_of(state: Mapping[str, Any], *, group: Group = None) -> ShardedStat
 
 
 def _agree_on_writers(
-    state: Mapping[str, Any], plans: Agreements, group: Group, doing: str, *, background: bool = False
+    take_apart: Callable[[], _Tensors], plans: Agreements, group: Group, doing: str, *, background: bool = False
 ) -> Agreement[_Tensors]:
     """The tensors of the state, and what all ranks agree on; under ``is_mine`` which boxes this rank writes."""
     options = {"background": background}
     agreement = plans.agree(
-        lambda: _take_apart(spread_objects(state)[0]),
+        take_apart,
         group,
         doing,
         tell=lambda tensors: (tensors.boxes().parts(), options),
@@ -127,10 +138,18 @@ def _agree_on_writers(
     return agreement
 
 
-def _save(state: Mapping[str, Any], directory: Location, group: Group, background: bool) -> Future[Location]:
-    rank, doing = group_rank(group), f"saving checkpoint {directory}"
-    agreement = _agree_on_writers(state, _PLANS, group, doing, background=background)
-    tensors, agreed, is_new = agreement.value, agreement.agreed, agreement.told is not None
+def _save(state: Mapping[str, Any], path: Directory, group: Group, background: bool) -> Future[Location]:
+    rank, doing = group_rank(group), _doing("saving", path)
+
+    def take_apart() -> _Tensors:
+        location_of(path)
+        if background not in (True, False):
+            check_option(doing, "background", background, bool)
+        return _tensors_of(state)
+
+    agreement = _agree_on_writers(take_apart, _PLANS, group, doing, background=background)
+    directory, tensors = location_of(path), agreement.value
+    agreed, is_new = agreement.agreed, agreement.told is not None
     entities = tensors.entities(agreed.kept["is_mine"]) if is_new else []
 
     turn = begin_save(
@@ -192,13 +211,29 @@ def load(state: dict[str, Any], path: Directory, *, group: Group = None, strict:
     Raises the same error on all ranks; no tensor is changed on any rank before all have planned their reads.
     """
     with collector_at_rest():
-        return _load(state, location_of(path), group, strict)
+        return _load(state, path, group, strict)
 
 
-def _load(state: dict[str, Any], directory: Location, group: Group, strict: bool) -> dict[str, Any]:
-    doing = f"loading checkpoint {directory}"
-    planned = take_step(lambda: _plan_load(state, directory, strict), group, doing).mine
+def _load(state: dict[str, Any], path: Directory, group: Group, strict: bool) -> dict[str, Any]:
+    doing = _doing("loading", path)
+
+    def plan() -> _PlannedLoad:
+        if strict not in (True, False):
+            check_option(doing, "strict", strict, bool)
+        return _plan_load(state, location_of(path), strict)
+
+    together = take_step(plan, group, doing, tell=lambda it: [it.checkpoint.identity, str(it.checkpoint.directory)])
+    check_is_one(together.told)
+    planned = together.mine
     return take_step(lambda: give_to_objects(state, planned.run(), planned.objects), group, doing).mine
+
+
+def _doing(verb: str, path: Directory) -> str:
+    """The first words of an error. What is no place is told by the step that looks at it, on all ranks alike."""
+    try:
+        return f"{verb} checkpoint {location_of(path)}"
+    except ConfigError:
+        return f"{verb} a checkpoint"
 
 
 def latest_complete(root: Directory) -> Location | None:
@@ -214,6 +249,11 @@ def latest_complete(root: Directory) -> Location | None:
     for name in sorted(names, key=lambda name: names[name], reverse=True):
         if is_complete(place / name):
             return place / name
+    if not names and maybe_load_config(place) is not None:
+        raise CheckpointPathError(
+            f"looking for checkpoints under {place}: this is a checkpoint itself, expected the folder that holds "
+            f"them; give {place.parent}"
+        )
     return None
 
 
@@ -378,17 +418,27 @@ def _plan_load(state: dict[str, Any], directory: Location, strict: bool) -> _Pla
     return _PlannedLoad(checkpoint, taken.state, objects, fill, strict)
 
 
+def _tensors_of(state: Mapping[str, Any]) -> _Tensors:
+    return _take_apart(spread_objects(state)[0])
+
+
 def _take_apart(state: Mapping[str, Any]) -> _Tensors:
     """Every tensor of the state under its name; `CheckpointMismatchError` for what cannot be stored."""
     if not isinstance(state, dict):
         raise CheckpointMismatchError(
-            f"taking a state apart: found a {type(state).__name__}, expected a dict; give state_dict(), not the object"
+            f"taking a state apart: found a {type(state).__name__}, expected a dict; give the object a name, as in "
+            "{'model': model}"
         )
     whole: dict[str, torch.Tensor] = {}
     cut: dict[str, _Held] = {}
     for name, leaf in _named_leaves(state):
         if isinstance(leaf, Piece):
             check_places(leaf.shards, leaf.global_shape, f"taking a state apart, tensor {name!r}")
+        if isinstance(leaf, ShardedBase):
+            raise CheckpointMismatchError(
+                f"taking a state apart: {name!r} is a {type(leaf).__name__}, expected a tensor, a Piece or a value; "
+                "dist_checkpointing.save and load take sharded state dicts"
+            )
         is_whole = type(leaf) in _PLAIN
         if not is_whole and not _is_tensor(leaf):
             continue

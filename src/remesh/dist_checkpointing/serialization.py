@@ -21,7 +21,7 @@ from remesh.checkpoint.errors import (
 )
 from remesh.checkpoint.formats.directory import CheckpointingConfig, load_common, maybe_load_config
 from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION
-from remesh.checkpoint.run.reader import READABLE, read_common
+from remesh.checkpoint.run.reader import READABLE, check_is_one, read_common
 from remesh.checkpoint.run.steps import take_first_step, take_step
 from remesh.checkpoint.run.writer import (
     AfterCommon,
@@ -34,7 +34,7 @@ from remesh.checkpoint.run.writer import (
     writing_in,
 )
 from remesh.checkpoint.storage import Directory, Location, location_of
-from remesh.checkpoint.storage.integrity import check_sha256_manifest, write_sha256_manifest
+from remesh.checkpoint.storage.integrity import check_sha256_manifest, read_checksums, write_sha256_manifest
 from remesh.checkpoint.values.checks import (
     StrictHandling,
     compute_mismatched_keys,
@@ -62,7 +62,7 @@ from remesh.checkpoint.values.nests import (
 from remesh.checkpoint.values.outline import Outline, check_outlines, keys_of
 from remesh.checkpoint.values.state_split import expand, split, stored_factories
 from remesh.comm.agreement import Agreements
-from remesh.comm.gather import Group, group_rank, step_together
+from remesh.comm.gather import Group, group_rank, group_size, step_together
 from remesh.dist_checkpointing.strategies import torch, zarr  # noqa: F401 - register themselves
 from remesh.dist_checkpointing.strategies.base import (
     AsyncSaveShardedStrategy,
@@ -254,11 +254,13 @@ def load(  # noqa: PLR0913 - the signature that users know
         strategy = choose_load_strategy(sharded_strategy, directory)
         return _plan(sharded_state_dict, directory, strategy, common, parse_strict_flag(strict))
 
-    def outline(planned: _Planned) -> tuple[list[Any], None]:
+    def outline(planned: _Planned) -> tuple[list[Any], list[str]]:
         is_told = validate_access_integrity or planned.needs_keys_of_all
-        return outline_in_pieces(planned.entities).parts() if is_told else [], None
+        seen = [read_checksums(directory).identity, str(directory)] if group_size(process_group) > 1 else ["", ""]
+        return outline_in_pieces(planned.entities).parts() if is_told else [], seen
 
     agreement = Agreements(max_kept=0).agree(plan, process_group, doing, tell=outline, translate=as_checkpoint_error)
+    check_is_one(agreement.beside)
     ours = agreement.value
     outlines = [Outline.from_parts(parts) for parts in agreement.told or [] if parts]
     if validate_access_integrity:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from remesh import dist_checkpointing
 from remesh.checkpoint.plain import entities_of
 from remesh.checkpoint.plan.step_names import step_name
 from remesh.checkpoint.plan.writes import HeldBoxes, choose_writers
+from remesh.dist_checkpointing import ShardedTensor
 from remesh.dist_checkpointing.core import CheckpointingException
 from remesh.errors import FormatError, LayoutError, StorageError
 from remesh.layout import Box, Shard
 from remesh.layout.from_torch import Piece
+from remesh.options import OptionError
 
 
 def trained(seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -99,13 +102,18 @@ def test_names_that_collide_are_refused(tmp_path: Path) -> None:
 def test_bad_input_is_told_in_full(tmp_path: Path) -> None:
     remesh.save({"model": {"weight": torch.ones(2, 3)}}, tmp_path / "good")
     (tmp_path / "empty").mkdir()
+    (tmp_path / "step-00000001").mkdir()
+    (tmp_path / "file").touch()
     state = {"model": {"weight": torch.zeros(2, 3)}}
     cases: list[tuple[Any, str, type[Exception], str]] = [
         (state, "nowhere", StorageError, "nowhere does not exist, expected the directory of a saved checkpoint"),
         (state, "empty", FormatError, "is not a distributed checkpoint, expected the marker metadata.json"),
         ({"weight": torch.zeros(2, 3)}, "good", LayoutError, "'weight'; it holds 1, 'model.weight'"),
         ({"model": {"weight": torch.zeros(3, 2)}}, "good", LayoutError, "loaded ((2, 3)) and expected ((3, 2))"),
-        (torch.nn.Linear(1, 1), "good", LayoutError, "found a Linear, expected a dict"),
+        (torch.nn.Linear(1, 1), "good", LayoutError, "found a Linear, expected a dict; give the object a name"),
+        ({"w": ShardedTensor.from_rank_offsets("w", torch.ones(1))}, "good", LayoutError, "'w' is a ShardedTensor"),
+        (state, "", FormatError, "it holds checkpoints, give the path of one of them"),
+        (state, "file", StorageError, "file is a file, expected the directory"),
     ]
     for asked, name, kind, said in cases:
         with pytest.raises(kind) as caught:
@@ -114,6 +122,36 @@ def test_bad_input_is_told_in_full(tmp_path: Path) -> None:
         assert said in str(caught.value)
         assert str(caught.value).startswith("loading checkpoint")
     assert not state["model"]["weight"].any()
+
+
+def test_a_state_of_shards_is_refused_not_left_out(tmp_path: Path) -> None:
+    shard = ShardedTensor.from_rank_offsets("w", torch.ones(1))
+    with pytest.raises(LayoutError, match="'w' is a ShardedTensor, .* dist_checkpointing.save"):
+        remesh.save({"w": shard, "step": 1}, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda state: remesh.load(state, None), "found None, expected a path or a URL; where there is no checkpoint"),
+        (lambda state: remesh.save("place", state), "found a value of type dict, expected a path or a URL"),
+        (lambda state: remesh.save(state, "place", background="yes"), "option 'background' is 'yes', of type str"),
+        (lambda state: remesh.load(state, "place", strict="no"), "option 'strict' is 'no', of type str"),
+        (lambda state: remesh.Checkpoints("place").load(1, state), "option 'step' is {'w'"),
+    ],
+)
+def test_wrong_arguments_are_told_by_name(call: Callable[[dict[str, Any]], object], said: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        call({"w": torch.zeros(1)})
+    assert said in str(caught.value)
+
+
+def test_a_checkpoint_is_not_taken_for_the_folder_of_a_run(tmp_path: Path) -> None:
+    remesh.save({"w": torch.ones(1)}, tmp_path / "step-00000001")
+    with pytest.raises(StorageError, match="this is a checkpoint itself"):
+        remesh.latest_complete(tmp_path / "step-00000001")
+    assert remesh.latest_complete(tmp_path) == tmp_path / "step-00000001"
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore:TypedStorage is deprecated")

@@ -34,6 +34,7 @@ from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION, che
 from remesh.checkpoint.plan.flattened import reroute
 from remesh.checkpoint.plan.manifest import Extent, Manifest
 from remesh.checkpoint.plan.reads import Read, Want, find_objects, plan_reads
+from remesh.checkpoint.plan.step_names import step_of
 from remesh.checkpoint.storage import Location, store_of
 from remesh.checkpoint.storage.integrity import read_checksums
 from remesh.checkpoint.storage.turns import IN_PROGRESS_FNAME
@@ -58,6 +59,8 @@ class OpenCheckpoint:
     common: dict[str, Any]
     format: str
     """``"torch_dist"``, ``"zarr"`` or ``"dcp"``."""
+    identity: str = ""
+    """As of its checksums: equal on all ranks that have opened the same checkpoint."""
 
     @property
     def is_native(self) -> bool:
@@ -102,7 +105,20 @@ def open_checkpoint(directory: Location, *, allow_native: bool = False, with_sta
         else read_manifest(directory, checksums)
     )
     common = {} if found == NATIVE else _load_common(directory, manifest, with_stand_ins=with_stand_ins)
-    return OpenCheckpoint(directory, manifest, common, found)
+    return OpenCheckpoint(directory, manifest, common, found, checksums.identity)
+
+
+def check_is_one(told: Sequence[Sequence[str]]) -> None:
+    """Raise `CheckpointMismatchError` unless all ranks load one checkpoint; ``told`` is identity and path, by rank.
+
+    Ranks that look for the newest one by themselves may find two: one is slower to see what has just been saved.
+    """
+    for rank, (identity, path) in enumerate(told):
+        if identity != told[0][0]:
+            raise CheckpointMismatchError(
+                f"loading a checkpoint: rank 0 loads {told[0][1]} and rank {rank} loads {path}, expected the same "
+                "checkpoint on all ranks; let one rank choose and tell the others, as remesh.Checkpoints does"
+            )
 
 
 def read_common(directory: Location) -> dict[str, Any]:
@@ -269,8 +285,10 @@ def _format_of(directory: Location, allow_native: bool) -> str:
     """The format of the checkpoint in a directory; raises unless there is one."""
     store = store_of(directory)
     if not store.is_directory(directory):
+        is_file = store.size_of(directory) is not None
+        found = "is a file" if is_file else "does not exist"
         raise CheckpointPathError(
-            f"loading checkpoint: Checkpoint directory {directory} does not exist, expected the directory of a saved "
+            f"loading checkpoint: Checkpoint directory {directory} {found}, expected the directory of a saved "
             "checkpoint; correct the path"
         )
     config = maybe_load_config(directory)
@@ -280,6 +298,8 @@ def _format_of(directory: Location, allow_native: bool) -> str:
         if is_whole and allow_native:
             return NATIVE
         hint = "it was written by native torch, load it with remesh.load" if is_whole else "use another checkpoint"
+        if any(step_of(name) is not None for name in names):
+            hint = "it holds checkpoints, give the path of one of them"
         raise CheckpointFormatError(
             "not-a-checkpoint",
             f"loading checkpoint: {directory} is not a distributed checkpoint, expected the marker {CONFIG_FNAME} that "

@@ -94,6 +94,14 @@ class Checksums:
     directory: Location
     entries: Mapping[str, SummedFile]
 
+    @property
+    def identity(self) -> str:
+        """What tells this checkpoint from others, under any path; the directory's name where nothing is summed up."""
+        if not self.entries:
+            return self.directory.name
+        sums = sorted((name, one.num_bytes, one.crc) for name, one in self.entries.items() if one.table is None)
+        return hashlib.sha256(repr(sums).encode()).hexdigest()
+
     def trailer_of(self, name: str) -> Trailer | None:
         """The block table of a data file, confirmed; None when the file has no entry."""
         entry = self.entries.get(name)

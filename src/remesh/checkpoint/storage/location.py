@@ -16,6 +16,7 @@ from typing import Any
 from remesh.checkpoint.storage.remote import RemotePath, RemoteStore
 from remesh.checkpoint.storage.store import LocalStore, Store
 from remesh.errors import ConfigError
+from remesh.options import OptionError
 
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.\-]*)://(?P<rest>.*)", re.DOTALL)
 _FLATTENED_URL = re.compile(r"[a-z][a-z0-9+.\-]+:/(?!/)")
@@ -28,14 +29,17 @@ Directory = str | os.PathLike[str] | RemotePath
 
 
 def location_of(given: Directory) -> Location:
-    """The location that a path or URL names; `ConfigError` for a URL that cannot be used.
+    """The location that a path or URL names; `ConfigError` for a URL that cannot be used, or for no path at all.
 
     >>> str(location_of("memory://run/step-00000120/"))
     'memory://run/step-00000120'
     """
     if isinstance(given, RemotePath):
         return given
-    text = os.fspath(given)
+    try:
+        text = os.fspath(given)
+    except TypeError:
+        raise _no_place(given) from None
     match = _URL.fullmatch(text)
     if match is None:
         if "://" in text or (isinstance(given, Path) and not given.is_absolute() and _FLATTENED_URL.match(text)):
@@ -51,6 +55,13 @@ def location_of(given: Directory) -> Location:
             "where the store's own client looks for them"
         )
     return Path(rest) if scheme in ("file", "local") else RemotePath(scheme, rest)
+
+
+def _no_place(given: object) -> OptionError:
+    kind, hint = f"a value of type {type(given).__name__}", "correct the arguments"
+    if given is None:
+        kind, hint = "None", "where there is no checkpoint yet, begin without loading"
+    return OptionError(f"finding a checkpoint: found {kind}, expected a path or a URL; {hint}")
 
 
 _LOCAL = LocalStore()
