@@ -341,7 +341,7 @@ def lose_a_peer_at_the_end(dying: int) -> tuple[str, tuple[str, ...]]:
     take = {"x": torch.zeros(1 << 12)} if rank else {}
     if rank == dying:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Farewell, "wait", lambda self: os.kill(os.getpid(), 9))
+            patch.setattr(Farewell, "wait", lambda self, trouble: os.kill(os.getpid(), 9))
             reshard(give, take)
     with pytest.raises(UnfilledError) as raised:
         reshard(give, take)

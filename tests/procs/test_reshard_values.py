@@ -225,3 +225,22 @@ def clash() -> list[str]:
 def test_values_that_cannot_be_cast_or_joined_are_refused_alike_on_all_ranks(ranks: RankPool) -> None:
     first, second = ranks.run(clash, 2)
     assert first == second
+
+
+def tie_on_one_rank() -> str:
+    """Rank 1 has one tensor for both names; the group is as good as before afterwards."""
+    rank = dist.get_rank()
+    tied = torch.zeros(64)
+    take = {"a": tied, "b": tied} if rank == 1 else {"a": torch.zeros(64), "b": torch.zeros(64)} if rank == 2 else {}
+    first, second = wild_floats(64, "float32", 1), wild_floats(64, "float32", 2)
+    with pytest.raises(PlanError) as raised:
+        reshard({"a": first, "b": second} if rank == 0 else {}, take)
+    reshard({"a": second, "b": second.clone()} if rank == 0 else {}, take)
+    assert all(bits_of(one) == bits_of(second) for one in take.values())
+    return str(raised.value)
+
+
+def test_what_one_rank_takes_into_one_memory_with_two_values_is_an_error_on_all(ranks: RankPool) -> None:
+    told = ranks.run(tie_on_one_rank)
+    assert "tensors 'a' are not what was given for them" in told[1]
+    assert all("on another rank some tensors are not what was given" in text for at, text in enumerate(told) if at != 1)

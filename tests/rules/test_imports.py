@@ -89,6 +89,7 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "layout",
         "blocks json_form overlap placement spec",
         "from_torch",
+        "torch_memory",
     ),
     "comm": _layers(
         "beside blame free_ports gloo_sockets nccl_settings reception tls token tree",
@@ -222,7 +223,7 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
 
 # Rooms that are pure but for these modules ...
 _SHELLS = {
-    "layout": {"remesh.layout.from_torch"},
+    "layout": {"remesh.layout.from_torch", "remesh.layout.torch_memory"},
     "reshard": {
         "remesh.reshard.api",
         "remesh.reshard.faces",

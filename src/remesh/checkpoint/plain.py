@@ -30,6 +30,7 @@ from remesh.checkpoint.formats.fetch import read_objects
 from remesh.checkpoint.formats.torch_format import check_files
 from remesh.checkpoint.plan.step_names import step_of
 from remesh.checkpoint.plan.writes import HeldBoxes, choose_writers
+from remesh.checkpoint.run.read_apart import ReadApart
 from remesh.checkpoint.run.reader import (
     Fill,
     OpenCheckpoint,
@@ -405,13 +406,13 @@ def _plan_load(state: dict[str, Any], directory: Location, strict: bool) -> _Pla
         tell_what_differs(taken.state, objects, checkpoint)
         taken = taken.only(stored)
     tensors: list[ShardedTensor] = []
-    staged: list[tuple[torch.Tensor, torch.Tensor]] = []
+    apart: list[ReadApart] = []
     for held in taken.cut.values():
         wanted, copy = held.wanted()
         tensors += wanted
         if copy is not None:
-            staged.append((held.piece.tensor, copy))
-    fill = plan_fill(checkpoint, tensors, list(taken.whole.items()), staged)
+            apart.append(ReadApart(held.name, held.piece, copy))
+    fill = plan_fill(checkpoint, tensors, list(taken.whole.items()), apart)
     if strict:
         check_asked(taken.state, stored_names(checkpoint))
         check_objects_get_all(taken.state, objects, stored)

@@ -134,19 +134,37 @@ class Farewell:
         self._done_below = [self._expect(child) for child in self._place.below]
         self._done_everywhere = [self._expect(self._place.above)] if self._place.above is not None else []
 
-    def wait(self) -> None:
-        """Say that this rank is done, and return when all are. Raises RuntimeError when a peer is gone."""
-        for work in self._done_below:
-            work.wait()
+    def wait(self, trouble: bool = False) -> bool:
+        """Say that this rank is done, and return when all are: whether any of them has met with ``trouble``.
+
+        Raises RuntimeError when a peer is gone.
+        """
+        word = torch.tensor([trouble], dtype=torch.uint8)
+        for expected in self._done_below:
+            word |= expected.wait()
         if self._place.above is not None:
-            self._tell(self._place.above).wait()
-        for work in self._done_everywhere:
+            self._tell(self._place.above, word).wait()
+        for expected in self._done_everywhere:
+            word |= expected.wait()
+        for work in [self._tell(child, word) for child in self._place.below]:
             work.wait()
-        for work in [self._tell(child) for child in self._place.below]:
-            work.wait()
+        return bool(word)
 
-    def _expect(self, peer: int) -> Any:
-        return dist.irecv(torch.empty(1, dtype=torch.uint8), group=self._group, group_src=peer, tag=self._tag)
+    def _expect(self, peer: int) -> _Word:
+        return _Word(self._group, peer, self._tag)
 
-    def _tell(self, peer: int) -> Any:
-        return dist.isend(torch.zeros(1, dtype=torch.uint8), group=self._group, group_dst=peer, tag=self._tag)
+    def _tell(self, peer: int, word: torch.Tensor) -> Any:
+        return dist.isend(word, group=self._group, group_dst=peer, tag=self._tag)
+
+
+class _Word:
+    """One byte that is waited for."""
+
+    def __init__(self, group: dist.ProcessGroup | None, peer: int, tag: int) -> None:
+        self._byte = torch.zeros(1, dtype=torch.uint8)
+        self._work = dist.irecv(self._byte, group=group, group_src=peer, tag=tag)
+
+    def wait(self) -> torch.Tensor:
+        if self._work is not None:
+            self._work.wait()
+        return self._byte

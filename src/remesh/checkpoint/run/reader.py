@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ from remesh.checkpoint.plan.flattened import reroute
 from remesh.checkpoint.plan.manifest import Extent, Manifest
 from remesh.checkpoint.plan.reads import Read, Want, find_objects, plan_reads
 from remesh.checkpoint.plan.step_names import step_of
+from remesh.checkpoint.run.read_apart import ReadApart, mark_shared, settle
 from remesh.checkpoint.storage import Location, store_of
 from remesh.checkpoint.storage.integrity import read_checksums
 from remesh.checkpoint.storage.turns import IN_PROGRESS_FNAME
@@ -87,6 +88,8 @@ class Fill:
     objects: Sequence[tuple[ShardedObject, Extent]]
     copies: Sequence[tuple[torch.Tensor, torch.Tensor]]
     """``(to, from)``, to be copied when all has been read."""
+    apart: Sequence[ReadApart]
+    """What is put in its place after that."""
     has_bare_objects: bool
     """As in the manifest."""
 
@@ -152,20 +155,18 @@ def plan_fill(
     checkpoint: OpenCheckpoint,
     entities: Sequence[ShardedBase],
     whole: Sequence[tuple[str, torch.Tensor]] = (),
-    copies: Sequence[tuple[torch.Tensor, torch.Tensor]] = (),
+    apart: Sequence[ReadApart] = (),
 ) -> Fill:
     """Plan what to read for the entities of this rank; descriptions without data get new CPU tensors.
 
-    ``whole`` are tensors that are wanted in full, by key; ``copies`` are made of what was read. Raises
+    ``whole`` are tensors that are wanted in full, by key; ``apart`` those that entities with copies stand for. Raises
     `CheckpointMismatchError` for what is not stored, `CheckpointFormatError` for files that are too short.
     """
     check_before_new(checkpoint, entities)
     entities = [_with_data(one) if isinstance(one, ShardedTensor) else one for one in entities]
     objects = [one for one in entities if isinstance(one, ShardedObject)]
-    for key, tensor in (*((one.key, one.data) for one in entities if isinstance(one, ShardedTensor)), *whole):
-        if tensor is not None:
-            _check_can_fill(tensor, key)
-    tensors, whole, more_copies = _as_stored(checkpoint.manifest, entities, whole)
+    asked, whole, apart = _apart([one for one in entities if isinstance(one, ShardedTensor)], whole, apart)
+    tensors, whole, copies = _as_stored(checkpoint.manifest, asked, whole)
     simple = [number for number, one in enumerate(tensors) if _is_simple(one)]
     simply = [(tensors[number].key, tensors[number].data_in_box()) for number in simple] + [*whole]
     small, others = find_small(checkpoint.manifest.tensors, simply)
@@ -180,17 +181,33 @@ def plan_fill(
     check_files(checkpoint.directory, needed)
     read_checksums(checkpoint.directory).check_sizes({extent.file for extent in needed})
     pairs = list(zip(objects, extents, strict=True))
-    return Fill(entities, wanted, reads, small, pairs, [*more_copies, *copies], checkpoint.manifest.has_bare_objects)
+    return Fill(entities, wanted, reads, small, pairs, copies, apart, checkpoint.manifest.has_bare_objects)
 
 
 _Whole = Sequence[tuple[str, torch.Tensor]]
 
 
+def _apart(
+    tensors: Sequence[ShardedTensor], whole: _Whole, apart: Sequence[ReadApart]
+) -> tuple[Sequence[ShardedTensor], _Whole, Sequence[ReadApart]]:
+    """The tensors, seen to be fit to be filled; those in one memory with others with memory of their own."""
+    filled = [*((one.key, _filled(one)) for one in tensors), *whole]
+    for key, tensor in filled:
+        _check_can_fill(tensor, key)
+    if len(filled) < 2:
+        return tensors, whole, apart
+    found = mark_shared(filled, apart)
+    if len(found) > len(apart):
+        tensors = [replace(one, data=found[at].copy) if at in found else one for at, one in enumerate(tensors)]
+        numbered = enumerate(whole, len(tensors))
+        whole = [(key, found[at].copy if at in found else tensor) for at, (key, tensor) in numbered]
+    return tensors, whole, list(found.values())
+
+
 def _as_stored(
-    manifest: Manifest, entities: Sequence[ShardedBase], whole: _Whole
+    manifest: Manifest, tensors: Sequence[ShardedTensor], whole: _Whole
 ) -> tuple[Sequence[ShardedTensor], _Whole, Sequence[tuple[torch.Tensor, torch.Tensor]]]:
     """The tensors as they are stored where something is flattened, and copies to make of what was read."""
-    tensors = [one for one in entities if isinstance(one, ShardedTensor)]
     before = manifest.unflattened_shapes
     if not before and not any(one.flattened_range is not None for one in tensors):
         return tensors, whole, ()
@@ -239,14 +256,16 @@ def _filled(tensor: ShardedTensor) -> torch.Tensor:
 
 def fill_tensors(directory: Location, fill: Fill) -> int:
     """Read the tensors alone; returns the number of bytes that were read of data files."""
-    for one in fill.entities:
-        if isinstance(one, ShardedTensor) and one.allow_shape_mismatch:
+    for one in fill.wanted:
+        if one.allow_shape_mismatch:
             _filled(one).zero_()
     places = [tensor.data_in_box() for tensor in fill.wanted]
     boxes = [tensor.global_box() for tensor in fill.wanted]
     num_bytes = fetch(directory, [_chunk_read_of(read, boxes, places, directory) for read in fill.reads], fill.small)
     for to, source in fill.copies:
         to.copy_(source)
+    if fill.apart:
+        settle(fill.apart)
     return num_bytes
 
 

@@ -2,7 +2,8 @@
 
 A piece is right when it has the boxes, the dtype and the shape that the plan was made for, and its boxes lie in dense
 memory in which no two elements share a place. Pieces of both sides may share memory: what is given from a place into
-which something else is taken *clashes*, and is given from a copy.
+which something else is taken *clashes*, and is given from a copy. Several names may be taken into one memory, as those
+of tied weights are; then each is taken into a copy, and must be what is there when all are put back.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from remesh.errors import PlanError
 from remesh.layout import Box, Layout, Shard, check_places, has_own_places
 from remesh.layout.from_torch import Piece, dtype_name, why_without_memory
+from remesh.layout.torch_memory import find_shared, places_of
 from remesh.reshard.model.casts import travelling_dtype
 from remesh.reshard.model.tasks import TensorMove
 
@@ -150,6 +152,16 @@ def find_clashes(give: Mapping[str, Piece], take: Mapping[str, Piece]) -> set[st
             if other.start < span.stop and not stays:
                 clashing.add(span.name)
     return clashing
+
+
+def find_sharing(take: Mapping[str, Piece]) -> list[str]:
+    """Names that are taken into memory which others are taken into as well: all of them must get the same values."""
+    owners = [(name, place) for name, piece in take.items() for place in places_of(piece)]
+    found: set[str] = set()
+    for group in find_shared([place for _, place in owners]):
+        names = {owners[at][0] for at in group}
+        found |= names if len(names) > 1 else set()
+    return sorted(found)
 
 
 def _span(name: str, piece: Piece) -> _Span:

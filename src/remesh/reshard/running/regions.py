@@ -9,19 +9,21 @@ A message is *direct* when its chunk is a single contiguous region on a device t
 cast; any other is *staged*: packed into, or unpacked from, a byte buffer. What was found out for a chunk is kept, so
 the second run with one memory looks nothing up.
 
-A piece whose tensor is not contiguous is worked on as a contiguous copy; `Regions.flush` writes the copies back.
+A piece whose tensor is not contiguous, or shares memory with another one that is taken, is worked on as a contiguous
+copy; `Regions.flush` writes the copies back, and says which of those that share memory are not what they should be.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from remesh.layout import Box, Shard
 from remesh.layout.from_torch import Piece, torch_dtype
+from remesh.layout.torch_memory import is_there, put_back
 from remesh.reshard.model.tasks import TensorMove
 from remesh.reshard.planning.stacks import Alike, unstack
 from remesh.reshard.schedule.stream import Chunk
@@ -83,8 +85,16 @@ class Regions:
     A move may stand for several tensors that are ``alike`` (`remesh.reshard.planning.stacks`).
     """
 
-    def __init__(self, pieces: Mapping[str, Piece], moves: Sequence[TensorMove], alike: Alike | None = None) -> None:
+    def __init__(
+        self,
+        pieces: Mapping[str, Piece],
+        moves: Sequence[TensorMove],
+        alike: Alike | None = None,
+        sharing: Collection[str] = (),
+    ) -> None:
         self._pieces = pieces
+        self._sharing = sharing
+        """Names of the pieces that share memory."""
         self._names = [(alike or {}).get(move.name, (move.name,)) for move in moves]
         """Names of the tensors that each move stands for."""
         self._dtypes = [torch_dtype(move.src.dtype) for move in moves]
@@ -96,8 +106,8 @@ class Regions:
         self._kept: dict[str, _KeptTensor] = {}
         self._direct: dict[int, torch.Tensor | None] = {}
         self._seen: dict[tuple[int, int], tuple[_Stretch, ...]] = {}
-        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
-        """Tensors that are not contiguous, and the copies that are worked on."""
+        self._copies: dict[str, torch.Tensor] = {}
+        """What is worked on in the stead of pieces, by name."""
 
     def direct(self, number: int, chunk: Chunk, device: torch.device) -> torch.Tensor | None:
         """The memory of chunk ``number`` as bytes, if it is one contiguous region on this device, kept once."""
@@ -141,13 +151,17 @@ class Regions:
 
     def refresh(self) -> None:
         """Bring the contiguous copies up to date with the tensors they stand for."""
-        for tensor, copy in self._copies:
-            copy.copy_(tensor)
+        for name, copy in self._copies.items():
+            copy.copy_(self._pieces[name].tensor)
 
-    def flush(self) -> None:
-        """Write contiguous copies back into the tensors they stand for."""
-        for tensor, copy in self._copies:
-            tensor.copy_(copy)
+    def flush(self) -> list[str]:
+        """Write contiguous copies back into the pieces they stand for; names of those that others have written over."""
+        for name, copy in self._copies.items():
+            put_back(self._pieces[name], copy)
+        return [name for name in self._sharing if name in self._copies and not self._is_there(name)]
+
+    def _is_there(self, name: str) -> bool:
+        return is_there(self._pieces[name], self._copies[name])
 
     def _find_direct(self, number: int, chunk: Chunk, device: torch.device) -> torch.Tensor | None:
         if len(chunk.parts) != 1 or self._is_cast[chunk.parts[0].tensor]:
@@ -197,10 +211,9 @@ class Regions:
         """The piece of a tensor, made ready."""
         piece = self._pieces[name]
         run = piece.tensor.detach()
-        if needs_copy(run):
-            copy = run.resolve_conj().resolve_neg().contiguous()
-            self._copies.append((run, copy))
-            run = copy
+        if needs_copy(run) or name in self._sharing:
+            run = torch.empty_like(run, memory_format=torch.contiguous_format).copy_(run)
+            self._copies[name] = run
         flat = _as_run(run)
         size = flat.element_size()
         packed = flat if is_cast else flat.view(_OPAQUE[size])

@@ -53,7 +53,7 @@ from remesh.reshard.planning.stacks import unstack
 from remesh.reshard.planning.steps import Act
 from remesh.reshard.planning.transfer import Transfer
 from remesh.reshard.running.carry import Link, Mover, Staging, Summer
-from remesh.reshard.running.check_pieces import check_pieces, find_clashes
+from remesh.reshard.running.check_pieces import check_pieces, find_clashes, find_sharing
 from remesh.reshard.running.regions import LocalCopy, Regions, needs_copy
 from remesh.reshard.running.telemetry import BytesByPair, Timing, merge_timings
 
@@ -230,6 +230,7 @@ class BoundTransfer:
         clashing = find_clashes(self._give, self._take)
         copied = {name: p.tensor.nbytes for name, p in pieces if needs_copy(p.tensor)}
         copied |= {name: self._give[name].tensor.nbytes for name in clashing}
+        copied |= {name: self._take[name].tensor.nbytes for name in find_sharing(self._take)}
         if copied and planned + sum(copied.values()) > cap:
             name = max(copied, key=lambda each: (copied[each], each))
             raise PlanError(
@@ -252,7 +253,10 @@ class BoundTransfer:
             sums = transfer.reduction.moves if transfer.reduction else ()
             wholes = self._make_wholes()
             moves, alike = transfer.plan.moves, transfer.alike
-            given, taken = Regions(give | wholes, moves, alike), Regions(self._take, moves, alike)
+            given, taken = (
+                Regions(give | wholes, moves, alike),
+                Regions(self._take, moves, alike, find_sharing(self._take)),
+            )
             todo = transfer.steps_of(group_rank(self._group))
             copies = [each for copy in todo.copies for each in taken.plan_copy(given, copy.tensor, copy.box)]
             self._memories = _Memories(Regions(self._give, sums), Regions(wholes, sums), given, taken, tuple(copies))
@@ -334,13 +338,14 @@ class BoundTransfer:
             has_summed = True
             mover.carry(todo.steps, () if todo.relayed else copies)
             _run_all(copies)
-            take.flush()
+            overwritten = take.flush()
             check_end(self._group, _DOING)
             finished_s = time.perf_counter()
+            is_wrong = bool(overwritten)
             if farewell is not None:
-                farewell.wait()
+                is_wrong = farewell.wait(is_wrong)
             elif link.is_queued and last is not None:
-                all_gather_json(None, self._group)
+                is_wrong = any(all_gather_json(is_wrong, self._group))
         except RuntimeError as raised:
             if is_of_own_device(raised):
                 break_off(self._group)
@@ -352,6 +357,8 @@ class BoundTransfer:
             arrived = Counter[int]() if link.is_queued else mover.num_arrived
             unfilled = self._unfilled(rank, arrived, has_summed)
             raise _unfilled_error(peer_error(_DOING, self._group, raised), unfilled) from raised
+        if is_wrong:
+            raise _overwritten_error(overwritten)
         return finished_s
 
     def _expect_farewell(self, tag: int, last: int | None) -> Farewell | None:
@@ -391,6 +398,16 @@ def _unfilled_error(error: PeerError, unfilled: Sequence[str]) -> UnfilledError:
     listed = ", ".join(map(repr, unfilled[:_MAX_LISTED])) + (", ..." if len(unfilled) > _MAX_LISTED else "")
     told = f"; unfilled on this rank: {listed}" if unfilled else "; all tensors that this rank wanted are filled"
     return UnfilledError(f"{error}{told}", unfilled)
+
+
+def _overwritten_error(names: Sequence[str]) -> PlanError:
+    """For all ranks: that of several tensors in one memory only some are there; ``names`` are this rank's."""
+    where = f"tensors {', '.join(map(repr, names[:_MAX_LISTED]))}" if names else "on another rank some tensors"
+    return PlanError(
+        f"{_DOING}: {where} are not what was given for them, since others were taken into the same memory with other "
+        "values, expected equal values for all that share memory; take each into memory of its own (untie the model's "
+        "weights), or leave one of them out"
+    )
 
 
 def _check_digests(digests: Sequence[str]) -> None:
