@@ -42,6 +42,7 @@ from remesh.checkpoint.run.reader import (
 )
 from remesh.checkpoint.run.requests import (
     check_asked,
+    check_kinds,
     check_objects_get_all,
     keep_absent,
     stored_names,
@@ -416,6 +417,7 @@ def _plan_load(state: dict[str, Any], directory: Location, strict: bool) -> _Pla
     if strict:
         check_asked(taken.state, stored_names(checkpoint))
         check_objects_get_all(taken.state, objects, stored)
+        check_kinds(taken.state, checkpoint)
     return _PlannedLoad(checkpoint, taken.state, objects, fill, strict)
 
 

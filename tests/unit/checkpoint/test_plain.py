@@ -63,6 +63,44 @@ def test_lists_and_nones_and_tuples_keep_their_places(tmp_path: Path) -> None:
     assert (loaded["none"], loaded[0]) == (None, {"x": 1})  # type: ignore[index]
 
 
+_KEPT: dict[str, Any] = {
+    "model": {"w": torch.ones(2), "n": 5},
+    "lr": {"a": 1},
+    "list": [torch.ones(1), 3],
+    "none": None,
+}
+_ASKED_AS_PLAIN: list[tuple[dict[str, Any], str]] = [
+    ({"model": 0}, "'model' is asked for as one plain value, .* parts that are stored there, 'model"),
+    ({"model": {}}, "'model' is asked for"),
+    ({"model": {"w": None}}, "'model.w' is asked for .* 1 parts"),
+    ({"list": []}, "'list' is asked for"),
+    ({"list": 0}, "'list' is asked for"),
+]
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore:TypedStorage is deprecated")
+@pytest.mark.parametrize("is_native", [False, True])
+def test_a_tensor_that_is_asked_for_as_a_plain_value_is_not_left_out_in_silence(
+    tmp_path: Path, is_native: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As by a script that loads before its optimizer has made a step."""
+    if is_native:
+        dcp.save(_KEPT, checkpoint_id=tmp_path)
+    else:
+        remesh.save(_KEPT, tmp_path)
+    for asked, told in _ASKED_AS_PLAIN:
+        with pytest.raises(CheckpointingException, match=told):
+            remesh.load(asked, tmp_path)
+    assert remesh.load({"model": {"w": None}}, tmp_path, strict=False)["model"]["w"] is None
+    assert "'model.w'" in caplog.text
+    if is_native:
+        with pytest.raises(CheckpointingException, match="'lr' is asked for .* 'lr.a'"):
+            remesh.load({"lr": {}}, tmp_path)
+    else:
+        assert remesh.load({"lr": {}}, tmp_path)["lr"] == {"a": 1}
+    assert remesh.load({"lr": {"a": 0}, "none": 7}, tmp_path)["lr"] == {"a": 1}
+
+
 @pytest.mark.parametrize("background", [False, True])
 def test_a_state_without_tensors_is_saved_again_and_again(tmp_path: Path, background: bool) -> None:
     for step in range(3):

@@ -11,10 +11,13 @@ import logging
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import torch
+
 from remesh.checkpoint.errors import CheckpointMismatchError
 from remesh.checkpoint.run.reader import OpenCheckpoint
 from remesh.checkpoint.values.entities import LocalNonpersistentObject, ShardedBase
-from remesh.checkpoint.values.nests import Path
+from remesh.checkpoint.values.nests import NESTS, Path, items_of
+from remesh.layout.from_torch import Piece
 
 logger = logging.getLogger(__name__)
 _MOST_NAMED = 3
@@ -22,8 +25,12 @@ _MOST_NAMED = 3
 
 def stored_names(checkpoint: OpenCheckpoint) -> set[str]:
     """The names of all that is stored, and of the dicts that it is in: paths joined by dots."""
+    return _with_parents([*checkpoint.manifest.tensors, *checkpoint.manifest.objects, *_dotted(checkpoint.common)])
+
+
+def _with_parents(stored: Iterable[str]) -> set[str]:
     names: set[str] = set()
-    for name in (*checkpoint.manifest.tensors, *checkpoint.manifest.objects, *_dotted(checkpoint.common)):
+    for name in stored:
         while name and name not in names:
             names.add(name)
             name = name.rpartition(".")[0]
@@ -40,6 +47,19 @@ def check_asked(state: Any, stored: set[str]) -> None:
         )
 
 
+def check_kinds(state: Any, checkpoint: OpenCheckpoint) -> None:
+    """Raise `CheckpointMismatchError` for a plain value that is asked for where tensors are stored, or parts alone.
+
+    An empty dict is one, too: that of a fresh optimizer has no place for the moments of the one that was saved.
+    """
+    for name, parts in _without_kind(state, checkpoint):
+        raise CheckpointMismatchError(
+            f"{name!r} is asked for as one plain value, or as an empty dict or list, expected a place for each of the "
+            f"{len(parts)} parts that are stored there, {_some(parts)}; give tensors of the stored shapes to be filled "
+            "(let an optimizer create its state first), or leave the key out"
+        )
+
+
 def check_objects_get_all(state: Any, objects: Iterable[Path], stored: Iterable[str]) -> None:
     """Raise `CheckpointMismatchError` if tensors are stored of an object that has no place for them yet."""
     for name, rest in _without_place(state, objects, stored):
@@ -52,7 +72,8 @@ def check_objects_get_all(state: Any, objects: Iterable[Path], stored: Iterable[
 
 def tell_what_differs(state: Any, objects: Iterable[Path], checkpoint: OpenCheckpoint) -> None:
     """Warn of what is asked for and not stored, and of what is stored of an object that has no place for it."""
-    if absent := _absent(state, stored_names(checkpoint)):
+    unkept = [name for name, _ in _without_kind(state, checkpoint)]
+    if absent := [*_absent(state, stored_names(checkpoint)), *unkept]:
         logger.warning(
             "loading checkpoint %s: %d keys are not in it and keep their values, %s",
             checkpoint.directory,
@@ -67,6 +88,26 @@ def tell_what_differs(state: Any, objects: Iterable[Path], checkpoint: OpenCheck
             len(rest),
             _some(rest),
         )
+
+
+def _without_kind(state: Any, checkpoint: OpenCheckpoint) -> Iterator[tuple[str, list[str]]]:
+    """Each name that is asked for as a plain value and would be left out, and what is stored there."""
+    stored = [*checkpoint.manifest.tensors]
+    if checkpoint.is_native:  # which has no container in one piece
+        stored += checkpoint.manifest.objects
+    above = _with_parents(stored)
+    for name in _plain_names(state):
+        if name in above and not (checkpoint.is_native and name in checkpoint.manifest.objects):
+            yield name, sorted(one for one in stored if one == name or one.startswith(f"{name}."))
+
+
+def _plain_names(nest: Any, prefix: str = "") -> Iterator[str]:
+    """Where a nest asks for a value of its own: leaves that are no tensors, and containers of nothing."""
+    for key, value in items_of(nest):
+        if isinstance(value, NESTS) and value:
+            yield from _plain_names(value, f"{prefix}{key}.")
+        elif not isinstance(value, torch.Tensor | Piece | ShardedBase | LocalNonpersistentObject):
+            yield f"{prefix}{key}"
 
 
 def keep_absent(found: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:

@@ -341,11 +341,7 @@ class BoundTransfer:
             overwritten = take.flush()
             check_end(self._group, _DOING)
             finished_s = time.perf_counter()
-            is_wrong = bool(overwritten)
-            if farewell is not None:
-                is_wrong = farewell.wait(is_wrong)
-            elif link.is_queued and last is not None:
-                is_wrong = any(all_gather_json(is_wrong, self._group))
+            is_wrong = self._end(farewell, bool(overwritten), is_asked=link.is_queued and last is not None)
         except RuntimeError as raised:
             if is_of_own_device(raised):
                 break_off(self._group)
@@ -366,6 +362,12 @@ class BoundTransfer:
         if last is None or group_size(self._group) == 1 or is_queued(self._group):
             return None
         return Farewell(self._group, tag + _NUM_TAGS, last)
+
+    def _end(self, farewell: Farewell | None, is_wrong: bool, *, is_asked: bool) -> bool:
+        """Wait until all ranks are done, if they tell each other; whether something is wrong on one that is heard of."""
+        if farewell is not None:
+            return farewell.wait(is_wrong)
+        return any(all_gather_json(is_wrong, self._group)) if is_asked else is_wrong
 
     def _unfilled(self, rank: int, arrived: Counter[int], has_summed: bool) -> list[str]:
         """Tensors that this rank wants and has not all of, when so many of each chunk have arrived."""
