@@ -364,7 +364,7 @@ class BoundTransfer:
         return Farewell(self._group, tag + _NUM_TAGS, last)
 
     def _end(self, farewell: Farewell | None, is_wrong: bool, *, is_asked: bool) -> bool:
-        """Wait until all ranks are done, if they tell each other; whether something is wrong on one that is heard of."""
+        """Wait until all ranks are done, if they tell each other; whether something is wrong on one that told."""
         if farewell is not None:
             return farewell.wait(is_wrong)
         return any(all_gather_json(is_wrong, self._group)) if is_asked else is_wrong
