@@ -24,10 +24,14 @@ _NAME = "believed"
 _PATIENCE = timedelta(seconds=30)
 
 
+def _loses_nothing(name: str, number: int) -> bool:
+    return False
+
+
 class BelievedGroup(dist.ProcessGroup):
     """One rank's end of a group. ``loses`` says of each operation, by its name and number, whether it is given up."""
 
-    loses: ClassVar[Callable[[str, int], bool]] = staticmethod(lambda name, number: False)
+    loses: ClassVar[Callable[[str, int], bool]] = staticmethod(_loses_nothing)
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # stubs lack this one
@@ -105,7 +109,7 @@ class _Work:
 
 
 @contextlib.contextmanager
-def believed_group(loses: Callable[[str, int], bool]) -> Iterator[dist.ProcessGroup]:
+def believed_group(loses: Callable[[str, int], bool] = _loses_nothing) -> Iterator[dist.ProcessGroup]:
     """A group of all ranks; every rank of the default group calls this. ``loses`` is of this rank alone."""
     if _NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(_NAME, BelievedGroup, devices=["cpu"])

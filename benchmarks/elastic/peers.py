@@ -47,6 +47,7 @@ def find_versions(folder: Path = FOLDER) -> dict[str, str]:
 class _FourWorkers:
     """Four processes that run one module; a context manager."""
 
+    num_workers = NUM_WORKERS
     cases: Sequence[str] = ("worker", "node")
     survivors: Mapping[str, int] = {"worker": NUM_WORKERS - 1, "node": NUM_WORKERS - 2}
     name: str

@@ -17,11 +17,12 @@ def main() -> None:
     options = parser.parse_args()
 
     def train(job: remesh.Job) -> None:
-        model = make_model()
+        model = make_model().to(job.mesh.device_type)
         optim = torch.optim.AdamW(model.parameters())
         job.carry(model=model, optim=optim)
         for x in job.batches(Samples(), BATCH_SIZE, max_steps=options.steps):
             with pace(STEP_S):
+                x = x.to(job.mesh.device_type)
                 ((model(x) - x).square().mean() * job.batch_weight).backward()
                 for parameter in model.parameters():
                     dist.all_reduce(parameter.grad)

@@ -1,8 +1,9 @@
 """The programs that are hurt: Remesh and torchrun, each as a job that is killed again and again, and comes back.
 
-Two nodes with two workers each, on this machine. torchrun runs with the settings that make it fastest (monitor interval
-0.1 s, last call 1 s, a dead node dropped after 2 s, workers on a store of their own, without which it does not come
-back at all), and restarts from a checkpoint of every 20 steps.
+Two nodes with two workers each, unless said otherwise, on this machine; each worker has a GPU where there are some.
+torchrun runs with the settings that make it fastest (monitor interval 0.1 s, last call 1 s, a dead node dropped after
+2 s, workers on a store of their own, without which it does not come back at all), and restarts from a checkpoint of
+every 20 steps.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -24,14 +26,35 @@ from remesh.elastic.events import EventReader
 from remesh.testing.local_job import LocalJob
 
 CASES = ("worker", "node", "host")
-STEPS, WARM_STEPS, FULL_SIZE = 1_000_000, 30, 4
+STEPS, WARM_STEPS = 1_000_000, 30
 TIMEOUT_S = 30.0
 """How long a job may take to come back before it counts as lost: five times torchrun's usual recovery."""
 FULL_TIMEOUT_S = 90.0
-"""How long four workers may take to be together before the next kill; that counts for nothing."""
+"""How long all workers may take to be together before the next kill; that counts for nothing."""
 POLL_S = 0.005
 ROOT = Path(__file__).resolve().parents[2]
 Event = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class JobShape:
+    """Nodes, and workers of each."""
+
+    nodes: tuple[str, ...]
+    workers_per_node: int
+
+    @property
+    def num_workers(self) -> int:
+        return len(self.nodes) * self.workers_per_node
+
+    @property
+    def survivors(self) -> dict[str, int]:
+        """How many workers are left, by case."""
+        others = self.num_workers - self.workers_per_node
+        return {"worker": self.num_workers - 1, "node": others, "host": others}
+
+
+FOUR = JobShape(("a", "b"), 2)
 
 
 class NotRecovered(Exception):
@@ -39,9 +62,10 @@ class NotRecovered(Exception):
 
 
 class Side(Protocol):
-    """A running job of four workers, on nodes a and b where it has nodes. A context manager."""
+    """A running job, of four workers unless said otherwise. A context manager."""
 
     name: str
+    num_workers: int
     kills_per_job: int
     """After so many kills a new job is begun: not all programs can take part for ever."""
     cases: Sequence[str]
@@ -78,14 +102,17 @@ class RemeshSide:
     name = "remesh"
     kills_per_job = 5
     cases: Sequence[str] = CASES
-    survivors: Mapping[str, int] = {"worker": 3, "node": 2, "host": 2}
+    survivors: Mapping[str, int] = FOUR.survivors
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, shape: JobShape = FOUR) -> None:
+        self._shape, self.num_workers, self.survivors = shape, shape.num_workers, shape.survivors
         script = ["-m", "benchmarks.elastic.remesh_script", "--folder", str(folder), "--steps", str(STEPS)]
-        self._job = LocalJob(folder, script)
+        most = len(shape.nodes)
+        self._job = LocalJob(folder, script, nnodes=f"1:{most}", workers_per_node=shape.workers_per_node)
         endpoint = ["--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
-        # As under torchrun beside it: node a serves the store.
-        self._flags = {"a": [*endpoint, "--rdzv-host"], "b": [*endpoint, "--no-rdzv-host"]}
+        # As under torchrun beside it: the first node serves the store.
+        self._flags = {node: [*endpoint, "--no-rdzv-host"] for node in shape.nodes}
+        self._flags[shape.nodes[0]] = [*endpoint, "--rdzv-host"]
 
     def __enter__(self) -> Self:
         self._job.__enter__()
@@ -103,12 +130,12 @@ class RemeshSide:
 
     def hurt(self, case: str) -> float:
         if case == "worker":
-            return self._job.kill_worker("b", 1)
-        return self._job.kill_node("b" if case == "node" else "a")
+            return self._job.kill_worker(self._shape.nodes[-1], self._shape.workers_per_node - 1)
+        return self._job.kill_node(self._shape.nodes[-1 if case == "node" else 0])
 
     def mend(self, case: str) -> None:
         if case == "node":
-            self._start("b")
+            self._start(self._shape.nodes[-1])
 
     def tell_phases(self, events: Sequence[Event], killed_s: float, num_survivors: int) -> dict[str, float]:
         generation = min(e["generation"] for e in events if e["kind"] == "step" and e["world_size"] == num_survivors)
@@ -130,7 +157,8 @@ class TorchrunSide:
     cases: Sequence[str] = CASES
     survivors: Mapping[str, int] = {}
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, shape: JobShape = FOUR) -> None:
+        self._shape, self.num_workers = shape, shape.num_workers
         self._folder = folder
         self._port = free_port()
         self._agents: dict[str, subprocess.Popen[bytes]] = {}
@@ -138,7 +166,7 @@ class TorchrunSide:
         self._reader = EventReader(folder / "events")
 
     def __enter__(self) -> Self:
-        for node in ("a", "b"):
+        for node in self._shape.nodes:
             self._start(node)
         return self
 
@@ -152,13 +180,13 @@ class TorchrunSide:
     def hurt(self, case: str) -> float:
         if case == "worker":
             killed_s = time.time()
-            os.kill(_children_of(self._agents["b"].pid)[-1], signal.SIGKILL)
+            os.kill(_children_of(self._agents[self._shape.nodes[-1]].pid)[-1], signal.SIGKILL)
             return killed_s
-        return self._kill_node("b" if case == "node" else "a")
+        return self._kill_node(self._shape.nodes[-1 if case == "node" else 0])
 
     def mend(self, case: str) -> None:
         if case == "node":
-            self._start("b")
+            self._start(self._shape.nodes[-1])
 
     def tell_phases(self, events: Sequence[Event], killed_s: float, num_survivors: int) -> dict[str, float]:
         return {}
@@ -166,9 +194,10 @@ class TorchrunSide:
     def _start(self, node: str) -> None:
         settings = "last_call_timeout=1,join_timeout=60,keep_alive_interval=1,keep_alive_max_attempt=2"
         command = [
-            *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", "2"),
+            *(sys.executable, "-m", "torch.distributed.run", "--nnodes", f"1:{len(self._shape.nodes)}"),
+            *("--nproc-per-node", str(self._shape.workers_per_node)),
             *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{self._port}", "--rdzv-id", "bench"),
-            *("--rdzv-conf", f"{settings},is_host={str(node == 'a').lower()}"),
+            *("--rdzv-conf", f"{settings},is_host={str(node == self._shape.nodes[0]).lower()}"),
             *("--monitor-interval", "0.1", "--max-restarts", "1000"),
             *("-m", "benchmarks.elastic.torchrun_script", "--folder", str(self._folder), "--steps", str(STEPS)),
         ]
@@ -197,18 +226,18 @@ def hurt_often(side: Side, case: str, num_kills: int) -> Iterator[Recovery]:
 
 
 def wait_until_full(side: Side) -> int:
-    """Until four workers took enough steps together; the number of the last."""
+    """Until all workers took enough steps together; the number of the last."""
     deadline_s = time.monotonic() + FULL_TIMEOUT_S
     steps: set[int] = set()
     while time.monotonic() < deadline_s:
         for event in side.poll():
             if event["kind"] == "step":
-                full = event["world_size"] == FULL_SIZE
+                full = event["world_size"] == side.num_workers
                 steps = steps | {event["step"]} if full else set()
         if len(steps) >= WARM_STEPS:
             return max(steps)
         time.sleep(POLL_S)
-    raise NotRecovered(f"four workers were not together within {FULL_TIMEOUT_S:g} s")
+    raise NotRecovered(f"{side.num_workers} workers were not together within {FULL_TIMEOUT_S:g} s")
 
 
 def wait_for_steps(side: Side, case: str, killed_s: float, before: int) -> Recovery:

@@ -11,15 +11,16 @@ name. Rank 0 writes benchmarks/out/gpu.json, from which `python -m benchmarks.gp
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from benchmarks.gpu import moves, saves
+from benchmarks.gpu import kills, moves, saves
 from benchmarks.gpu.bench_rank import BenchRank, Compared, NotRun
 from benchmarks.report import save_report
 
@@ -31,7 +32,7 @@ ROWS: dict[str, Callable[[BenchRank], Compared]] = {
     "reshard of rows to columns, GB/s a rank": moves.reshard,
     "weights of 8B to generators, s": moves.sync_8b,
     "weights of 30B to generators, s": moves.sync_30b,
-    "worker killed to next step, s": moves.killed_to_step,
+    "worker killed to next step, s": kills.killed_to_step,
 }
 
 
@@ -40,6 +41,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--folder", type=Path, help="where checkpoints go; on several machines a folder that all share")
+    parser.add_argument("--row", action="append", choices=list(ROWS), help="only this one; may be repeated")
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("found no CUDA device, expected one; --device cpu runs every row small")
@@ -48,17 +50,23 @@ def main() -> None:
         folder: list[str] = [own]
         dist.broadcast_object_list(folder)
         place.folder = Path(folder[0])
-        rows = [asdict(_measure(case, row, place)) for case, row in ROWS.items()]
-        dist.barrier()
+        rows = [asdict(_measure(case, row, place, options.row)) for case, row in ROWS.items()]
+        places: list[tuple[str, str]] = [("", "")] * place.world_size
+        dist.all_gather_object(places, (os.uname().nodename, place.device_name))
     if place.rank == 0:
         for row in rows:
             print(Compared(**row).line(), flush=True)
-        told = {"device": place.device_name, "world_size": place.world_size}
+        hosts, devices = (sorted(set(each)) for each in zip(*places, strict=True))
+        told = {"devices": devices, "world_size": place.world_size, "num_hosts": len(hosts)}
         print(f"written to {save_report('gpu' if options.device == 'cuda' else 'gpu-cpu', rows, **told)}")
     dist.destroy_process_group()
 
 
-def _measure(case: str, row: Callable[[BenchRank], Compared], place: BenchRank) -> Compared:
+def _measure(
+    case: str, row: Callable[[BenchRank], Compared], place: BenchRank, wanted: Sequence[str] | None
+) -> Compared:
+    if wanted is not None and case not in wanted:
+        return Compared(case, not_run="not asked for")
     try:
         found = row(place)
     except NotRun as raised:

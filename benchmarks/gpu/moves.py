@@ -45,11 +45,6 @@ def sync_30b(place: BenchRank) -> Compared:
     return _sync(place, *_SHAPES["30B"])
 
 
-def killed_to_step(place: BenchRank) -> Compared:
-    """Belongs to jobs with agents of their own."""
-    raise NotRun("no job is started from here; `python -m benchmarks.elastic` measures it, with gloo")
-
-
 def _sync(place: BenchRank, num_layers: int, width: int, inner: int) -> Compared:
     """Trainers hold rows, generators want columns; every tensor of a layer is a third of its weights."""
     _need_ranks(place, 2)

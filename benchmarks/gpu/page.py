@@ -1,13 +1,19 @@
-"""``python -m benchmarks.gpu.page``: docs/gpu.md, from a run of the tier of tests, and the report of the benchmark."""
+"""``python -m benchmarks.gpu.page``: docs/gpu.md, from a run of the tier of tests, and the report of the benchmark.
+
+Other pages say in a sentence what has met a device. These sentences are written here too (`SAYINGS`).
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ET
 from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +22,58 @@ import torch
 from benchmarks.gpu.__main__ import ROWS
 from benchmarks.gpu.bench_rank import Compared
 from benchmarks.report import OUT
+from tests.gpu.settings import WITHOUT_TWIN
 
 ROOT = Path(__file__).resolve().parents[2]
 _NOTHING_MET = """\
-**No row and no test has met a device.** What a CPU can show is shown: nearly all of these tests also run on the CPU, in
-`make test`, and the waits between streams are tried on a device that is made believe
-([decision 88](decisions/0088-device-memory-is-copied-in-a-queue.md))."""
+**No row and no test has met a device.** What a CPU can show is shown: the tests also run on the CPU, the waits between
+streams are tried on a device that is made believe
+([decision 88](decisions/0088-device-memory-is-copied-in-a-queue.md)), and so are operations that torch gives up, and
+aborts that hang ([decision 95](decisions/0095-what-is-only-queued-is-looked-back-at.md))."""
 Outcomes = dict[str, list[tuple[str, str]]]
 """For each file its tests, each with what became of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saying:
+    """A sentence of a page, which has one of two forms."""
+
+    before: str
+    """As long as nothing has met a device."""
+    after: str
+    """With ``{met}`` for what has. Invariant: its words are not in ``before``."""
+
+    def put(self, text: str, met: str) -> str:
+        """The page with what has met a device; empty for nothing. Raises ValueError unless it has the sentence once."""
+        before, *after = (_anyhow_broken(part) for part in (self.before, *self.after.split("{met}")))
+        found = list(re.finditer(f"{before}|{r'[^][]*'.join(after)}", text))
+        if len(found) != 1:
+            raise ValueError(f"found {len(found)} sentences {self.before!r} or {self.after!r}, expected one")
+        if not met and re.fullmatch(before, found[0][0]):
+            return text
+        said = self.after.replace("{met}", met) if met else self.before
+        return text[: found[0].start()] + said + text[found[0].end() :]
+
+
+def _anyhow_broken(words: str) -> str:
+    """A pattern for words on as many lines as there may be."""
+    return r"\s+".join(map(re.escape, re.split(" +", words)))
+
+
+SAYINGS = {
+    "README.md": Saying(
+        "the code for NCCL and CUDA [has not been run on a GPU](docs/gpu.md).",
+        "for NCCL and CUDA [{met}](docs/gpu.md).",
+    ),
+    "docs/index.md": Saying(
+        "The code for NCCL and CUDA has not been run on a GPU: [what has, test by test](gpu.md).",
+        "For NCCL and CUDA {met}: [test by test](gpu.md).",
+    ),
+    "docs/elastic/index.md": Saying(
+        "That code [has not been run on GPUs](../gpu.md).", "With GPUs [{met}](../gpu.md)."
+    ),
+}
+"""By page."""
 
 
 def main() -> None:
@@ -33,7 +83,10 @@ def main() -> None:
     told = json.loads(report.read_text()) if report.exists() else None
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     (ROOT / "docs" / "gpu.md").write_text(page_of(outcomes, device, told))
-    print("written to docs/gpu.md")
+    for name, saying in SAYINGS.items():
+        page = ROOT / name
+        page.write_text(saying.put(page.read_text(), what_has_met(outcomes, device, told)))
+    print(f"written to docs/gpu.md, with a sentence in {', '.join(SAYINGS)}")
 
 
 def run_tier() -> Outcomes:
@@ -55,12 +108,11 @@ def read_outcomes(xml: str) -> Outcomes:
     return dict(found)
 
 
-def page_of(outcomes: Outcomes, device: str | None, report: dict[str, Any] | None) -> str:
+def page_of(outcomes: Outcomes, device: str | None, report: Mapping[str, Any] | None) -> str:
     """The page as text."""
-    all_ends = [end for tests in outcomes.values() for _, end in tests]
-    num_met = sum(end != "not run" for end in all_ends)
     lines = ["# What has met a GPU", "", "*Written by `python -m benchmarks.gpu.page`; do not edit.*", ""]
-    lines += [_NOTHING_MET if not num_met and report is None else _some_met(num_met, len(all_ends), device), ""]
+    met = what_has_met(outcomes, device, report)
+    lines += [f"{met}." if met else _NOTHING_MET, ""]
     lines += [
         "## Rows",
         "",
@@ -69,7 +121,9 @@ def page_of(outcomes: Outcomes, device: str | None, report: dict[str, Any] | Non
     ]
     lines += _rows(report)
     lines += ["", "## Tests", "", "`make test-gpu`. A test for more GPUs than there are says so.", ""]
-    lines += ["| test | on | end |", "|---|---|---|"]
+    lines += ["Each also runs on the CPU, in `make test`, but for:", ""]
+    lines += [f"- `{name}`: {why}" for name, why in sorted(WITHOUT_TWIN.items())]
+    lines += ["", "| test | on | end |", "|---|---|---|"]
     for path, tests in sorted(outcomes.items()):
         for name, end in tests:
             plain, _, setting = name.partition("[")
@@ -77,16 +131,33 @@ def page_of(outcomes: Outcomes, device: str | None, report: dict[str, Any] | Non
     return "\n".join(lines) + "\n"
 
 
-def _some_met(num_met: int, num_all: int, device: str | None) -> str:
-    return f"{num_met} of {num_all} tests have met a device: {device or 'none in this run'}."
+def what_has_met(outcomes: Outcomes, device: str | None, report: Mapping[str, Any] | None) -> str:
+    """How many tests and rows have met which device, in words; empty for none."""
+    ends = [end for tests in outcomes.values() for _, end in tests]
+    num_met, num_failed = sum(end != "not run" for end in ends), ends.count("failed")
+    rows = [] if report is None else [Compared(**row) for row in report["rows"]]
+    num_rows = sum(not row.not_run for row in rows)
+    said = []
+    if num_met:
+        failed = f", of which {num_failed} failed," if num_failed else ""
+        said.append(f"{num_met} of {len(ends)} tests{failed} were run on {device}")
+    if num_rows and report is not None:
+        said.append(f"{num_rows} of {len(ROWS)} rows were run on {_where(report)}")
+    return ", ".join(said)
 
 
-def _rows(report: dict[str, Any] | None) -> list[str]:
+def _where(report: Mapping[str, Any]) -> str:
+    ranks, hosts = report["world_size"], report["num_hosts"]
+    each = f"{ranks} x " if ranks > 1 else ""
+    return f"{each}{', '.join(report['devices'])}{f' of {hosts} hosts' if hosts > 1 else ''}"
+
+
+def _rows(report: Mapping[str, Any] | None) -> list[str]:
     if report is None:
         rows, lines = [Compared(case, not_run="no GPU") for case in ROWS], []
     else:
         rows = [Compared(**row) for row in report["rows"]]
-        lines = [f"{report['world_size']} ranks, {report['device']}, commit {report['commit']}.", ""]
+        lines = [f"On {_where(report)}; commit {report['commit']}.", ""]
     lines += ["| row | Remesh | beside | limit |", "|---|---|---|---|"]
     for row in rows:
         if row.not_run:

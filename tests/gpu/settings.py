@@ -58,6 +58,14 @@ CPU = Setting("gloo", 2, 0)
 SHARED = Setting("gloo", 2, 1)
 ALONE = Setting("nccl", 1, 1)
 TWO = Setting("nccl", 2, 2)
+BY_HOST = Setting("gloo", 2, 2)
+
+
+WITHOUT_TWIN = {
+    "test_tensors_of_another_device_go_through_that_of_the_group": "a host has one memory, and no second device",
+    "test_peers_reach_each_others_memory": "it tells what the devices of a machine can do",
+}
+"""Tests of this folder that do not run on the CPU too, and why."""
 
 
 def in_settings(*settings: Setting) -> pytest.MarkDecorator:

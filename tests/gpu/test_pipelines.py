@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from remesh.comm.gather import Group
+from remesh.pipeline import PipelineError
 from remesh.pipeline.graph import StageGraph
 from remesh.pipeline.runtime import Pipeline
 from remesh.pipeline.schedules import SCHEDULES
 from remesh.pipeline.stage import Stage
 from remesh.testing.pool import RankPool
-from tests.gpu.settings import CPU, TWO, Place, Setting, in_settings
+from tests.believed_nccl import believed_group
+from tests.gpu.settings import BY_HOST, CPU, SHARED, TWO, Place, Setting, in_settings
 
 WIDTH, NUM_MICROBATCHES = 64, 4
 
@@ -32,6 +38,17 @@ class Layer(nn.Module):
         return hidden + torch.tanh(self.linear(hidden))
 
 
+def pipeline_of(layer: nn.Module, group: Group) -> Pipeline:
+    """One with a layer on each rank."""
+    rank, num_stages = dist.get_rank(), dist.get_world_size()
+    return Pipeline(
+        Stage(rank, layer, loss=loss_of if rank == num_stages - 1 else None),
+        StageGraph.chain(num_stages),
+        SCHEDULES["1f1b"](num_stages, NUM_MICROBATCHES),
+        group=group,
+    )
+
+
 def train_and_compare(place: Place) -> None:
     stages, alone = ([Layer(seed, place.device) for seed in range(place.world_size)] for _ in range(2))
     torch.manual_seed(9)
@@ -41,12 +58,7 @@ def train_and_compare(place: Place) -> None:
             part = stage(part)
         (loss_of(part, target) / NUM_MICROBATCHES).backward()
     rank, is_last = place.rank, place.rank == place.world_size - 1
-    pipeline = Pipeline(
-        Stage(rank, stages[rank], loss=loss_of if is_last else None),
-        StageGraph.chain(place.world_size),
-        SCHEDULES["1f1b"](place.world_size, NUM_MICROBATCHES),
-        group=place.group,
-    )
+    pipeline = pipeline_of(stages[rank], place.group)
     pipeline.step({"hidden": x} if rank == 0 else {}, y if is_last else None)
     expected, found = alone[rank].linear.weight.grad, stages[rank].linear.weight.grad
     assert expected is not None and found is not None
@@ -54,6 +66,19 @@ def train_and_compare(place: Place) -> None:
     dist.barrier()
 
 
-@in_settings(CPU, TWO)
+@in_settings(CPU, SHARED, BY_HOST)
 def test_gradients_of_a_pipeline_are_those_of_one_process(ranks: RankPool, setting: Setting) -> None:
     setting.run(ranks, train_and_compare)
+
+
+def refuse_nccl(place: Place) -> str:
+    with contextlib.nullcontext(place.group) if place.group is not None else believed_group() as group:
+        with pytest.raises(PipelineError) as raised:
+            pipeline_of(Layer(place.rank, place.device), group).step()
+        return str(raised.value)
+
+
+@in_settings(CPU, TWO)
+def test_a_pipeline_over_nccl_alone_is_refused_on_all_ranks(ranks: RankPool, setting: Setting) -> None:
+    told = setting.run(ranks, refuse_nccl)
+    assert len(set(told)) == 1 and "over NCCL alone" in told[0] and "cpu:gloo,cuda:nccl" in told[0]

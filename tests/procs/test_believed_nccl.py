@@ -23,10 +23,6 @@ def loses_on_rank(rank: int, name: str, number: int) -> Callable[[str, int], boo
     return lambda other, count: dist.get_rank() == rank and (other, count) == (name, number)
 
 
-def nothing(name: str, number: int) -> bool:
-    return False
-
-
 def part(whole: torch.Tensor, dim: int) -> Piece:
     """This rank's rows, or columns."""
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -41,7 +37,7 @@ def numbers(seed: int) -> torch.Tensor:
 
 
 def move_over_it() -> list[str]:
-    with believed_group(nothing) as group:
+    with believed_group() as group:
         assert is_queued(group)
         for seed in (1, 2):
             take = part(torch.zeros(SIDE, SIDE), 1)
@@ -126,3 +122,18 @@ def push_what_is_lost() -> None:
 
 def test_readers_keep_the_version_before_the_one_that_was_lost(ranks: RankPool) -> None:
     ranks.run(push_what_is_lost, 2)
+
+
+def move_beside_gathers() -> None:
+    """The program goes on with the group while a reshard is said to be under way: one order on all ranks."""
+    with believed_group() as group:
+        for seed in range(5):
+            take = part(torch.zeros(SIDE, SIDE), 1)
+            handle = remesh.reshard_async({"w": part(numbers(seed), 0)}, {"w": take}, group=group)
+            assert all_gather_json([seed, dist.get_rank()], group) == [[seed, rank] for rank in range(4)]
+            handle.result()
+            assert torch.equal(take.tensor, part(numbers(seed), 1).tensor)
+
+
+def test_a_reshard_in_the_background_keeps_its_place_among_other_operations(ranks: RankPool) -> None:
+    ranks.run(move_beside_gathers, 4)

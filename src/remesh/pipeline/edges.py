@@ -19,11 +19,13 @@ stands still until its own have (`Lane.wait_gone`, what pipelines do that do not
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any
 
 import torch
 
@@ -195,6 +197,8 @@ class Lane:
         self._gone: set[int] = set()
         self._error: BaseException | None = None
         self._is_aborted = False
+        # The threads queue their copies behind what the program has queued, on whatever stream it does.
+        self._stream: Any = torch.cuda.current_stream() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
         self.passages: list[Passage] = []
         """In the order in which they ended."""
         self._gives = member.rank in _ranks_of(way.held)
@@ -257,16 +261,17 @@ class Lane:
     def _work(self, share: range) -> None:
         """Carry the micro-batches at these places of the order."""
         try:
-            for place in share:
-                if self._gives:
-                    self._carry_away(self._order[place], self._tag + place % _NUM_AHEAD)
-                else:
-                    self._bring(self._order[place], self._tag + place % _NUM_AHEAD)
-                if self._is_aborted:
-                    return
-                with self._changed:
-                    self._gone.add(self._order[place])
-                    self._changed.notify_all()
+            with contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+                for place in share:
+                    if self._gives:
+                        self._carry_away(self._order[place], self._tag + place % _NUM_AHEAD)
+                    else:
+                        self._bring(self._order[place], self._tag + place % _NUM_AHEAD)
+                    if self._is_aborted:
+                        return
+                    with self._changed:
+                        self._gone.add(self._order[place])
+                        self._changed.notify_all()
         except BaseException as error:  # belongs to whoever waits for the lane
             with self._changed:
                 self._error = error

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from remesh.comm.blame import is_network_error
-from remesh.comm.gather import Group, break_off, gather_from, group_rank, peer_error
+from remesh.comm.gather import Group, break_off, check_end, gather_from, group_rank, is_queued, peer_error
 from remesh.errors import Error, PeerError
 from remesh.layout.from_torch import dtype_name
 from remesh.options import check_options
@@ -224,6 +224,12 @@ class Pipeline:
     def _describe(self) -> str:
         """What all ranks must have been given alike, as text; raises what is wrong with it."""
         graph, schedule = self.graph, self.schedule
+        if is_queued(self.group):
+            raise PipelineError(
+                f"{_DOING}: its group talks over NCCL alone, where messages have no tags and go in one order, as those "
+                "of several edges do not; expected a group that reaches the CPU as well, such as one made with "
+                "init_process_group('cpu:gloo,cuda:nccl'), over which they go by way of the host"
+            )
         check_schedule(schedule, graph)
         rows = " | ".join(" ".join(map(str, row)) for row in schedule.rows)
         digest = hashlib.sha256(f"{graph} {rows}".encode()).hexdigest()[:16]
@@ -396,3 +402,4 @@ def _average_gradients(stage: Stage) -> None:
                 gradients, flat.split_with_sizes([each.numel() for each in gradients]), strict=True
             ):
                 gradient.copy_(part.view_as(gradient))
+        check_end(stage.mesh.get_group(axis), _DOING)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+import re
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from benchmarks.gpu.__main__ import ROWS
 from benchmarks.gpu.bench_rank import Compared
-from benchmarks.gpu.page import page_of, read_outcomes
+from benchmarks.gpu.page import ROOT, SAYINGS, page_of, read_outcomes, what_has_met
+from tests.gpu.settings import CPU, WITHOUT_TWIN
 
 XML = """<testsuites><testsuite>
 <testcase classname="tests.gpu.test_moves" name="test_a[2 ranks over nccl on 2 GPUs]"><skipped/></testcase>
@@ -28,14 +35,67 @@ def test_a_page_without_a_device_says_so_and_lists_every_row_and_test() -> None:
     assert "| [`test_a`](../tests/gpu/test_moves.py) | on 2 GPUs | not run |" in page
 
 
-def test_a_page_of_a_run_has_its_device_and_its_numbers() -> None:
-    rows = [
-        vars(Compared("save", 1.5, "dcp", 0.5, "disk", 2.0)),
-        vars(Compared("load", not_run="needs 2 ranks, found 1")),
-    ]
-    report: dict[str, Any] = {"rows": rows, "world_size": 1, "device": "NVIDIA H100", "commit": "abc"}
-    page = page_of(read_outcomes(XML), "NVIDIA H100", report)
-    assert "2 of 3 tests have met a device: NVIDIA H100." in page
-    assert "| save | 1.5 | dcp: 0.5 | disk: 2 |" in page
-    assert "| load | not run: needs 2 ranks, found 1 | | |" in page
-    assert "No row" not in page
+def report_of(devices: list[str], world_size: int = 8, num_hosts: int = 1) -> dict[str, Any]:
+    """A made-up run in which all rows but the last were measured."""
+    *measured, last = ROWS
+    rows = [vars(Compared(case, 1.5 + n, "dcp", 0.5 + n, "disk", 2.0 + n)) for n, case in enumerate(measured)]
+    rows.append(vars(Compared(last, not_run="needs 2 GPUs on the machine of rank 0, found 1")))
+    return {"rows": rows, "world_size": world_size, "num_hosts": num_hosts, "devices": devices, "commit": "abc"}
+
+
+def test_the_page_of_a_made_up_run_is_the_golden_one() -> None:
+    page = page_of(read_outcomes(XML), "NVIDIA H100", report_of(["NVIDIA H100"]))
+    assert page == (Path(__file__).parent / "gpu_page.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("device", "report", "words"),
+    [
+        (None, None, ""),
+        (None, report_of(["H200"], 1), "7 of 8 rows were run on H200"),
+        ("H100", None, "2 of 3 tests, of which 1 failed, were run on H100"),
+        (
+            "H100",
+            report_of(["H100", "H200"], 16, 2),
+            "2 of 3 tests, of which 1 failed, were run on H100, 7 of 8 rows were run on 16 x H100, H200 of 2 hosts",
+        ),
+    ],
+)
+def test_what_has_met_a_device_is_said_in_one_sentence(
+    device: str | None, report: dict[str, Any] | None, words: str
+) -> None:
+    outcomes = read_outcomes(XML) if device else {"tests/gpu/test_moves.py": [("test_a", "not run")]}
+    assert what_has_met(outcomes, device, report) == words
+
+
+@pytest.mark.parametrize("name", SAYINGS)
+def test_a_page_has_its_sentence_once_and_it_can_be_said_and_taken_back(name: str) -> None:
+    text, saying = (ROOT / name).read_text(), SAYINGS[name]
+    words = "3 of 50 tests were run on NVIDIA H100"
+    once = saying.put(text, words)
+    assert once.count(words) == 1 and saying.put(once, words) == once
+    assert saying.put(once, "other words").count("other words") == 1
+    assert saying.put(once, "").split() == saying.put(text, "").split()
+    with pytest.raises(ValueError, match="found 2 sentences"):
+        saying.put(text + once, "")
+
+
+def test_pages_say_that_a_device_was_met_exactly_if_the_table_does() -> None:
+    nothing = "**No row and no test has met a device.**" in (ROOT / "docs" / "gpu.md").read_text()
+    for name, saying in SAYINGS.items():
+        text = (ROOT / name).read_text()
+        assert (saying.put(text, "") == text) == nothing, name
+
+
+def test_every_test_of_devices_also_runs_on_the_cpu_or_is_named() -> None:
+    alone = set()
+    for path in sorted((ROOT / "tests" / "gpu").glob("test_*.py")):
+        module = importlib.import_module(f"tests.gpu.{path.stem}")
+        for name, test in vars(module).items():
+            if name.startswith("test_"):
+                marks = [mark for mark in getattr(test, "pytestmark", []) if mark.name == "parametrize"]
+                settings = [one.values[0] for mark in marks if mark.args[0] == "setting" for one in mark.args[1]]
+                alone |= {name} if CPU not in settings else set()
+    assert alone == WITHOUT_TWIN.keys()
+    listed = set(re.findall(r"\[`(test_\w+)`\]", (ROOT / "docs" / "gpu.md").read_text()))
+    assert alone <= listed

@@ -4,6 +4,9 @@ Planning and agreement are collective and happen before the handle exists, in th
 place among the caller's other collectives. What the thread does is point-to-point messages under a tag of its own:
 the caller may use the group meanwhile. The tensors belong to the run until it is done: nothing that is given may be
 changed, nothing that is taken may be read.
+
+Over NCCL messages have no tags, and operations of a communicator must be queued in one order on all ranks, which two
+threads have not. There a run is over when it was started.
 """
 
 from __future__ import annotations
@@ -31,7 +34,10 @@ class Handle:
 
     def start(self) -> Handle:
         """Begin; the handle itself."""
-        self._thread.start()
+        if self._job.is_queued:
+            self._work()
+        else:
+            self._thread.start()
         return self
 
     @property

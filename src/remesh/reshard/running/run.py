@@ -186,6 +186,11 @@ class BoundTransfer:
         self._is_fresh = False
         """Whether what was made before the first run has been used by none."""
 
+    @property
+    def is_queued(self) -> bool:
+        """Whether its messages are queued on a device (`remesh.comm.gather.is_queued`)."""
+        return is_queued(self._group)
+
     def check_pieces(self) -> None:
         """Raise `PlanError` unless this rank's pieces are those that the transfer was planned for."""
         check_pieces(self.transfer.moves, self._give, self._take, group_rank(self._group))
