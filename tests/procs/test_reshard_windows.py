@@ -14,6 +14,7 @@ from torch.distributed.tensor.placement_types import Placement
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import remesh
+from remesh.comm.tree import Farewell
 from remesh.errors import PeerError, PlanError
 from remesh.layout.from_torch import Piece
 from remesh.options import OptionError
@@ -102,6 +103,41 @@ def test_what_had_moved_and_what_had_not_are_all_there_after_a_loss(ranks: RankP
     assert len(survivors) == 3
     for came, left in survivors:
         assert came and left and sorted(came + left) == sorted(f"t{number}" for number in range(12))
+
+
+def _lose_the_word_that_all_is_over(lost: int) -> list[str]:
+    """One rank has all of the fifth window, and does not hear that the others have theirs."""
+    rank, mesh, names = dist.get_rank(), mesh_of(range(4)), [f"t{number}" for number in range(8)]
+    wholes = {name: numbers(8, 8, seed=n) for n, name in enumerate(names)}
+    give: dict[str, torch.Tensor | Piece] = {name: on(whole, mesh, Shard(0)) for name, whole in wholes.items()}
+    came: dict[str, torch.Tensor | Piece] = {}
+    num_ends, real = 0, Farewell.wait
+
+    def wait(farewell: Farewell) -> None:
+        nonlocal num_ends
+        num_ends += 1
+        real(farewell)
+        if rank == lost and num_ends == 5:
+            raise RuntimeError("Connection closed by peer")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Farewell, "wait", wait)
+        with pytest.raises(PeerError):
+            for made in remesh.reshard_by_windows(give, to=Target(mesh, [Shard(1)]), window_bytes=1):
+                came |= made
+    assert sorted([*came, *give]) == names
+    again = dist.new_group()
+    take = {name: torch.zeros(8, 8) for name in names}
+    remesh.reshard({**came, **give}, take, group=again)
+    for name, whole in wholes.items():
+        assert torch.equal(take[name], whole), name
+    return sorted(came)
+
+
+@pytest.mark.parametrize("lost", range(4))
+def test_whoever_does_not_hear_that_a_window_is_over_keeps_what_others_gave_up(ranks: RankPool, lost: int) -> None:
+    came = ranks.run(_lose_the_word_that_all_is_over, 4, (lost,))
+    assert {len(names) for names in came} == {4, 5}, "some had given up their old shards"
 
 
 def _disagree() -> None:

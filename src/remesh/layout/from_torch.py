@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
 import torch
@@ -58,6 +58,21 @@ class Piece:
     Empty on a rank outside the tensor's mesh."""
     partial: str | None = None
     """Reduction that joins the addends (see ``Shard.addend``), or None."""
+
+
+def join_pieces(pieces: Sequence[Piece]) -> Piece:
+    """One piece that gives what several give of one tensor, one after another in one buffer."""
+    if len(pieces) == 1:
+        return pieces[0]
+    flat = torch.cat([piece.tensor.reshape(-1) for piece in pieces])
+    shards, start, seen = [], 0, set()
+    for piece in pieces:
+        for shard in piece.shards:
+            if (shard.box, shard.addend) not in seen:
+                shards.append(replace(shard, offset=shard.offset + start))
+                seen.add((shard.box, shard.addend))
+        start += piece.tensor.numel()
+    return Piece(flat, pieces[0].global_shape, tuple(shards), pieces[0].partial)
 
 
 def piece_of(tensor: torch.Tensor | Piece) -> Piece:

@@ -6,6 +6,10 @@
 
 A window is over when every rank has taken it. So a rank that is lost, or has no memory left, loses nothing for the
 others: what has moved is whole where it went, and the rest is still in ``give``.
+
+Nobody can know that all others know that a window is over: a rank may be lost while it passes the word on. Who has its
+own part of a window, and has not heard that all have theirs, cannot tell whether others have given up their old shards.
+So it keeps both, joined in ``give``. Then either all survivors have their old shards, or all have their new ones.
 """
 
 from __future__ import annotations
@@ -18,13 +22,15 @@ from torch.distributed.tensor import DTensor
 
 from remesh.comm.gather import Group, gather_from, group_rank
 from remesh.errors import PlanError
-from remesh.layout.from_torch import Piece, piece_of
+from remesh.layout.from_torch import Piece, join_pieces, piece_of
 from remesh.options import check_option
-from remesh.reshard.api import reshard
 from remesh.reshard.planning.transfer import PlanOptions
 from remesh.reshard.planning.windows import WindowPlan, plan_windows
+from remesh.reshard.running.cache import Resharder
+from remesh.reshard.running.describe import Tensors
+from remesh.reshard.running.run import UnfilledError
 from remesh.reshard.running.same_options import check_plan_options
-from remesh.reshard.target import Targets, gather_shapes, local_bytes
+from remesh.reshard.target import Shapes, Targets, gather_shapes, local_bytes, make_targets
 
 _DOING = "planning the windows of a reshard"
 
@@ -36,11 +42,13 @@ class WindowedReshard:
         self,
         give: MutableMapping[str, torch.Tensor | Piece],
         to: Targets,
+        shapes: Shapes,
         plan: WindowPlan,
+        *,
         group: Group,
         options: PlanOptions,
     ) -> None:
-        self._give, self._to, self._group, self._options = give, to, group, options
+        self._give, self._to, self._shapes, self._group, self._options = give, to, shapes, group, options
         self._rank = group_rank(group)
         self.plan = plan
         """Windows and bytes of all ranks."""
@@ -56,16 +64,42 @@ class WindowedReshard:
     def __iter__(self) -> Iterator[dict[str, DTensor]]:
         """The tensors of each window, made and filled. Every rank goes through all of them.
 
-        Raises as `remesh.reshard` does, on all ranks alike.
+        Raises as `remesh.reshard` does, on all ranks alike. Then what came and what is in ``give`` have everything.
         """
         for names in self.plan.windows:
-            give = {name: self._give[name] for name in names if name in self._give}
-            to = {name: self._to[name] if isinstance(self._to, Mapping) else self._to for name in names}
-            moved = reshard(give, to=to, group=self._group, **self._options)
-            give.clear()
+            made = self._move(names)
             for name in names:
                 self._give.pop(name, None)
-            yield dict(moved.made)
+            yield made
+
+    def _move(self, names: Sequence[str]) -> dict[str, DTensor]:
+        """The tensors of one window, made and filled."""
+        give = {name: self._give[name] for name in names if name in self._give}
+        to = {name: self._to[name] if isinstance(self._to, Mapping) else self._to for name in names}
+        shapes = {name: self._shapes[name] for name in names}
+        made: dict[str, DTensor] = {}
+
+        def ask() -> tuple[Tensors, Tensors]:
+            made.update(make_targets(to, shapes))
+            return give, made
+
+        meeting = Resharder.for_one_call(self._group, self._options).meet(ask)
+        try:
+            meeting.job.run(meeting.tag)
+        except UnfilledError as lost:
+            if not lost.unfilled:
+                self._keep_both(made)
+            raise
+        return made
+
+    def _keep_both(self, made: Mapping[str, DTensor]) -> None:
+        """Join new shards to the old ones, where they can be one piece: whole values of one dtype."""
+        for name, tensor in made.items():
+            old, new = self._give.get(name), piece_of(tensor)
+            if old is None:
+                self._give[name] = new
+            elif piece_of(old).partial is None and piece_of(old).tensor.dtype == new.tensor.dtype:
+                self._give[name] = join_pieces([piece_of(old), new])
 
 
 def reshard_by_windows(
@@ -105,7 +139,7 @@ def reshard_by_windows(
     _check_alike([(window, sorted(made)) for window, _, made in told])
     names = sorted(told[0][2])
     sizes = {name: ([held.get(name, 0) for _, held, _ in told], [made[name] for *_, made in told]) for name in names}
-    return WindowedReshard(give, to, plan_windows(sizes, window_bytes), group, options)
+    return WindowedReshard(give, to, shapes, plan_windows(sizes, window_bytes), group=group, options=options)
 
 
 def _check_alike(told: Sequence[tuple[int, list[str]]]) -> None:

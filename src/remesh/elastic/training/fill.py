@@ -19,11 +19,9 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-
-import torch
 
 from remesh.checkpoint.plain import latest_complete, load
 from remesh.checkpoint.plan.step_names import step_of
@@ -33,7 +31,7 @@ from remesh.comm.gather import all_gather_json, group_rank, step_together
 from remesh.elastic.state import CarriedState, HeldState
 from remesh.elastic.training.position import Position
 from remesh.errors import StorageError
-from remesh.layout.from_torch import Piece
+from remesh.layout.from_torch import Piece, join_pieces
 from remesh.reshard.api import gather_moves
 from remesh.reshard.model.tasks import compute_missing_boxes
 from remesh.reshard.planning.planner import plan_reshard
@@ -225,21 +223,6 @@ def _bytes_taken(moved: Moved) -> Mapping[int, int]:
     for message in moved.taken:
         taken[message.giver] += message.nbytes
     return taken
-
-
-def join_pieces(pieces: Sequence[Piece]) -> Piece:
-    """One piece that gives what several give of one tensor, one after another in one buffer."""
-    if len(pieces) == 1:
-        return pieces[0]
-    flat = torch.cat([piece.tensor.reshape(-1) for piece in pieces])
-    shards, start, seen = [], 0, set()
-    for piece in pieces:
-        for shard in piece.shards:
-            if (shard.box, shard.addend) not in seen:
-                shards.append(replace(shard, offset=shard.offset + start))
-                seen.add((shard.box, shard.addend))
-        start += piece.tensor.numel()
-    return Piece(flat, pieces[0].global_shape, tuple(shards), pieces[0].partial)
 
 
 def _step_of_checkpoint(path: str) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from remesh.elastic.state import HeldState
-from remesh.elastic.training.fill import Offers, join_pieces
+from remesh.elastic.training.fill import Offers
 from remesh.layout import Box, Shard
-from remesh.layout.from_torch import Piece
+from remesh.layout.from_torch import Piece, join_pieces
 
 
 def piece(start: int, stop: int) -> Piece:
