@@ -118,3 +118,12 @@ def test_calls_out_of_order_are_refused(stint: Stint) -> None:
     next(job.batches(range(10), 4))
     with pytest.raises(ConfigError, match="neither committed nor dropped"):
         stint.finish()
+
+
+def test_a_loop_that_never_commits_does_not_get_its_first_batch_for_ever(stint: Stint) -> None:
+    job = Job(stint, EventLog(None, "test"))
+    job.carry(weight=torch.zeros(3))
+    batches = job.batches(range(10), 4)
+    next(batches)
+    with pytest.raises(ConfigError, match="the same one again: .* neither committed nor dropped"):
+        next(batches)

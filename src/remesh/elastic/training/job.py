@@ -112,6 +112,7 @@ class Job:
             stint.open_batch(len(batch), dataset if isinstance(dataset, Stream) else None)
             seed_everything(derive_seed(seed, self.step, dp_rank))
             yield collate([source[index] for index in share.indices])
+            stint.check_resolved("asking for the next batch: it would be the same one again")
 
     def attempt(self) -> contextlib.AbstractContextManager[None]:
         """A context manager around one step, from batch to optimizer: if a rank is lost in it, the step is dropped.

@@ -253,9 +253,14 @@ class Stint:
     def finish(self) -> None:
         """The training function has returned: nothing may be left open."""
         self.boundary()
+        self.check_resolved("ending the job")
+
+    def check_resolved(self, doing: str) -> None:
+        """The batch that was handed out is taken or dropped: else the position in the data stands still."""
         if self._unresolved is not None:
             raise ConfigError(
-                "ending the job: the last batch was neither committed nor dropped; call job.commit() for each batch"
+                f"{doing}: the last batch was neither committed nor dropped; call job.commit() for each batch, or "
+                "job.commit(ok=False) to drop it"
             )
 
     def hold(self) -> HeldState | None:
