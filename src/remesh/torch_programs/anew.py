@@ -30,12 +30,13 @@ Kept = Sequence[tuple[torch.Tensor, torch.Tensor | bytes]]
 """Tensors that a collective changes in place, each with a copy of its former values, or of their bytes."""
 
 
-def keep_for_anew(name: str, arguments: Sequence[Any], options: Mapping[str, Any], rank: int) -> Kept | None:
-    """What a collective needs to begin anew; None if it cannot. ``rank`` is this process's rank in the group."""
-    if name == "barrier":
-        return ()
-    rule = _RULES.get(name)
-    return None if rule is None or options else rule(arguments, rank)
+Rule = Callable[[Sequence[Any], int], Kept | None]
+"""What a collective with these arguments needs to begin anew, on this rank of the group; None if it cannot."""
+
+
+def rule_of(name: str) -> Rule | None:
+    """The rule of a collective, for calls with arguments by place; None if it never begins anew."""
+    return _RULES.get(name)
 
 
 def restore(kept: Kept) -> None:
@@ -52,11 +53,14 @@ def _in_place(arguments: Sequence[Any], rank: int) -> Kept | None:
     left_bytes = MOST_COPIED_BYTES
     kept = []
     for tensor in arguments[0]:
-        if tensor.layout is not torch.strided or not (num_bytes := tensor.nbytes) or num_bytes > left_bytes:
+        try:
+            num_bytes, lies_flat = tensor.nbytes, tensor.is_contiguous() and tensor.is_cpu
+        except RuntimeError:  # a sparse tensor has no bytes of its own
+            return None
+        if not num_bytes or num_bytes > left_bytes:
             return None
         left_bytes -= num_bytes
         # Bytes, where they lie side by side, take a fifth of the time of a clone.
-        lies_flat = tensor.is_cpu and tensor.is_contiguous()
         kept.append((tensor, string_at(tensor.data_ptr(), num_bytes) if lies_flat else tensor.detach().clone()))
     return kept
 
@@ -74,7 +78,7 @@ def _for_receivers(arguments: Sequence[Any], rank: int) -> Kept | None:
     return None if _root_of(arguments) in (rank, None) else _apart(arguments[:1], rank)
 
 
-def _for_root(of_root: Callable[[Sequence[Any], int], Kept | None]) -> Callable[[Sequence[Any], int], Kept | None]:
+def _for_root(of_root: Rule) -> Rule:
     return lambda arguments, rank: of_root(arguments, rank) if _root_of(arguments) == rank else None
 
 
@@ -90,7 +94,12 @@ def _tensors_of(values: Iterable[Any]) -> Iterator[torch.Tensor]:
             yield from _tensors_of(value)
 
 
-_RULES: Final[Mapping[str, Callable[[Sequence[Any], int], Kept | None]]] = {
+def _nothing(arguments: Sequence[Any], rank: int) -> Kept | None:
+    return ()
+
+
+_RULES: Final[Mapping[str, Rule]] = {
+    "barrier": _nothing,
     **dict.fromkeys(("allreduce", "allreduce_coalesced"), _in_place),
     **dict.fromkeys(("allgather", "allgather_coalesced", "_allgather_base", "allgather_into_tensor_coalesced"), _apart),
     **dict.fromkeys(("all_gather_single", "all_gather_single_coalesced"), _apart),

@@ -11,10 +11,10 @@ from typing import Final
 
 from remesh.comm.gloo_sockets import Surroundings, cut_connections, gloo_loops, open_sockets, pick_gloos
 from remesh.rounds.status import Activity, ClockStanding, Status, pairs
+from remesh.torch_programs.gate import Entrant
 from remesh.torch_programs.groups import Groups
 from remesh.torch_programs.reunion import Reunion
 from remesh.torch_programs.store import CarriedStore, StoreLink
-from remesh.torch_programs.works import Collective
 
 _NOTHING: Final = Surroundings(frozenset(), frozenset())
 _COLLECT_AFTER_S: Final = 0.2
@@ -43,27 +43,24 @@ class _HowFar:
         return ClockStanding(self.completed, self.reached, tuple(sorted(members)), self.entered)
 
 
-def _how_far(entered: int, target: int, works: Sequence[Collective], *, is_inside: bool) -> _HowFar:
-    """``works`` are those that have not ended; ``is_inside`` says that a collective's call has not returned."""
-    works = [work for work in works if work.number <= entered]
-    loose = {work.number: work for work in works if work.can_begin_anew}
-    bound = [work for work in works if not work.can_begin_anew or work.number <= target]
-    # A call that is about to come back has its work already.
-    is_inside = is_inside and all(work.number != entered for work in works)
-    for work in bound:
-        work.wait_aside()
+def _how_far(entered: int, target: int, under_way: Sequence[Entrant]) -> _HowFar:
+    """``under_way`` are the collectives that have not ended, of those entered."""
+    loose = {each.number: each for each in under_way if each.can_begin_anew and not each.is_inside}
+    bound = [each for each in under_way if each.number not in loose or each.number <= target]
+    for each in bound:
+        if not each.is_inside:
+            each.wait_aside()
     completed = entered
-    while completed in loose and not is_inside:
+    while completed in loose:
         completed -= 1
-    beyond = [work for number, work in loose.items() if number > target]
-    under_way = [*(work.number for work in works), *([entered] if is_inside else [])]
+    beyond = [each for number, each in loose.items() if number > target]
     return _HowFar(
         entered,
         completed,
-        min(under_way, default=entered + 1) - 1,
-        has_to_end=is_inside or bool(bound),
+        min((each.number for each in under_way), default=entered + 1) - 1,
+        has_to_end=bool(bound),
         is_open=bool(beyond),
-        is_waiting=any(work.is_waited_for for work in beyond),
+        is_waiting=any(each.is_waited_for for each in beyond),
     )
 
 
@@ -87,15 +84,17 @@ class GroupsAtCut:
         """Where the process stands, in the words of the protocol."""
         groups, gate = self._groups, self._groups.gate
         with gate.changed:
-            counts, inside = dict(gate.entered), {key for key, count in gate.inside.items() if count}
+            counts = {key: tally.entered for key, tally in gate.tallies.items()}
+            under_way = {key: list(tally.under_way) for key, tally in gate.tallies.items()}
             held, is_closed, num_passing = gate.held_keys(), gate.is_closed, gate.num_passing
             targets = {key: gate.target_of(key) for key in counts}
-        # Looked at after the counts: what is not among them now has ended, or was not counted.
-        live = {group.place.key: group for group in groups.live}
+        for group in groups.live:
+            group.wait_for_messages()
+        gone = {group.place.key for group in groups.all if not group.is_live}
         ways = {}
-        for key in sorted({*counts, *held}):
-            works = live[key].under_way() if key in live else []
-            ways[key] = _how_far(counts.get(key, 0), targets.get(key, 0), works, is_inside=key in inside)
+        for key in sorted(counts):
+            works = [each for each in under_way[key] if each.is_inside or not (key in gone or each.settle())]
+            ways[key] = _how_far(counts[key], targets[key], works)
         left = {group.place.key: () for group in groups.all if not group.is_live}
         members = {**groups.members, **left}
         sent, received = _count_messages(groups)

@@ -4,17 +4,56 @@
     holding    collectives pass up to their targets, the rest passes       waves of the collective clock
     closed     nothing passes, and nothing that has ended is told          drain, shed, image, grow
 
-A collective is counted by its group's *key* when it is entered. Other communication (a message, a request to the store)
-is not counted here, but *passes*: a gate that closes waits until no thread is passing.
+A collective is counted in its group's *tally* when it is entered, and stands there until it has ended. Other
+communication (a message, a request to the store) is not counted here, but *passes*: a gate that closes waits until no
+thread is passing.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from remesh.errors import ConfigError
+
+
+class Entrant:
+    """A collective on its way through the gate: first its call, then what is left to wait for."""
+
+    number = 0
+    """Its number in its tally, from 1 on."""
+    is_inside = True
+    """Whether the call has not returned."""
+
+    @property
+    def can_begin_anew(self) -> bool:
+        """Whether a cut need not wait for its end; known once the call has returned."""
+        return False
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether some thread waits for the end."""
+        return True
+
+    def settle(self) -> bool:
+        """Whether it has ended; does not wait."""
+        return False
+
+    def wait_aside(self) -> None:
+        """Have a thread of Remesh wait for the end, unless another thread does."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """The collectives of one process group."""
+
+    key: str
+    """The same text on all members, and on no other group of the job."""
+    entered: int = 0
+    """Number of collectives entered since the program's start; the building of the group is the first one."""
+    under_way: dict[Entrant, None] = field(default_factory=dict)
+    """Those that have not ended, in their order. Who ends one takes it out, without the gate's lock."""
 
 
 class Gate:
@@ -25,10 +64,8 @@ class Gate:
         self._lock = threading.Lock()
         self.changed = threading.Condition(self._lock)
         """Notified whenever more may pass than before; its lock guards all fields below."""
-        self.entered: dict[str, int] = defaultdict(int)
-        """Number of collectives entered since the program's start, by key; the building of a group is its first one."""
-        self.inside: dict[str, int] = defaultdict(int)
-        """Number of calls of collectives that have not returned, by key."""
+        self.tallies: dict[str, Tally] = {}
+        """By key."""
         self.num_passing = 0
         """Number of calls of other kinds that have not returned."""
         self.is_closed = False
@@ -38,21 +75,26 @@ class Gate:
         self._held: dict[int, str] = {}
         """The threads that wait for a target, each with its key."""
 
-    def enter(self, key: str) -> int:
-        """Wait until the collective may be entered, count it, and return its number; `leave` follows."""
+    def add_tally(self, key: str) -> Tally:
+        """Add the tally of a group that is about to be made."""
+        with self._lock:
+            tally = self.tallies[key] = Tally(key)
+        return tally
+
+    def enter(self, tally: Tally, entrant: Entrant) -> None:
+        """Wait until the collective may be entered, and count it."""
         with self._lock:
             if not self.is_open:
-                self._wait_for(key)
-            self.inside[key] += 1
-            self.entered[key] += 1
-            return self.entered[key]
+                self._wait_for(tally)
+            tally.entered = entrant.number = tally.entered + 1
+            tally.under_way[entrant] = None
 
-    def leave(self, key: str, *, was_begun: bool = True) -> None:
-        """Say that the call has returned; a collective that the library refused does not count as entered."""
+    def leave(self, tally: Tally, entrant: Entrant, *, was_begun: bool) -> None:
+        """Say that nothing is left to wait for; a collective that the library refused does not count as entered."""
         with self._lock:
-            self.inside[key] -= 1
+            del tally.under_way[entrant]
             if not was_begun:
-                self.entered[key] -= 1
+                tally.entered -= 1
 
     def begin_passing(self) -> None:
         """Wait until communication that is not counted may begin; `end_passing` follows."""
@@ -101,18 +143,18 @@ class Gate:
         """The keys at which threads wait for a target; the caller holds the lock."""
         return sorted(set(self._held.values()))
 
-    def _wait_for(self, key: str) -> None:
+    def _wait_for(self, tally: Tally) -> None:
         me = threading.get_ident()
-        while not self._may_enter(key):
-            self._held[me] = key
+        while not self._may_enter(tally):
+            self._held[me] = tally.key
             self.changed.wait()
         self._held.pop(me, None)
 
-    def _may_enter(self, key: str) -> bool:
+    def _may_enter(self, tally: Tally) -> bool:
         if self.is_open:
             return True
         assert self._targets is not None
-        return not self.is_closed and self.entered.get(key, 0) < self._targets.get(key, 0)
+        return not self.is_closed and tally.entered < self._targets.get(tally.key, 0)
 
     def _wait_until_open(self) -> None:
         while self.is_closed:

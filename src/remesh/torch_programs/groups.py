@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -21,8 +20,8 @@ from torch.distributed import ProcessGroup, Store, Work
 
 from remesh.errors import PeerError
 from remesh.torch_private import FakeProcessGroup
-from remesh.torch_programs.anew import keep_for_anew
-from remesh.torch_programs.gate import Gate
+from remesh.torch_programs.anew import rule_of
+from remesh.torch_programs.gate import Entrant, Gate
 from remesh.torch_programs.works import ENDED, Collective, CollectiveWork, MessageWork
 
 COLLECTIVES: Final = (
@@ -101,7 +100,7 @@ class CarriedGroup(ProcessGroup):
         super().__init__(place.rank, len(place.members))  # type: ignore[call-arg]  # stubs lack this one
         self.place = place
         self._gate, self._recipe = gate, recipe
-        self._open: deque[Collective] = deque()
+        self._tally = gate.add_tally(place.key)
         self._lock = threading.Lock()
         self._messages = Messages()
         self._real: ProcessGroup | None = None
@@ -112,11 +111,12 @@ class CarriedGroup(ProcessGroup):
         """Why the group cannot be used any more; empty while it can."""
         self.options = _Options()
         self._put_name_beneath()
-        gate.enter(place.key)
+        entrant = Entrant()
+        gate.enter(self._tally, entrant)
         try:
             self.build(store)
         finally:
-            gate.leave(place.key, was_begun=self._real is not None)
+            gate.leave(self._tally, entrant, was_begun=self._real is not None)
 
     def _put_name_beneath(self) -> None:
         """Keep the group's name in a backend, as torch needs: one that moves nothing, and raises when it is called."""
@@ -177,28 +177,19 @@ class CarriedGroup(ProcessGroup):
 
     # --- collectives ---
 
-    def _enter(self, name: str, args: tuple[Any, ...], options: dict[str, Any], *, has_work: bool) -> Collective:
-        """Enter a collective: hand it to the real group, and let the control thread find it."""
-        key, entered = self.place.key, None
-        number = self._gate.enter(key)
-        try:
-            kept = keep_for_anew(name, args, options, self.place.rank)
-            inner = getattr(self._real or self.real, name)(*args, **options)
-            entered = Collective(self._gate, number, inner, (name, args, options), kept, has_work)
-            with self._lock:
-                while self._open and (self._open[0].is_over or self._open[0].settle()):
-                    self._open.popleft()
-                self._open.append(entered)
-        finally:
-            self._gate.leave(key, was_begun=entered is not None)
-        return entered
+    def _settle_oldest(self) -> None:
+        """Let go of what has ended and is waited for by nobody."""
+        for each in list(self._tally.under_way):
+            if not each.settle():
+                break
 
     def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool = False) -> None:
-        self._gate.enter(self.place.key)
+        entrant = Entrant()
+        self._gate.enter(self._tally, entrant)
         try:
             self._backend.monitored_barrier(timeout, wait_all_ranks)
         finally:
-            self._gate.leave(self.place.key)
+            self._gate.leave(self._tally, entrant, was_begun=True)
 
     # --- messages ---
 
@@ -238,13 +229,17 @@ class CarriedGroup(ProcessGroup):
 
     # --- what the control thread sees and does ---
 
-    def under_way(self) -> list[Collective]:
-        """Collectives that have not ended; messages that end only when somebody waits are waited for by threads."""
+    def wait_for_messages(self) -> None:
+        """Have threads wait for messages, which end only when somebody waits."""
         with self._lock:
-            open_works, open_messages = list(self._open), list(self._messages.open)
+            open_messages = list(self._messages.open)
         for each in open_messages:
             each.work.wait_aside()
-        return [work for work in open_works if not work.settle()]
+
+    @property
+    def _open(self) -> Sequence[Collective]:
+        """The collectives that have not ended, in their order; all calls have returned."""
+        return [each for each in list(self._tally.under_way) if isinstance(each, Collective) and not each.settle()]
 
     def count_messages(self, sent: dict[int, int], received: dict[int, int]) -> None:
         """Add the numbers of messages that have ended, by world rank."""
@@ -257,13 +252,13 @@ class CarriedGroup(ProcessGroup):
     @property
     def has_open_ends(self) -> bool:
         """Whether messages or collectives wait for other ranks."""
-        return bool(self._messages.open) or any(not work.settle() for work in self._open)
+        return bool(self._messages.open or self._open)
 
     def shed(self, limit_s: float) -> bool:
         """Let go of the real group, cut off already if a thread waits in it; whether all threads let go."""
         self._real = self._backend = None
         held = [each for each in self._messages.open if not each.work.let_go(limit_s)]
-        return not held and all(work.settle() or work.let_go(limit_s) for work in self._open)
+        return not held and all(work.let_go(limit_s) for work in self._open)
 
     def build(self, store: Store) -> None:
         """Make the real group over fresh keys of a store. All members call this."""
@@ -280,14 +275,12 @@ class CarriedGroup(ProcessGroup):
         """Raise at every use from now on: a member has left the group, so it is not grown again."""
         self._broken = why
         for work in self._open:
-            if not work.settle():
-                work.break_off(f"waiting in group {self.place.key} of ranks {list(self.place.members)}: {why}")
+            work.break_off(f"waiting in group {self.place.key} of ranks {list(self.place.members)}: {why}")
 
     def begin_anew(self) -> None:
         """Begin the collectives that were open at the cut again, in their order."""
         for work in self._open:
-            if not work.settle():
-                work.begin_anew(self.real)
+            work.begin_anew(self.real)
 
     def received_counts(self) -> list[list[int]]:
         """Return [peer, tag, messages that have ended] of every stream to this rank."""
@@ -319,12 +312,28 @@ class _Options:
 
 
 def _forwarded(name: str) -> Callable[..., Work]:
+    rule = rule_of(name)
+
+    # One function, and not several: small calls feel each of them.
     def method(self: CarriedGroup, *args: Any, **options: Any) -> Work:
         # torch's functions say in the options, their last argument, that they wait themselves.
-        if args and not getattr(args[-1], "asyncOp", True):
-            self._enter(name, args, options, has_work=False).wait()
-            return ENDED
-        return CollectiveWork(self._enter(name, args, options, has_work=True))
+        has_work = not args or getattr(args[-1], "asyncOp", True)
+        entered = Collective(self._gate, self._tally, (name, args, options), has_work)
+        self._gate.enter(self._tally, entered)
+        try:
+            has_ended = entered.begin(self._real or self.real, rule, self.place.rank)
+        except BaseException:
+            if entered.is_inside:
+                self._gate.leave(self._tally, entered, was_begun=False)
+            raise
+        if has_work:
+            self._settle_oldest()
+            return CollectiveWork(entered)
+        if not has_ended:
+            # What was cut off has begun anew once the gate is open.
+            self._gate.wait_until_open()
+            entered.wait()
+        return ENDED
 
     method.__name__ = name
     return method

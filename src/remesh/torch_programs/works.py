@@ -18,8 +18,8 @@ from typing import Any, Final
 import torch
 from torch.distributed import ProcessGroup, Work
 
-from remesh.torch_programs.anew import Kept, restore
-from remesh.torch_programs.gate import Gate
+from remesh.torch_programs.anew import Kept, Rule, restore
+from remesh.torch_programs.gate import Entrant, Gate, Tally
 
 _NO_TIMEOUT = timedelta(0)
 """The value by which torch says that no timeout was given."""
@@ -32,11 +32,10 @@ Call = tuple[str, tuple[Any, ...], dict[str, Any]]
 class _UnderWay:
     """What the real group was given, the real work for it, which comes and goes, and whose turn it is to wait."""
 
-    def __init__(self, gate: Gate, inner: Work) -> None:
-        self._gate = gate
-        self._turn = threading.Lock()
-        self._inner: Work | None = inner
-        """None once it has ended, and while it is cut off."""
+    _gate: Gate
+    _turn: threading.Lock
+    _inner: Work | None = None
+    """None before it has begun, once it has ended, and while it is cut off."""
 
     @property
     def is_waited_for(self) -> bool:
@@ -65,8 +64,8 @@ class _UnderWay:
         raise NotImplementedError
 
 
-class Collective(_UnderWay):
-    """A collective that was entered.
+class Collective(_UnderWay, Entrant):
+    """A collective of the program, from its call until it has ended.
 
     One that can begin anew may be cut off, with its group: a thread that waits for it then waits until it has begun and
     ended in the next group.
@@ -75,25 +74,36 @@ class Collective(_UnderWay):
     # What few ever set stands here once: each small collective makes one of these.
     is_over = False
     """Whether it has ended: the real work and its tensors are let go of."""
+    _kept: Kept | None = None
     _future: torch.futures.Future[Any] | None = None
     _is_future_ours = False
     _error: RuntimeError | None = None
 
-    def __init__(self, gate: Gate, number: int, inner: Work, call: Call, kept: Kept | None, has_work: bool) -> None:
-        """``inner`` is what the real group gave for ``call``; ``kept`` says whether that can begin anew after a cut.
-
-        ``has_work`` says that the program holds a work for it, and may ask for its future.
-        """
-        super().__init__(gate, inner)
-        self.number = number
-        """The collective's number in its group, from 1 on."""
+    def __init__(self, gate: Gate, tally: Tally, call: Call, has_work: bool) -> None:
+        """``has_work`` says that the program gets a work for it, and may ask for its future; else its call waits."""
+        self._gate, self._tally, self._turn = gate, tally, threading.Lock()
         self._call: Call | None = call
-        self._kept, self._has_work = kept, has_work
+        self._has_work = has_work
 
     @property
     def can_begin_anew(self) -> bool:
-        """Whether a cut need not wait for its end."""
         return self._kept is not None
+
+    def begin(self, real: ProcessGroup, rule: Rule | None, rank: int) -> bool:
+        """Hand it to the real group, wait if the program gets no work, and return whether it has ended well.
+
+        ``rule`` says what is kept to begin anew, on this rank of the group. What the real group refuses is raised.
+        """
+        assert self._call is not None
+        name, args, options = self._call
+        with self._turn:
+            self._kept = rule(args, rank) if rule is not None and not options else None
+            self._inner = getattr(real, name)(*args, **options)
+            self.is_inside = False
+            if self._has_work:
+                return False
+            self._end(_NO_TIMEOUT)
+            return self.is_over and self._error is None
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         while True:
@@ -107,7 +117,6 @@ class Collective(_UnderWay):
         return True
 
     def settle(self) -> bool:
-        """Whether the collective has ended; does not wait."""
         inner = self._inner
         if inner is None:
             return self.is_over
@@ -155,6 +164,7 @@ class Collective(_UnderWay):
     def _be_over(self) -> None:
         """Mark it as over, and keep neither the real work nor its tensors."""
         self.is_over, self._inner, self._call, self._kept = True, None, None, None
+        self._tally.under_way.pop(self, None)
 
     # --- a cut ---
 
@@ -266,7 +276,7 @@ class MessageWork(_UnderWay, Work):
         """``post`` hands the message to the real group, now and again after a cut; ``on_ended`` counts it."""
         inner = post()  # before anything else: other ranks wait for it
         Work.__init__(self)
-        _UnderWay.__init__(self, gate, inner)
+        self._gate, self._turn, self._inner = gate, threading.Lock(), inner
         self.is_send = is_send
         self._post = post
         self._on_ended = on_ended

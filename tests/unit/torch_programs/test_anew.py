@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 import torch
 from torch.distributed import AllreduceOptions, BroadcastOptions, GatherOptions, ReduceOptions, ScatterOptions
 
-from remesh.torch_programs.anew import MOST_COPIED_BYTES, keep_for_anew, restore
+from remesh.torch_programs.anew import MOST_COPIED_BYTES, Kept, restore, rule_of
+
+
+def _keep(name: str, arguments: Sequence[Any], rank: int) -> Kept | None:
+    rule = rule_of(name)
+    assert rule is not None
+    return rule(arguments, rank)
 
 
 def _rooted(options, root: int):
@@ -29,7 +39,7 @@ def _rooted(options, root: int):
     ids=["dense", "a part", "every second", "transposed", "bool", "nan", "leaf", "conjugate"],
 )
 def test_what_a_collective_changes_in_place_is_what_it_was_when_it_begins_anew(value: torch.Tensor) -> None:
-    kept = keep_for_anew("allreduce", ([value], AllreduceOptions()), {}, 0)
+    kept = _keep("allreduce", ([value], AllreduceOptions()), 0)
     assert kept is not None
     before, around, version = value.tolist(), value.untyped_storage().tolist(), value._version
     value.data.fill_(1)
@@ -41,17 +51,17 @@ def test_what_a_collective_changes_in_place_is_what_it_was_when_it_begins_anew(v
 
 def test_large_tensors_are_not_copied_and_so_have_to_end() -> None:
     large = torch.zeros(MOST_COPIED_BYTES // 4 + 1)
-    assert keep_for_anew("allreduce", ([large], AllreduceOptions()), {}, 0) is None
-    assert keep_for_anew("_allgather_base", (large, large[:1]), {}, 0) == ()
+    assert _keep("allreduce", ([large], AllreduceOptions()), 0) is None
+    assert _keep("_allgather_base", (large, large[:1]), 0) == ()
 
 
 def test_what_moves_no_element_may_end_before_others_have_entered() -> None:
     nothing = torch.zeros(0)
-    assert keep_for_anew("allreduce", ([nothing], AllreduceOptions()), {}, 0) is None
-    assert keep_for_anew("allgather", ([[nothing, nothing]], [nothing]), {}, 0) is None
+    assert _keep("allreduce", ([nothing], AllreduceOptions()), 0) is None
+    assert _keep("allgather", ([[nothing, nothing]], [nothing]), 0) is None
     one = torch.zeros(2)
-    assert keep_for_anew("all_to_all_single", (one, one, [2, 0], [2, 0]), {}, 0) is None
-    assert keep_for_anew("all_to_all_single", (one, one, [], []), {}, 0) == ()
+    assert _keep("all_to_all_single", (one, one, [2, 0], [2, 0]), 0) is None
+    assert _keep("all_to_all_single", (one, one, [], []), 0) == ()
 
 
 @pytest.mark.parametrize(
@@ -64,18 +74,21 @@ def test_what_moves_no_element_may_end_before_others_have_entered() -> None:
 )
 def test_who_may_be_through_before_the_others_has_to_end(name: str, options, of_root, of_another) -> None:
     arguments = ([torch.zeros(2)], [torch.zeros(2)], _rooted(options(), 1))
-    assert keep_for_anew(name, arguments, {}, 1) == of_root
-    assert keep_for_anew(name, arguments, {}, 0) == of_another
+    assert _keep(name, arguments, 1) == of_root
+    assert _keep(name, arguments, 0) == of_another
 
 
 def test_the_root_of_a_reduce_keeps_its_input_and_others_have_to_end() -> None:
     arguments = ([torch.ones(2)], _rooted(ReduceOptions(), 0))
-    kept = keep_for_anew("reduce", arguments, {}, 0)
+    kept = _keep("reduce", arguments, 0)
     assert kept is not None
     assert [tensor is arguments[0][0] for tensor, _ in kept] == [True]
-    assert keep_for_anew("reduce", arguments, {}, 1) is None
+    assert _keep("reduce", arguments, 1) is None
 
 
-def test_what_is_called_in_another_way_than_by_place_has_to_end() -> None:
-    assert keep_for_anew("allreduce", (), {"tensors": [torch.ones(1)]}, 0) is None
-    assert keep_for_anew("barrier", (), {"opts": None}, 0) == ()
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_sparse_tensors_have_to_end(layout: torch.layout) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        sparse = torch.eye(2).to_sparse(layout=layout)
+    assert _keep("allreduce", ([sparse], AllreduceOptions()), 0) is None

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from remesh.errors import ConfigError
-from remesh.torch_programs.gate import Gate
+from remesh.torch_programs.gate import Entrant, Gate, Tally
 
 _PATIENCE_S = 20.0
 
@@ -18,9 +18,18 @@ def _in_thread(call) -> threading.Thread:
     return thread
 
 
-def _enter(gate: Gate, key: str) -> None:
-    gate.enter(key)
-    gate.leave(key)
+def _tally(gate: Gate, key: str) -> Tally:
+    return gate.tallies.get(key) or gate.add_tally(key)
+
+
+def _enter(gate: Gate, key: str) -> Entrant:
+    entrant = Entrant()
+    gate.enter(_tally(gate, key), entrant)
+    return entrant
+
+
+def _entered(gate: Gate) -> dict[str, int]:
+    return {key: tally.entered for key, tally in gate.tallies.items()}
 
 
 def _wait_until_held(gate: Gate, keys: list[str]) -> None:
@@ -31,17 +40,30 @@ def _wait_until_held(gate: Gate, keys: list[str]) -> None:
 
 def test_collectives_are_counted_by_key() -> None:
     gate = Gate()
-    for key in ("a", "b", "a"):
-        _enter(gate, key)
-    assert gate.entered == {"a": 2, "b": 1}
-    assert not any(gate.inside.values())
+    assert [_enter(gate, key).number for key in ("a", "b", "a")] == [1, 1, 2]
+    assert _entered(gate) == {"a": 2, "b": 1}
+
+
+def test_what_has_been_entered_is_under_way_in_its_order_until_it_ends() -> None:
+    gate = Gate()
+    first, second, third = (_enter(gate, "a") for _ in range(3))
+    gate.leave(_tally(gate, "a"), second, was_begun=True)
+    assert list(_tally(gate, "a").under_way) == [first, third]
 
 
 def test_a_collective_that_the_library_refused_is_not_counted() -> None:
     gate = Gate()
-    gate.enter("a")
-    gate.leave("a", was_begun=False)
-    assert gate.entered == {"a": 0}
+    refused = _enter(gate, "a")
+    gate.leave(_tally(gate, "a"), refused, was_begun=False)
+    assert _tally(gate, "a") == Tally("a")
+
+
+def test_none_is_lost_when_two_threads_enter_and_the_library_refuses_the_first() -> None:
+    gate = Gate()
+    refused, second = _enter(gate, "a"), _enter(gate, "a")
+    gate.leave(_tally(gate, "a"), refused, was_begun=False)
+    third = _enter(gate, "a")
+    assert list(_tally(gate, "a").under_way) == [second, third]
 
 
 def test_a_gate_that_holds_lets_collectives_up_to_their_targets() -> None:
@@ -51,10 +73,10 @@ def test_a_gate_that_holds_lets_collectives_up_to_their_targets() -> None:
     _enter(gate, "a")
     thread = _in_thread(lambda: _enter(gate, "a"))
     _wait_until_held(gate, ["a"])
-    assert gate.entered == {"a": 2}
+    assert _entered(gate) == {"a": 2}
     gate.hold({"a": 3})
     thread.join(_PATIENCE_S)
-    assert gate.entered == {"a": 3}
+    assert _entered(gate) == {"a": 3}
 
 
 def test_who_is_held_is_told_at_once_after_each_question() -> None:
@@ -74,10 +96,10 @@ def test_a_key_without_a_target_is_held_where_it_is() -> None:
     gate.hold({})
     thread = _in_thread(lambda: _enter(gate, "new"))
     _wait_until_held(gate, ["new"])
-    assert gate.entered == {}
+    assert _entered(gate) == {"new": 0}
     gate.open()
     thread.join(_PATIENCE_S)
-    assert gate.entered == {"new": 1}
+    assert _entered(gate) == {"new": 1}
 
 
 def test_messages_pass_a_gate_that_holds_and_not_one_that_is_closed() -> None:

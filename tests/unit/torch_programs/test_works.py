@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+import threading
+from collections.abc import Callable
+from typing import Any, Final, cast
 
+import pytest
 import torch
 from torch.distributed import AllreduceOptions, ProcessGroup, Work
 
@@ -11,12 +14,19 @@ from remesh.torch_programs.gate import Gate
 from remesh.torch_programs.groups import CarriedGroup, GroupPlace, Recipe
 from remesh.torch_programs.works import ENDED
 
+_PATIENCE_S: Final = 20.0
+
 
 class _Real:
     """A real group in which nothing has to be waited for."""
 
     def __init__(self) -> None:
         self.waits: list[Work] = []
+        self.on_wait: list[Callable[[], None]] = []
+        """What the next waits do, in place of ending."""
+
+    def broadcast(self, *_: object) -> Any:
+        raise ValueError("the root is no member")
 
     def allreduce(self, tensors: list[torch.Tensor], _: AllreduceOptions) -> Any:
         real, future = self, torch.futures.Future[list[torch.Tensor]]()
@@ -25,6 +35,8 @@ class _Real:
         class Done(Work):
             def wait(self, *_: object) -> bool:
                 real.waits.append(self)
+                if real.on_wait:
+                    real.on_wait.pop(0)()
                 return True
 
             def is_completed(self) -> bool:
@@ -58,13 +70,13 @@ def test_a_call_that_waits_itself_has_ended_when_it_returns() -> None:
     assert work is ENDED
     assert len(real.waits) == 1
     assert work.wait() and work.is_completed() and work.is_success()
-    assert group.under_way() == []
+    assert group.has_open_ends is False
 
 
 def test_a_work_that_has_ended_still_has_its_future() -> None:
     group, value = _group(_Real()), torch.ones(1)
     work = group.allreduce([value], _options(is_async=True))
-    assert group.under_way() == []
+    assert group.has_open_ends is False
     assert work.get_future().value()[0] is value
 
 
@@ -73,3 +85,55 @@ def test_a_work_is_waited_for_once() -> None:
     work = _group(real).allreduce([torch.ones(1)], _options(is_async=True))
     assert work.wait() and work.wait() and work.is_success() and work.exception() is None
     assert len(real.waits) == 1
+
+
+def test_a_call_that_is_cut_off_while_it_waits_ends_in_the_next_group() -> None:
+    real, next_real = _Real(), _Real()
+    group, value = _group(real), torch.ones(1)
+    gate = group._gate
+
+    def cut_off() -> None:
+        gate.hold({})
+        gate.close()
+        value.fill_(5)  # gloo leaves partial sums
+        threading.Thread(target=go_on).start()
+        raise RuntimeError("connection closed")
+
+    def go_on() -> None:
+        assert group.shed(_PATIENCE_S)
+        group._real = cast(ProcessGroup, next_real)
+        group.begin_anew()
+        gate.open()
+
+    real.on_wait.append(cut_off)
+    assert group.allreduce([value], _options(is_async=False)) is ENDED
+    assert (len(real.waits), len(next_real.waits)) == (1, 1)
+    assert value.item() == 1
+    assert not group.has_open_ends
+
+
+def test_a_collective_that_fails_says_so_to_the_call_that_waits_and_is_over() -> None:
+    real = _Real()
+    group = _group(real)
+
+    def fail() -> None:
+        raise RuntimeError("peer is gone")
+
+    real.on_wait.append(fail)
+    with pytest.raises(RuntimeError, match="peer is gone"):
+        group.allreduce([torch.ones(1)], _options(is_async=False))
+    assert not group.has_open_ends
+
+
+def test_a_collective_that_the_real_group_refuses_was_never_entered() -> None:
+    group = _group(_Real())
+    with pytest.raises(ValueError, match="no member"):
+        group.broadcast([torch.ones(1)], _options(is_async=True))
+    assert (group._tally.entered, group._tally.under_way) == (1, {})
+
+
+def test_works_that_nobody_asks_do_not_pile_up() -> None:
+    group = _group(_Real())
+    for _ in range(5):
+        group.allreduce([torch.ones(1)], _options(is_async=True))
+    assert len(group._tally.under_way) <= 1
