@@ -77,3 +77,16 @@ def test_a_program_of_chance_gets_what_it_gets_from_torch_alone(job: TorchJob, s
     assert job.finish() == expected
     taken = [each.number for each in JobFolder(job.folder).checkpoints()]
     assert taken[-1] >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("seed", "size"), [(1, 2), (2, 3), (3, 2)])
+def test_every_public_function_gives_what_it_gives_from_torch_alone(job: TorchJob, seed: int, size: int) -> None:
+    job.size = size
+    expected = run_natively("every_call.py", size, str(seed), "4")
+    job.run("every_call.py", str(seed), "4")
+    for moment in (30, 150):
+        job.wait_for(moment)
+        job.stop()
+        job.restart()
+    assert job.finish() == expected

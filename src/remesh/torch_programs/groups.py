@@ -150,9 +150,21 @@ class CarriedGroup(ProcessGroup):
     def size(self) -> int:
         return len(self.place.members)
 
+    def _get_backend(self, device: torch.device) -> Any:
+        # Libraries call collectives of a backend, too, and torch sets timeouts there: the one beneath moves nothing.
+        return self
+
+    supports_splitting = supports_coalescing = supports_time_estimate = supports_shrinking = False
+    """What torch asks a backend for."""
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        return False
+
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout
         self.real.set_timeout(timeout)
+
+    _set_default_timeout = set_timeout
 
     def shutdown(self) -> None:
         self._real = self._backend = None

@@ -81,15 +81,8 @@ class CarriedStore(Store):
         self._link = link
         self._ask = link.ask_now if of_control else link.ask
         self._turn_s = math.inf if of_control else _TURN_S
-        self._timeout = _DEFAULT_TIMEOUT
+        self.set_timeout(_DEFAULT_TIMEOUT)
         link.stores.append(self)
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        self._timeout = timeout
-
-    @property
-    def timeout(self) -> timedelta:
-        return self._timeout
 
     def has_extended_api(self) -> bool:
         return True
@@ -107,10 +100,10 @@ class CarriedStore(Store):
         return self.multi_get([key])[0]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        return [value.encode("latin-1") for value in self._get(keys, self._timeout)]
+        return [value.encode("latin-1") for value in self._get(keys, self._timeout())]
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        self._get(keys, timeout or self._timeout)
+        self._get(keys, self._timeout() if timeout is None else timeout)
 
     def add(self, key: str, amount: int) -> int:
         return int(self._ask({"type": "add", "key": self._prefix + key, "amount": amount}))
@@ -134,6 +127,15 @@ class CarriedStore(Store):
     def list_keys(self) -> list[str]:
         found = self._ask({"type": "list", "prefix": self._prefix})
         return [key.removeprefix(self._prefix) for key in found]
+
+    # What torch's C++ side calls these, which a `PrefixStore` over this one asks.
+    deleteKey = delete_key
+    getNumKeys = num_keys
+
+    def _timeout(self) -> timedelta:
+        # torch's C++ side keeps it: a `PrefixStore` over this one sets it there.
+        kept: timedelta = self.timeout  # type: ignore[attr-defined]  # stubs lack this one
+        return kept
 
     def _keys(self, keys: Sequence[str]) -> list[str]:
         return [self._prefix + key for key in keys]

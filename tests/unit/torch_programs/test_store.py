@@ -47,18 +47,24 @@ _ACTS = st.one_of(
 _count = 0
 
 
-@given(acts=st.lists(_ACTS, max_size=20))
-def test_every_act_answers_as_in_a_store_of_torch(link: StoreLink, acts: list[tuple[str, ...]]) -> None:
+@given(acts=st.lists(_ACTS, max_size=20), is_beneath=st.booleans())
+def test_every_act_answers_as_in_a_store_of_torch(
+    link: StoreLink, acts: list[tuple[str, ...]], is_beneath: bool
+) -> None:
     global _count
     _count += 1
-    ours, theirs = CarriedStore(link, f"{_count}/"), dist.HashStore()
+    own = CarriedStore(link, f"{_count}/")
+    theirs = dist.HashStore()
+    # As programs have it: torch's C++ side asks ours.
+    ours: dist.Store = dist.PrefixStore("", own) if is_beneath else own
     for name, *arguments in acts:
         assert getattr(ours, name)(*arguments) == getattr(theirs, name)(*arguments), (name, arguments)
     for key in ("a", "b", "c"):
         assert ours.check([key]) == theirs.check([key])
         if ours.check([key]):
             assert ours.get(key) == theirs.get(key)
-    assert sorted(ours.list_keys()) == sorted(key for key in ("a", "b", "c", "number") if theirs.check([key]))
+    found = sorted(key.removeprefix("/") for key in own.list_keys())
+    assert found == sorted(key for key in ("a", "b", "c", "number") if theirs.check([key]))
 
 
 def test_who_waits_for_a_key_gets_it_when_it_is_set(link: StoreLink) -> None:
@@ -106,3 +112,11 @@ def test_who_hangs_up_while_waiting_keeps_nobody_else_from_it(link: StoreLink) -
     store.set("left", "1")
     store.set("awaited", "2")
     assert store.multi_get(["left", "awaited"]) == [b"1", b"2"]
+
+
+def test_a_timeout_that_is_set_through_a_prefix_holds(link: StoreLink) -> None:
+    ours = CarriedStore(link, "timeout/")
+    dist.PrefixStore("p", ours).set_timeout(timedelta(milliseconds=1))
+    assert ours.timeout == timedelta(milliseconds=1)  # type: ignore[attr-defined]  # stubs lack this one
+    with pytest.raises(dist.DistStoreError, match="not all are there"):
+        dist.PrefixStore("p", ours).get("nobody sets it")

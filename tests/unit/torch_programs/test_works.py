@@ -137,3 +137,11 @@ def test_works_that_nobody_asks_do_not_pile_up() -> None:
     for _ in range(5):
         group.allreduce([torch.ones(1)], _options(is_async=True))
     assert len(group._tally.under_way) <= 1
+
+
+def test_what_a_library_takes_for_the_backend_of_a_group_is_the_group() -> None:
+    """Of the one beneath, which moves nothing, torch would take no timeout, and a collective would raise."""
+    group = _group(_Real())
+    backend = group._get_backend(torch.device("cpu"))
+    assert backend.allreduce([torch.ones(1)], _options(is_async=False)) is ENDED
+    assert not (backend.supports_splitting or backend.supports_tensor_alloc(torch.device("cpu")))
