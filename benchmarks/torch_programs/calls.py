@@ -1,52 +1,83 @@
-"""A program that Remesh carries, and that compares its group with the real one beneath. NUM_PAIRS [apart].
+"""A program that Remesh carries, and that climbs from the real group beneath its own to that. NUM_TURNS [apart].
 
-Short bursts of small all_reduces on either take turns in the same processes, so that Linux puts both in the same
-places and other programs disturb both. With ``apart`` each rank has one processor.
+Short bursts of small all_reduces on each rung take turns in the same processes, so that Linux puts all in the same
+places and other programs disturb all. With ``apart`` each rank has one processor.
 """
 
 import json
 import os
 import sys
 import time
-from collections.abc import Callable
 from statistics import median
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from remesh.torch_programs.anew import rule_of
+from remesh.torch_programs.gate import Entrant, Gate
+from remesh.torch_programs.works import ENDED
+
 _CLOCKS = {"passed": time.perf_counter, "computed": time.thread_time}
+"""The second is that of the thread that calls."""
 _BURST = 50
 
 
-def time_burst(group: dist.ProcessGroup) -> dict[str, float]:
-    """Seconds of an all_reduce of 4 bytes by each clock; the second is that of the thread that calls."""
-    dist.barrier(group=group)
+class Forwards:
+    """What any group in Python does: it is called, and calls the real one."""
+
+    def allreduce(self, *args: Any, **options: Any) -> Any:
+        return native.allreduce(*args, **options)
+
+
+class Counts:
+    """Beside that it waits, and counts the collective at a gate."""
+
+    def allreduce(self, *args: Any, **options: Any) -> Any:
+        gate.enter(tally, entrant := Entrant())
+        native.allreduce(*args, **options).wait()
+        del tally.under_way[entrant]
+        return ENDED
+
+
+class Keeps:
+    """Beside that it keeps a copy of what the collective changes in place."""
+
+    def allreduce(self, *args: Any, **options: Any) -> Any:
+        gate.enter(tally, entrant := Entrant())
+        kept = rule(args, rank)
+        native.allreduce(*args, **options).wait()
+        del tally.under_way[entrant], kept
+        return ENDED
+
+
+def time_burst(group: Any) -> dict[str, float]:
+    """Seconds of an all_reduce of 4 bytes by each clock."""
+    dist.barrier(native)
     began = {name: clock() for name, clock in _CLOCKS.items()}
     for _ in range(_BURST):
         dist.all_reduce(small, group=group)
     return {name: (clock() - began[name]) / _BURST for name, clock in _CLOCKS.items()}
 
 
-def median_of(pick: Callable[[dict[str, float], dict[str, float]], float]) -> float:
-    return median(pick(*pair) for pair in pairs)
-
-
-rank, num_pairs = int(os.environ["RANK"]), int(sys.argv[1])
+rank, num_turns = int(os.environ["RANK"]), int(sys.argv[1])
 if sys.argv[2:] == ["apart"]:
     usable = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {usable[rank % len(usable)]})
 dist.init_process_group("gloo")
-small = torch.zeros(1)
-carried = dist.group.WORLD
-native = carried.real  # type: ignore[union-attr]  # of a `CarriedGroup`
-pairs = [(time_burst(native), time_burst(carried)) for _ in range(num_pairs)]
+small, gate, rule = torch.zeros(1), Gate(), rule_of("allreduce")
+tally = gate.add_tally("rungs")
+carried: Any = dist.group.WORLD
+native = carried.real
+rungs = {"native": native, "forwards": Forwards(), "counts": Counts(), "keeps": Keeps(), "ours": carried}
+turns = [{name: time_burst(group) for name, group in rungs.items()} for _ in range(num_turns)]
 if rank == 0:
     found = {
-        name: {
-            "native": median_of(lambda alone, _, name=name: alone[name]),
-            "added": median_of(lambda alone, ours, name=name: ours[name] - alone[name]),
+        clock: {
+            name: median(turn[name][clock] - (turn["native"][clock] if name != "native" else 0) for turn in turns)
+            for name in rungs
         }
-        for name in _CLOCKS
+        for clock in _CLOCKS
     }
     print(json.dumps(found), flush=True)
 dist.destroy_process_group()

@@ -27,6 +27,12 @@ _REMESH = (sys.executable, "-m", "remesh", "torch")
 _PATIENCE_S = 300.0
 _RANKS = 2
 _STEP_RANKS = 4
+_APART = ", a processor for each rank"
+_RUNGS = {
+    "forwards": "by a Python method that forwards",
+    "counts": "if it counts, too",
+    "keeps": "if it counts and keeps its input, too",
+}
 _CHUNK_BYTES = 1 << 20
 _PAUSE_S = 0.002
 
@@ -56,7 +62,7 @@ class _Saved:
 def rows(turns: int) -> list[Row]:
     """All cases; each value is the least of its turns, those of single calls are medians."""
     pairs = str(100 * turns)
-    calls = [*_call_rows("", _run_calls(pairs)), *_call_rows(", a processor for each rank", _run_calls(pairs, "apart"))]
+    calls = [*_call_rows("", _run_calls(pairs)), *_call_rows(_APART, _run_calls(pairs, "apart"))]
     small, saved = _compare("ddp-4", _RANKS, turns, saves=True)
     large, _ = _compare("ddp-25,fsdp", _STEP_RANKS, max(turns - 1, 1), saves=False)
     return [
@@ -79,8 +85,10 @@ def write_page(rows: list[Row]) -> None:
         "",
         "Native and carried runs of one program take turns on one host, gloo over the loopback. All_reduces are of",
         "two ranks, and those of torch alone go through the real group beneath ours in the same processes. Where Linux",
-        "puts both ranks on one processor, a call takes as long as both together compute. Checkpoints and restarts are",
-        "of two ranks, beside one process that writes or reads as many bytes; of two ways to read, the faster.",
+        "puts both ranks on one processor, a call takes as long as both together compute. Groups that do a part of",
+        "what ours do say where the time goes; none that keeps a cut possible does less than the last of them.",
+        "Checkpoints and restarts are of two ranks, beside one process that writes or reads as many bytes; of two ways",
+        "to read, the faster.",
         "",
         "| case | value | goal | |",
         "|---|---|---|---|",
@@ -120,13 +128,17 @@ def _compare(cases: str, num_ranks: int, turns: int, *, saves: bool) -> tuple[di
 
 
 def _call_rows(where: str, found: dict[str, dict[str, float]]) -> list[Row]:
-    what, passed, computed = f"all_reduce of 4 bytes{where}", found["passed"], found["computed"]
-    return [
-        Row(f"{what}, native", passed["native"] * 1e6, "us"),
-        at_most(f"{what}, added", passed["added"] * 1e6, "us", 10, peer="torch alone"),
-        Row(f"{what}, computed by a rank, native", computed["native"] * 1e6, "us"),
-        Row(f"{what}, computed by a rank, added", computed["added"] * 1e6, "us", peer="torch alone"),
-    ]
+    """The rows of one placement. Each rung does what the one before it does, and ours all of that."""
+    what = f"all_reduce of 4 bytes{where}"
+    rows = []
+    for clock, how in (("passed", ""), ("computed", ", computed by a rank")):
+        took_us = {name: value * 1e6 for name, value in found[clock].items()}
+        rows.append(Row(f"{what}{how}, native", took_us["native"], "us"))
+        if where == _APART:
+            rows += [Row(f"{what}{how}, added {rung}", took_us[name], "us") for name, rung in _RUNGS.items()]
+        goal = 10 if clock == "passed" else None
+        rows.append(at_most(f"{what}{how}, added", took_us["ours"], "us", goal, peer="torch alone"))
+    return rows
 
 
 def _step_rows(what: str, step: _Compared) -> list[Row]:
