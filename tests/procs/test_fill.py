@@ -11,9 +11,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from remesh.checkpoint.storage import location_of
+from remesh.comm.tree import Farewell
 from remesh.elastic.state import CarriedState, HeldState
 from remesh.elastic.training.fill import Filled, FillRules, Offers, fill_state
 from remesh.elastic.training.position import Position
+from remesh.errors import PeerError
 from remesh.layout.from_torch import piece_of
 from remesh.reshard.planning.planner import plan_reshard
 from remesh.testing.pool import RankPool, RanksFailed
@@ -181,3 +183,47 @@ def test_boxes_of_a_step_that_was_made_twice_do_not_go_together(ranks: RankPool)
     for filled, total in ranks.run(fill_from_two_lines, 3):
         assert (filled.source, filled.position.step) == ("snapshots", 10)
         assert total == 1.0 * SIZE / 3
+
+
+def lose_the_word_that_all_are_filled(lost: int, is_behind: bool, folder: str) -> tuple[str, bool, bool]:
+    """Rank ``lost`` was filled and does not hear that all were, for who would tell is gone; then all fill once more."""
+    rank, mesh = dist.get_rank(), init_device_mesh("cpu", (3,))
+    whole = torch.arange(36.0).view(6, 6)
+    rows = distribute_tensor(whole, mesh, [Shard(0)], src_data_rank=None)
+    columns: DTensor = distribute_tensor(torch.zeros(6, 6), mesh, [Shard(1)], src_data_rank=None)
+    state, mine = CarriedState({"w": columns}), held(12, rows)
+    if is_behind and rank == lost:  # it comes from an earlier step, and two others hold what is needed
+        mine = held(10, rows)
+    if is_behind and rank != lost:
+        mine = held(12, whole)
+    real = Farewell.wait
+
+    def wait(farewell: Farewell, trouble: bool = False) -> bool:
+        met_with_trouble = real(farewell, trouble)
+        if rank == lost:
+            raise RuntimeError("Connection closed by peer")
+        return met_with_trouble
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Farewell, "wait", wait)
+        if rank == lost:
+            with pytest.raises(PeerError):
+                fill_state(state, Offers(mine), HOSTS, FillRules())
+        else:
+            fill_state(state, Offers(mine), HOSTS, FillRules())
+    kept = state.in_doubt or state.hold(12, 120, 0)
+    assert (kept.step, kept.samples, kept.line) == (12, 120, 0)
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store"), rank=rank, world_size=3)
+    wanted = torch.zeros(6, 6)
+    filled = fill_state(CarriedState({"w": wanted}), Offers(kept), HOSTS, FillRules())
+    return filled.source, torch.equal(wanted, whole), state.in_doubt is not None
+
+
+@pytest.mark.parametrize("is_behind", [False, True])
+@pytest.mark.parametrize("lost", range(3))
+def test_a_rank_that_does_not_hear_that_all_are_filled_keeps_what_others_gave_up(
+    ranks: RankPool, tmp_path: Path, lost: int, is_behind: bool
+) -> None:
+    told = ranks.run(lose_the_word_that_all_are_filled, 3, (lost, is_behind, str(tmp_path)))
+    assert told == [("peers", True, rank == lost) for rank in range(3)]

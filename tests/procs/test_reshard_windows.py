@@ -113,12 +113,13 @@ def _lose_the_word_that_all_is_over(lost: int) -> list[str]:
     came: dict[str, torch.Tensor | Piece] = {}
     num_ends, real = 0, Farewell.wait
 
-    def wait(farewell: Farewell) -> None:
+    def wait(farewell: Farewell, trouble: bool = False) -> bool:
         nonlocal num_ends
         num_ends += 1
-        real(farewell)
+        met_with_trouble = real(farewell, trouble)
         if rank == lost and num_ends == 5:
             raise RuntimeError("Connection closed by peer")
+        return met_with_trouble
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Farewell, "wait", wait)

@@ -48,6 +48,9 @@ class CarriedState:
         """Whether tensors are being overwritten that hold the state of another step."""
         self.is_new = True
         """Whether the objects are as the program made them: nothing was filled in, and no step taken."""
+        self.in_doubt: HeldState | None = None
+        """What these objects were filled with, and what was held before, where a rank was lost before this one heard
+        that all were filled: others may hold either."""
         self._allocated: list[torch.optim.Optimizer] = []
         self._models = {name: one for name, one in objects.items() if isinstance(one, nn.Module)}
         self._optims = {name: one for name, one in objects.items() if isinstance(one, torch.optim.Optimizer)}

@@ -11,6 +11,8 @@ from remesh.comm.lower import LowerHalf
 from remesh.elastic.events import EventLog
 from remesh.elastic.generation import Generation
 from remesh.elastic.seats import MeshMember
+from remesh.elastic.state import CarriedState, HeldState
+from remesh.elastic.training import stint as training_stint
 from remesh.elastic.training.job import Job
 from remesh.elastic.training.place import JobOptions, Leave, RankPlace
 from remesh.elastic.training.stint import Stint
@@ -102,6 +104,20 @@ def test_a_step_whose_gradients_may_not_have_arrived_is_not_voted_on(stint: Stin
     assert (job.step, around.num_steps) == (0, 0)
     held = stint.hold()
     assert held is not None and held.step == 0, "the state before the step stands"
+
+
+def test_what_others_may_have_given_up_is_kept_when_a_rank_is_lost_while_all_are_filled(stint: Stint) -> None:
+    kept = HeldState(7, 70, {}, {})
+
+    def lose_a_peer(state: CarriedState, *more: object) -> None:
+        state.in_doubt = kept
+        raise PeerError("a rank was lost")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training_stint, "fill_state", lose_a_peer)
+        with pytest.raises(PeerError):
+            Job(stint, EventLog(None, "test")).carry(weight=torch.zeros(3))
+    assert stint.hold() is kept
 
 
 def test_calls_out_of_order_are_refused(stint: Stint) -> None:

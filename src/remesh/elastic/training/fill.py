@@ -35,7 +35,7 @@ from remesh.layout.from_torch import Piece, join_pieces
 from remesh.reshard.api import gather_moves
 from remesh.reshard.model.tasks import compute_missing_boxes
 from remesh.reshard.planning.planner import plan_reshard
-from remesh.reshard.running.run import Moved, run_plan
+from remesh.reshard.running.run import Moved, UnfilledError, run_plan
 
 _DOING = "filling the new mesh"
 
@@ -131,16 +131,23 @@ def fill_state(state: CarriedState, offers: Offers, host_of: Mapping[int, str], 
         plan = plan_reshard(moves, host_of)
         state.is_torn = offers.held is not None and (offers.held.line, offers.held.step) != (line, step)
         started_s = time.monotonic()
-        moved = run_plan(plan, give, take, None)
+        is_newest = (line, step) == newest
+        reached = Position(step, int(at_step[0]["samples"]), line if is_newest else rules.line)
+        try:
+            moved = run_plan(plan, give, take, None)
+        except UnfilledError as lost:
+            if not lost.unfilled:
+                before = {} if state.is_torn or offers.held is None else offers.held.pieces
+                state.in_doubt = _hold_both(before, take, reached, at_step[0]["values"])
+            raise
         move_s = time.monotonic() - started_s
         state.set_values(at_step[0]["values"])
         state.is_torn = False
-        is_newest = (line, step) == newest
         reasons.append(
             "every shard is held by a living rank" if is_newest else f"went back to the snapshots of step {step}"
         )
         return Filled(
-            Position(step, int(at_step[0]["samples"]), line if is_newest else rules.line),
+            reached,
             "peers" if is_newest else "snapshots",
             "; ".join(reasons),
             bytes_by_pair=moved.bytes_by_pair,
@@ -160,6 +167,21 @@ def fill_state(state: CarriedState, offers: Offers, host_of: Mapping[int, str], 
     state.forget_allocated()
     begins = "and there is no checkpoint" if newest is None else "and no checkpoint was due yet: the job begins anew"
     return Filled(Position(line=rules.line), "fresh", f"{'; '.join(reasons)}, {begins}")
+
+
+def _hold_both(
+    before: Mapping[str, Piece], filled: Mapping[str, Piece], at: Position, values: Mapping[str, Any]
+) -> HeldState:
+    """What a rank held and what it was filled with, as one state: others may have given up either."""
+    both = dict(before) | dict(filled)
+    for name in before.keys() & filled.keys():
+        old, new = before[name], filled[name]
+        if {shard.box for shard in old.shards} <= {shard.box for shard in new.shards}:
+            continue
+        # Sums that are still to be made, and another dtype, do not go into one piece.
+        alike = old.partial is None and old.tensor.dtype == new.tensor.dtype
+        both[name] = join_pieces([old, new]) if alike else old
+    return HeldState(at.step, at.samples, both, dict(values), at.line)
 
 
 def _find_own(state: CarriedState, held: HeldState | None) -> list[tuple[Piece, Piece]] | None:
