@@ -40,6 +40,11 @@ def build_schedule(name: str, num_microbatches: int, warmups: Sequence[int], del
     >>> [str(action) for action in build_schedule("mine", 3, [2, 1], 0).rows[0]]
     ['0F0', '0F1', '0I0', '0W0', '0F2', '0I1', '0W1', '0I2', '0W2']
     """
+    if num_microbatches < 1:
+        raise PipelineError(
+            f"building the schedule {name!r}: expected at least 1 micro-batch, found {num_microbatches}; a step "
+            "computes its batch in that many parts"
+        )
     num_stages = len(warmups)
     of_stage = [delays] * num_stages if delays is None or isinstance(delays, int) else list(delays)
     if len(of_stage) != num_stages:

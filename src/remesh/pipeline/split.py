@@ -42,12 +42,15 @@ def split_model(model: nn.Module, at: Sequence[str]) -> Parts:
     """The model in ``len(at) + 1`` stages; stage ``i + 1`` begins where the module named ``at[i]`` is called.
 
     Everything outside the modules, down to those in ``at``, must be traceable by `torch.fx`. `PipelineError` when a
-    module of ``at`` is not called, or not in this order, or a weight is used in two stages, under one name or two.
+    module of ``at`` is not called, or not in this order, or a weight is used in two stages, under one name or two; and
+    when ``at`` is one text, whose letters would be names.
 
     >>> parts = split_model(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), ["2"])
     >>> [sorted(dict(module.named_parameters())) for module in parts.modules], parts.entries
     ([['0.bias', '0.weight'], ['2.bias', '2.weight']], (('input',), ()))
     """
+    if isinstance(at, str):
+        raise PipelineError(f"cutting a model into stages: found the text {at!r}, expected a list; write [{at!r}]")
     traced = _Tracer(at).trace(model)
     stage_of = _assign(traced, at)
     _check_weights(model, traced, stage_of)

@@ -58,6 +58,11 @@ def test_a_stage_graph_that_cannot_be_is_refused(num_stages: int, edges: tuple[E
         StageGraph(num_stages, edges)
 
 
+def test_a_schedule_of_no_micro_batches_is_refused() -> None:
+    with pytest.raises(PipelineError, match="expected at least 1 micro-batch, found 0"):
+        eager_split(2, 0)
+
+
 def test_two_stages_may_have_several_edges_between_them() -> None:
     assert [edge.name for edge in U_SHAPE.edges_into(2)] == ["h", "skip"]
     assert [edge.target for edge in U_SHAPE.edges_out_of(0)] == [1, 3]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import nn
@@ -79,12 +81,13 @@ def tied_by_weight() -> nn.Module:
 @pytest.mark.parametrize(
     ("model", "at", "told"),
     [
+        (UShape(), "middle", r"found the text 'middle', expected a list; write \['middle'\]"),
         (UShape(), ["ups.0", "downs.1"], "stage 2 is to begin at 'downs.1'"),
         (UShape(), ["middle"], "stage 1 is to begin at 'middle'"),
         (Tied(), ["other"], "'layer.weight' is used in stage 0 and, as 'layer.weight', in stage 1"),
         (tied_by_weight(), ["1"], "'0.weight' is used in stage 0 and, as '2.weight', in stage 1"),
     ],
 )
-def test_cuts_that_cannot_be_are_refused(model: nn.Module, at: list[str], told: str) -> None:
+def test_cuts_that_cannot_be_are_refused(model: nn.Module, at: Sequence[str], told: str) -> None:
     with pytest.raises(PipelineError, match=told):
         split_model(model, at)

@@ -63,6 +63,14 @@ def test_what_nobody_holds_is_refused_or_left_alone(data: st.DataObject) -> None
             np.testing.assert_array_equal(arrived[move.name, int(rank)], expected_of(move, int(rank)))
 
 
+def test_a_name_that_nobody_gives_is_told_with_the_nearest_that_somebody_gives() -> None:
+    some = Layout((4,), (Shard(0, Box((0,), (4,))),), "float32")
+    none = dataclasses.replace(some, shards=())
+    moves = [TensorMove("weight", some, none), TensorMove("weigth", none, some)]
+    with pytest.raises(PlanError, match="no rank gives a tensor of that name; did you mean 'weight'"):
+        plan_reshard(moves, {0: "a", 1: "a"})
+
+
 @given(st.data())
 def test_nothing_crosses_into_a_host_twice_or_without_need(data: st.DataObject) -> None:
     moves = data.draw(move_lists())

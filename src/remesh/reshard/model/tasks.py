@@ -16,6 +16,7 @@ Source: Zhuang et al., arXiv 2211.05322, appendix B.2.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -120,7 +121,7 @@ def slices_of(moves: Sequence[TensorMove], missing: Missing = Missing.REFUSE) ->
     if missing is Missing.REFUSE:
         for move, number in zip(moves, slices.block_of, strict=True):
             if slices.blocks[number].missing:
-                raise _missing_error(move, slices.blocks[number].missing)
+                raise _missing_error(move, slices.blocks[number].missing, [one.name for one in moves if one.src.shards])
     return slices
 
 
@@ -148,7 +149,13 @@ def compute_missing_boxes(moves: Sequence[TensorMove]) -> dict[str, tuple[Box, .
     return {move.name: boxes for move, boxes in zip(moves, missing, strict=True) if boxes}
 
 
-def _missing_error(move: TensorMove, missing: Sequence[Box]) -> PlanError:
+def _missing_error(move: TensorMove, missing: Sequence[Box], given: Sequence[str]) -> PlanError:
+    if not move.src.shards:
+        nearest = difflib.get_close_matches(move.name, given, n=1)
+        hint = f"did you mean {nearest[0]!r}?" if nearest else "give it on some rank, or fill it from a checkpoint"
+        return PlanError(
+            f"planning the move of tensor {move.name!r}: it is wanted, and no rank gives a tensor of that name; {hint}"
+        )
     listed = ", ".join(map(str, missing[:_MAX_LISTED])) + (", ..." if len(missing) > _MAX_LISTED else "")
     lost = sum(box.size for box in missing)
     return PlanError(

@@ -42,7 +42,9 @@ def check_tensors(tensors: object, side: str) -> None:
     """Raise `PlanError` unless these are tensors by name; ``side`` is what the caller knows them as."""
     if not isinstance(tensors, Mapping) or not all(isinstance(name, str) for name in tensors):
         found = (
-            f"a mapping with keys such as {next(iter(tensors))!r}" if isinstance(tensors, Mapping) else repr(tensors)
+            f"a mapping with keys such as {next(iter(tensors))!r}"
+            if isinstance(tensors, Mapping)
+            else f"a {type(tensors).__name__}"
         )
         raise PlanError(
             f"{DOING}: {side} is {found[:80]}, expected a mapping from names to tensors, empty on a rank that has none "
