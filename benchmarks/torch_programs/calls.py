@@ -45,7 +45,7 @@ class Keeps:
 
     def allreduce(self, *args: Any, **options: Any) -> Any:
         gate.enter(tally, entrant := Entrant())
-        kept = rule(args, rank)
+        kept = rule(args, options, rank)
         native.allreduce(*args, **options).wait()
         del tally.under_way[entrant], kept
         return ENDED

@@ -30,13 +30,13 @@ Kept = Sequence[tuple[torch.Tensor, torch.Tensor | bytes]]
 """Tensors that a collective changes in place, each with a copy of its former values, or of their bytes."""
 
 
-Rule = Callable[[Sequence[Any], int], Kept | None]
-"""What a collective with these arguments needs to begin anew, on this rank of the group; None if it cannot."""
+Rule = Callable[[Sequence[Any], Mapping[str, Any], int], Kept | None]
+"""What a collective with these arguments needs to begin anew, on this rank of its group; None if it cannot."""
 
 
-def rule_of(name: str) -> Rule | None:
-    """The rule of a collective, for calls with arguments by place; None if it never begins anew."""
-    return _RULES.get(name)
+def rule_of(name: str) -> Rule:
+    """The rule of a collective."""
+    return _RULES.get(name, _never)
 
 
 def restore(kept: Kept) -> None:
@@ -49,7 +49,9 @@ def restore(kept: Kept) -> None:
             tensor.data.copy_(before)
 
 
-def _in_place(arguments: Sequence[Any], rank: int) -> Kept | None:
+def _in_place(arguments: Sequence[Any], options: Mapping[str, Any], rank: int) -> Kept | None:
+    if options:  # torch passes tensors by place
+        return None
     left_bytes = MOST_COPIED_BYTES
     kept = []
     for tensor in arguments[0]:
@@ -65,21 +67,21 @@ def _in_place(arguments: Sequence[Any], rank: int) -> Kept | None:
     return kept
 
 
-def _apart(arguments: Sequence[Any], rank: int) -> Kept | None:
-    return () if all(tensor.numel() for tensor in _tensors_of(arguments[:2])) else None
+def _apart(arguments: Sequence[Any], options: Mapping[str, Any], rank: int) -> Kept | None:
+    return () if not options and all(tensor.numel() for tensor in _tensors_of(arguments[:2])) else None
 
 
-def _in_equal_parts(arguments: Sequence[Any], rank: int) -> Kept | None:
+def _in_equal_parts(arguments: Sequence[Any], options: Mapping[str, Any], rank: int) -> Kept | None:
     is_equal = not any(isinstance(each, list) and each for each in arguments[2:])
-    return _apart(arguments, rank) if is_equal else None
+    return _apart(arguments, options, rank) if is_equal else None
 
 
-def _for_receivers(arguments: Sequence[Any], rank: int) -> Kept | None:
-    return None if _root_of(arguments) in (rank, None) else _apart(arguments[:1], rank)
+def _for_receivers(arguments: Sequence[Any], options: Mapping[str, Any], rank: int) -> Kept | None:
+    return None if _root_of(arguments) in (rank, None) else _apart(arguments[:1], options, rank)
 
 
 def _for_root(of_root: Rule) -> Rule:
-    return lambda arguments, rank: of_root(arguments, rank) if _root_of(arguments) == rank else None
+    return lambda arguments, options, rank: of_root(arguments, options, rank) if _root_of(arguments) == rank else None
 
 
 def _root_of(arguments: Sequence[Any]) -> int | None:
@@ -94,12 +96,16 @@ def _tensors_of(values: Iterable[Any]) -> Iterator[torch.Tensor]:
             yield from _tensors_of(value)
 
 
-def _nothing(arguments: Sequence[Any], rank: int) -> Kept | None:
+def _always(arguments: Sequence[Any], options: Mapping[str, Any], rank: int) -> Kept | None:
     return ()
 
 
+def _never(arguments: Sequence[Any], options: Mapping[str, Any], rank: int) -> Kept | None:
+    return None
+
+
 _RULES: Final[Mapping[str, Rule]] = {
-    "barrier": _nothing,
+    "barrier": _always,
     **dict.fromkeys(("allreduce", "allreduce_coalesced"), _in_place),
     **dict.fromkeys(("allgather", "allgather_coalesced", "_allgather_base", "allgather_into_tensor_coalesced"), _apart),
     **dict.fromkeys(("all_gather_single", "all_gather_single_coalesced"), _apart),

@@ -89,7 +89,7 @@ class Collective(_UnderWay, Entrant):
     def can_begin_anew(self) -> bool:
         return self._kept is not None
 
-    def begin(self, real: ProcessGroup, rule: Rule | None, rank: int) -> bool:
+    def begin(self, real: ProcessGroup, rule: Rule, rank: int) -> bool:
         """Hand it to the real group, wait if the program gets no work, and return whether it has ended well.
 
         ``rule`` says what is kept to begin anew, on this rank of the group. What the real group refuses is raised.
@@ -97,7 +97,7 @@ class Collective(_UnderWay, Entrant):
         assert self._call is not None
         name, args, options = self._call
         with self._turn:
-            self._kept = rule(args, rank) if rule is not None and not options else None
+            self._kept = rule(args, options, rank)
             self._inner = getattr(real, name)(*args, **options)
             self.is_inside = False
             if self._has_work:

@@ -13,10 +13,8 @@ from torch.distributed import AllreduceOptions, BroadcastOptions, GatherOptions,
 from remesh.torch_programs.anew import MOST_COPIED_BYTES, Kept, restore, rule_of
 
 
-def _keep(name: str, arguments: Sequence[Any], rank: int) -> Kept | None:
-    rule = rule_of(name)
-    assert rule is not None
-    return rule(arguments, rank)
+def _keep(name: str, arguments: Sequence[Any], rank: int, **options: Any) -> Kept | None:
+    return rule_of(name)(arguments, options, rank)
 
 
 def _rooted(options, root: int):
@@ -92,3 +90,10 @@ def test_sparse_tensors_have_to_end(layout: torch.layout) -> None:
         warnings.simplefilter("ignore")
         sparse = torch.eye(2).to_sparse(layout=layout)
     assert _keep("allreduce", ([sparse], AllreduceOptions()), 0) is None
+
+
+def test_what_is_called_in_another_way_than_by_place_has_to_end() -> None:
+    one = torch.ones(1)
+    assert _keep("allreduce", (), 0, tensors=[one]) is None
+    assert _keep("_allgather_base", (one, torch.ones(2)), 0, opts=None) is None
+    assert _keep("barrier", (), 0, opts=None) == ()

@@ -48,6 +48,11 @@ class _Real:
         return Done()
 
 
+class _NeverDone(Work):
+    def is_completed(self) -> bool:
+        return False
+
+
 def _group(real: _Real) -> CarriedGroup:
     class Carried(CarriedGroup):
         def build(self, store: object) -> None:
@@ -130,6 +135,18 @@ def test_a_collective_that_the_real_group_refuses_was_never_entered() -> None:
     with pytest.raises(ValueError, match="no member"):
         group.broadcast([torch.ones(1)], _options(is_async=True))
     assert (group._tally.entered, group._tally.under_way) == (1, {})
+
+
+def test_a_barrier_of_torch_can_be_dropped_at_a_cut() -> None:
+    """torch names its options, as of no other collective."""
+
+    class Barrier(_Real):
+        def barrier(self, opts: object) -> Any:
+            return _NeverDone()
+
+    group = _group(Barrier())
+    group.barrier(opts=_options(is_async=False))
+    assert [each.can_begin_anew for each in group._tally.under_way] == [True]
 
 
 def test_works_that_nobody_asks_do_not_pile_up() -> None:
