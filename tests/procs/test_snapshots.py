@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import socket
@@ -23,6 +24,7 @@ from remesh.elastic.snapshots.shared_memory import SnapshotBuffer
 from remesh.elastic.snapshots.taker import Shelf, SnapshotTaker
 from remesh.elastic.state import HeldState
 from remesh.layout.from_torch import piece_of
+from remesh.testing.quiet_limit import QuietLimit
 from tests.make_believe import MakeBelieveDevice
 
 pytestmark = pytest.mark.procs
@@ -208,3 +210,16 @@ def test_what_a_device_loses_leaves_the_older_snapshots_whole(keeper: SnapshotKe
     assert [held and held.step for held in own] == [None, 10]
     assert steps_in(keeper) == [5, 10]
     taker.close()
+    limit = QuietLimit(lambda: len(device.locked), TIMEOUT_S)
+    while device.locked:  # nobody keeps what was not sent; what was on its way lands in memory that is still there
+        assert not limit.is_over()
+        time.sleep(0.05)
+        gc.collect()  # an error refers to what it came from, and that to the error
+
+
+def test_memory_that_a_tensor_looks_into_outlives_its_buffer() -> None:
+    buffer = SnapshotBuffer.make(100)
+    memory, seen = buffer.memory, torch.frombuffer(buffer.memory, dtype=torch.uint8)
+    buffer.close()
+    assert not memory.closed
+    assert seen.fill_(7).eq(7).all()

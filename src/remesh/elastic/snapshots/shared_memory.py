@@ -42,10 +42,6 @@ class SnapshotBuffer:
         self.memory[COMPLETE_AT] = int(complete)
 
     def close(self) -> None:
-        """Give the memory back. Tensors that were read from it keep it mapped until they go."""
+        """Let go of the memory. It stays mapped until nobody has this buffer, nor a tensor that looks into it."""
+        # Closing the map would take it from under tensors: torch holds the object, and no lock on it.
         os.close(self.descriptor)
-        try:
-            self.memory.close()
-        except BufferError:
-            # Tensors still look into it; the mapping goes with the last of them.
-            return

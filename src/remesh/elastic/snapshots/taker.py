@@ -145,14 +145,15 @@ class SnapshotTaker:
             self._close_buffers()
 
     def _close_buffers(self) -> None:
+        self._unsent = None
         self._locked.clear()
         for buffer in self._buffers:
             buffer.close()
         self._buffers = []
 
     def _make_buffers(self, nbytes: int, pid: int) -> None:
+        self._close_buffers()
         # Room for plain values that grow a little, as counters do.
-        self._locked.clear()
         self._buffers = [SnapshotBuffer.make(nbytes + 4096) for _ in range(2)]
         self._num_taken = 0
         self._tell(
