@@ -136,9 +136,15 @@ def _tell_pid_and_hang(folder: str) -> None:
 
 _OWNER = """
 import sys
+from pathlib import Path
 from remesh.testing.pool import RankPool
+from tests.procs.forked_programs import start
 from tests.procs.test_rank_pool import _tell_pid_and_hang
 if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    code = "import os, signal; open(f'pid-{os.getpid()}', 'w').close(); signal.pause()"
+    (folder / "waits.py").write_text(code)
+    start(["waits.py"], folder, {}, folder / "output", folder / "errors")
     RankPool().run(_tell_pid_and_hang, 2, (sys.argv[1],))
 """
 
@@ -151,13 +157,13 @@ def short_folder() -> Iterator[Path]:
 
 
 @pytest.mark.procs
-def test_workers_end_with_the_process_that_owns_the_pool(tmp_path: Path, short_folder: Path) -> None:
+def test_workers_and_programs_end_with_the_process_that_owns_them(tmp_path: Path, short_folder: Path) -> None:
     script = tmp_path / "owner.py"
     script.write_text(_OWNER)
     environment = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(short_folder)}
     owner = subprocess.Popen([sys.executable, str(script), str(tmp_path)], env=environment)
     pids: list[int] = []
-    while len(pids) < 2:  # however long torch takes to start
+    while len(pids) < 3:  # however long torch takes to start
         assert owner.poll() is None, "the owner of the pool has ended"
         time.sleep(0.05)
         pids = [int(path.name[4:]) for path in tmp_path.glob("pid-*")]
