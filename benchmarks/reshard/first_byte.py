@@ -1,13 +1,16 @@
 """What does the whole way to the first byte take? From layouts to a checked plan, its digest, and one rank's steps.
 
 ``python -m benchmarks.reshard.first_byte`` measures each case in a process of its own, and writes
-``docs/reshard/first_byte.md``; about half a minute.
+``docs/reshard/first_byte.md``; about a minute. The model is measured as `plan_reshard` plans it, tensor by tensor, and
+as ranks do, who plan tensors that are alike as one. Beside it stands what ``remesh plan`` takes for the largest pair.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import resource
+import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +18,8 @@ from pathlib import Path
 
 from benchmarks.report import describe_run, header_of
 from remesh.layout import Layout, Mesh, layout_from_spec
-from remesh.reshard import TensorMove, Transfer, plan_reshard
+from remesh.reshard import Plan, TensorMove, Transfer, plan_reshard
+from remesh.reshard.planning.transfer import plan_stacked
 
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "reshard" / "first_byte.md"
 _DEVICES = 8
@@ -35,6 +39,7 @@ PAIRS: Sequence[tuple[str, tuple[int, ...], str, tuple[int, ...], tuple[int, ...
     ("S01R", (1000, 8), "RS01", (1024, 8), (8100, 8200)),
     ("S02S1R", (32, 32, 8), "S1RS20", (16, 64, 8), (500, 513, 1030)),
 )
+COMMAND: Sequence[str] = ("--shape", "8192,8192", "--src", "S01R@1024x8", "--dst", "RS01@1024x8:1024")
 # A layer of a model of 405 billion parameters; FSDP is axis 0, tensor parallelism axis 1.
 _LAYER: Mapping[str, tuple[tuple[int, ...], str]] = {
     **{name: ((16384, 16384), spec) for name, spec in (("wq", "S10R"), ("wo", "S0S1"))},
@@ -88,32 +93,59 @@ def measure(case: Case, started_s: float, base_mib: float) -> Cost:
     name, moves, hosts = case
     plan = plan_reshard(moves, hosts)
     planned_s = time.thread_time()
-    transfer = Transfer.of(plan)
+    return _cost_of(name, plan, Transfer.of(plan), hosts, (started_s, planned_s, base_mib))
+
+
+def measure_stacked(case: Case, started_s: float, base_mib: float) -> Cost:
+    """The same as ranks do it: tensors that are alike are planned as one."""
+    name, moves, hosts = case
+    transfer = plan_stacked(moves, hosts, {})
+    planned_s = time.thread_time()
+    return _cost_of(f"{name}; alike ones as one", transfer.plan, transfer, hosts, (started_s, planned_s, base_mib))
+
+
+def _cost_of(
+    name: str, plan: Plan, transfer: Transfer, hosts: Mapping[int, str], since: tuple[float, float, float]
+) -> Cost:
+    """With the rest of the way; ``since`` are the seconds at the start and behind the plan, and MiB at the start."""
+    started_s, planned_s, base_mib = since
     _ = transfer.digest, transfer.last_rank, transfer.steps_of(min(hosts)), transfer.steps_of(max(hosts))
     ready_s = time.thread_time()
     return Cost(name, len(plan.messages), planned_s - started_s, ready_s - planned_s, _peak_mib() - base_mib)
 
 
 def measure_case(number: int) -> Cost:
-    """One of the pairs, or the model, which comes behind them."""
+    """One of the pairs, or the model, which comes behind them, in both ways."""
     started_s, base_mib = time.thread_time(), _peak_mib()
-    made = pair_moves(number) if number < len(PAIRS) else model_moves(126)
-    return measure(made, started_s, base_mib)
+    if number < len(PAIRS):
+        return measure(pair_moves(number), started_s, base_mib)
+    act = measure if number == len(PAIRS) else measure_stacked
+    return act(model_moves(126), started_s, base_mib)
+
+
+def measure_command(arguments: Sequence[str]) -> tuple[float, float]:
+    """Processor time, in seconds, and peak memory, in MiB, of ``remesh plan``, with all that it loads."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-m", "remesh", "plan", *arguments], check=True, stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    taken_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return taken_s, after.ru_maxrss / 1024
 
 
 _REASONS = """
 
 Where pieces of both sides lie within hosts and there are more than 8,192 slices, a plan follows a rule and names none
 of them ([decision 56](../decisions/0056-very-large-plans-follow-a-rule.md)): most of the time is that of the layouts,
-their hosts and the digest, and the rest grows with what one rank gives and takes. Other plans name every slice in
+their hosts and the digest, and the rest grows with what one rank gives and takes. Ranks plan tensors that are alike as
+one ([decision 76](../decisions/0076-tensors-that-are-alike-are-planned-as-one.md)). Other plans name every slice in
 columns, nine numbers of eight bytes each, and every pair of hosts
 ([decision 38](../decisions/0038-a-plan-names-its-slices.md)): `S01R` to `RS1`, whose pieces every host wants, and the
 model, whose streams are longer than a message.
 """
 
 
-def page_text(costs: Sequence[Cost], about: str = "") -> str:
-    """The costs as Markdown."""
+def page_text(costs: Sequence[Cost], command: tuple[float, float], about: str = "") -> str:
+    """The costs as Markdown, and what the command takes."""
     rows = [
         f"| {each.name} | {each.messages:,} | {each.plan_s:.2f} | {each.rest_s:.2f} | {each.peak_mib:.0f} |"
         for each in costs
@@ -123,7 +155,10 @@ def page_text(costs: Sequence[Cost], about: str = "") -> str:
         f"{about}\n\nSeconds of processor time, from the layouts to a checked plan, and from there to the digest "
         "and the steps of two\nranks; MiB beyond what imports take. Goals at 1,024 hosts: 2 s and 300 MiB; for the "
         "model 5 s and 512 MiB.\n\n| move | messages | to the plan, s | to the first byte, s | MiB |\n"
-        "|---|---|---|---|---|\n" + "\n".join(rows) + _REASONS
+        "|---|---|---|---|---|\n"
+        + "\n".join(rows)
+        + f"\n\n`remesh plan {' '.join(COMMAND)}` takes {command[0]:.1f} s of processor time and {command[1]:.0f} MiB, "
+        "with all that it loads." + _REASONS
     )
 
 
@@ -131,12 +166,14 @@ def main(page: Path = _PAGE) -> None:
     """Measure every case, and write the page."""
     context = multiprocessing.get_context("spawn")
     costs = []
-    for number in range(len(PAIRS) + 1):
+    # Before the others, so that the largest child there has been is this one.
+    command = measure_command(COMMAND)
+    for number in range(len(PAIRS) + 2):
         with context.Pool(1) as pool:
             costs.append(pool.apply(measure_case, (number,)))
         print(costs[-1], flush=True)
     about = header_of(describe_run(None), "python -m benchmarks.reshard.first_byte", "one of each move")
-    page.write_text(page_text(costs, about))
+    page.write_text(page_text(costs, command, about))
 
 
 def _mesh(shape: Sequence[int], first: int) -> Mesh:

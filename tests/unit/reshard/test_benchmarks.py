@@ -29,7 +29,9 @@ def test_the_page_of_growth_and_its_plot_are_written(tmp_path: Path) -> None:
 def test_the_way_to_the_first_byte_is_measured_for_a_model() -> None:
     cost = first_byte.measure(first_byte.model_moves(2, scale=32), 0.0, 0.0)
     assert cost.messages
-    page = first_byte.page_text([cost])
+    stacked = first_byte.measure_stacked(first_byte.model_moves(2, scale=32), 0.0, 0.0)
+    page = first_byte.page_text([cost, stacked], (1.0, 100.0))
+    assert "alike ones as one" in page
     assert "| 2 layers x 9 tensors" in page
     assert [name for name, _, _ in map(first_byte.pair_moves, range(2))] == [
         "S01R @ 128x8 to RS01 @ 128x8",
