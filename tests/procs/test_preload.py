@@ -96,6 +96,26 @@ def test_a_script_sees_the_same_of_its_process_when_torch_was_loaded(tmp_path: P
     _check_alike(1, tmp_path, modules=("torch", "torch._dynamo"), telling=names)
 
 
+_KEPT = """\
+import gc, os
+
+class Last:
+    def __del__(self, count=gc.get_freeze_count, write=os.write):
+        write(1, b"kept at the end: %d" % count())
+
+last = Last()
+"""
+
+
+@pytest.mark.parametrize("modules", [(), ("torch",)])
+def test_what_was_loaded_before_is_let_go_of_at_the_end(modules: tuple[str, ...], tmp_path: Path) -> None:
+    """Libraries complain of what is kept then, nanobind's with a page on the terminal."""
+    case = _case(tmp_path, _KEPT, *modules)
+    plain, forked = run_plain(case), run_forked(case)
+    assert plain.output == "kept at the end: 0"
+    assert forked == plain
+
+
 _DRAWS = """\
 import multiprocessing, random, secrets, tempfile, uuid
 import numpy, torch

@@ -204,6 +204,19 @@ def _become_worker(descriptors: list[int]) -> None:
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     draw_anew()
+    _thaw_at_end()
+
+
+def _thaw_at_end() -> None:
+    """Let go of what was loaded when the script has ended, as Python does: libraries complain of what is kept.
+
+    Not by `atexit`, which tells a script how much is registered there.
+    """
+    if "threading" in sys.modules:
+        threading: Any = sys.modules["threading"]
+        threading._register_atexit(gc.unfreeze)
+    else:
+        gc.unfreeze()
 
 
 def _open_stream(name: str, number: int, mode: str) -> TextIO:
