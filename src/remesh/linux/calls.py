@@ -201,6 +201,13 @@ def madvise(start: int, num_bytes: int, advice: int) -> None:
         _raise_errno(f"madvise {advice}")
 
 
+def give_back_memory() -> None:
+    """Give whole pages that are free among what malloc has back to the kernel; does nothing without glibc."""
+    trim = getattr(_libc, "malloc_trim", None)
+    if trim is not None:
+        trim(ctypes.c_size_t(0))
+
+
 def address_of(buffer: bytearray | memoryview) -> int:
     """The address of a writable buffer of this process."""
     return ctypes.addressof(ctypes.c_char.from_buffer(buffer))

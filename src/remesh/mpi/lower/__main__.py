@@ -32,7 +32,7 @@ from remesh.images import (
     restore_upper,
     start_upper,
 )
-from remesh.linux.calls import PR_SET_THP_DISABLE, prctl
+from remesh.linux.calls import PR_SET_THP_DISABLE, give_back_memory, prctl
 from remesh.mpi.arena import FILE, make_arena
 from remesh.mpi.channel import SharedChannel
 from remesh.mpi.host_room import HostRoom, name_stay
@@ -191,6 +191,7 @@ def _put_together(
     control = Control(line, half.wake)
     loop = RankLoop(host_room, half, upper, control, outputs)
     control.start()
+    give_back_memory()  # of what only the start needed
     control.send({"type": "ready", "seconds": seconds, "note": "" if upper is None else upper.note})
     return loop
 
