@@ -12,6 +12,7 @@ import mmap
 import os
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -23,7 +24,8 @@ from pathlib import Path
 from benchmarks.mpi import images_page
 from benchmarks.mpi.chain import ENVIRONMENT, PROGRAMS
 from benchmarks.report import Row, at_most, is_quick, write_report
-from remesh.mpi.mpis import KINDS
+from remesh.mpi.launch import SHM, Reach, plan_start
+from remesh.mpi.mpis import KINDS, find_mpi
 from remesh.mpi.stay import JobStay, Placement, StaySettings, run_stay
 from remesh.rounds.job_folder import JobFolder, JobSpec
 from remesh.rounds.leader import Coordinator
@@ -34,6 +36,12 @@ _NUM_OBJECTS = 1000
 _OVER_WRITING = 1.25
 _LARGE_MIB = 1000
 """From so many for each rank on a restart shall take little more than reading them."""
+_TIMED_INIT = """
+import time
+began_s = time.monotonic()
+from mpi4py import MPI
+print(time.monotonic() - began_s, flush=True)
+"""
 _CHANGING_S = 1.0
 """Between checkpoints: several times what the program takes to change all that it changes."""
 _LONGEST_S = 120.0
@@ -159,6 +167,7 @@ def restart_rows(mib: int = _LARGE_MIB, num_ranks: int = 1) -> list[Row]:
         for mpi in KINDS:
             stay = _stay(job, mpi, StaySettings(keep=1), _Take(out, 1))
             found += _restart_rows(name, mpi, stay, is_large=mib >= _LARGE_MIB)
+            found.append(Row(f"{name}: MPI_Init of a native program under {mpi}", native_init_s(mpi, num_ranks), "s"))
         return found
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -176,6 +185,18 @@ def _restart_rows(name: str, mpi: str, stay: JobStay, *, is_large: bool) -> list
         at_most(what, share, "share", 0.1 if is_large else None),
         Row(f"{name}: restart under {mpi}", init_s + upper_s, "s"),
     ]
+
+
+def native_init_s(mpi: str, num_ranks: int, repeat: int = 3) -> float:
+    """The bound of a restart's share: the slowest rank's, the median of some runs."""
+    installation = find_mpi(mpi)
+    start = plan_start(installation, SHM, num_ranks, (), Reach(), (installation.python, "-c", _TIMED_INIT))
+    environment = os.environ | dict(start.environment)
+    runs = [
+        subprocess.run(start.command, env=environment, capture_output=True, text=True, timeout=300, check=True).stdout
+        for _ in range(repeat)
+    ]
+    return statistics.median(max(map(float, run.split())) for run in runs)
 
 
 def _spread(values: list[float]) -> float:
