@@ -20,6 +20,7 @@ from remesh.mpi.stay import Placement, StaySettings, run_stay
 from remesh.ranks.hosts import Host
 from remesh.rounds.job_folder import JobFolder, JobSpec
 from remesh.rounds.leader import Coordinator
+from tests.mpi.patience import Patience
 
 PROGRAMS = Path(__file__).resolve().parents[2] / "tests" / "mpi" / "programs"
 ENVIRONMENT = {
@@ -30,8 +31,6 @@ ENVIRONMENT = {
 }
 """Of a carried program; mpi4py is among the packages of `make mpi`."""
 NUM_RANKS = 4
-_HUNG_S = 120.0
-"""Longer than any stay of a chain takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +107,7 @@ def run_command(argv: tuple[str, ...], environment: Mapping[str, str], configs: 
     try:
         for place, config in enumerate(configs):
             is_last = place == len(configs) - 1
-            stopper = Stopper(None if is_last else chance.uniform(0.05, 0.5))
+            stopper = Stopper(job, None if is_last else chance.uniform(0.05, 0.5))
             stay = run_stay(job, config.placement, StaySettings(keep=1), checkpoint, lambda _: None, stopper)
             init_s.append(max((seconds.get("mpi_init", 0.0) for seconds in stay.ready_seconds.values()), default=0.0))
             nic_bytes += [min(stay.nic_bytes.values())] if stay.nic_bytes else []
@@ -134,17 +133,16 @@ def run_command(argv: tuple[str, ...], environment: Mapping[str, str], configs: 
 
 
 class Stopper:
-    """Asks for a checkpoint that stops, some time after the job has come up."""
+    """Asks for a checkpoint that stops, some time after the job has come up; ends a job that gets nowhere."""
 
-    def __init__(self, after_s: float | None) -> None:
+    def __init__(self, job: JobFolder, after_s: float | None) -> None:
         self._after_s = after_s
         self._ready_s: float | None = None
-        self._made_s = time.monotonic()
+        self._patience = Patience(job)
 
     def __call__(self, coordinator: Coordinator) -> None:
         now_s = time.monotonic()
-        if now_s - self._made_s > _HUNG_S:
-            coordinator.fail(f"it hangs: {coordinator.describe()}")
+        self._patience(coordinator)
         if self._after_s is None or not coordinator.all_ready:
             return
         self._ready_s = self._ready_s or now_s
