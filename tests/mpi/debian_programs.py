@@ -203,19 +203,41 @@ def _solution(output: str, folder: Path) -> list[str]:
     return numbers
 
 
-def _sequences(folder: Path) -> list[str]:
-    """Sixteen sequences that came from one another, of which the tree is sought."""
-    dice = random.Random("sequences")
-    rows = ["".join(dice.choices("ACGT", k=1500))]
-    while len(rows) < 16:
-        rows.append("".join(base if dice.random() > 0.06 else dice.choice("ACGT") for base in dice.choice(rows)))
-    lines = [f"{len(rows)} {len(rows[0])}", *(f"t{number} {row}" for number, row in enumerate(rows))]
-    (folder / "rows.phy").write_text("\n".join(lines) + "\n")
-    return ["-s", "rows.phy", "-m", "GTR+G", "-seed", "1", "-nt", "1"]
+def _sequences(number: int, length: int, *arguments: str) -> Callable[[Path], list[str]]:
+    """Sequences that came from one another, of which the tree is sought; and these arguments."""
+
+    def prepare(folder: Path) -> list[str]:
+        dice = random.Random("sequences")
+        rows = ["".join(dice.choices("ACGT", k=length))]
+        while len(rows) < number:
+            rows.append("".join(base if dice.random() > 0.06 else dice.choice("ACGT") for base in dice.choice(rows)))
+        lines = [f"{number} {length}", *(f"{f't{row}':<10}{text}" for row, text in enumerate(rows))]
+        (folder / "rows.phy").write_text("\n".join(lines) + "\n")
+        (folder / "keys").write_text("y\n")  # of who asks whether its settings are right
+        return list(arguments)
+
+    return prepare
 
 
-def _tree(output: str, folder: Path) -> list[str]:
-    return [(folder / "rows.phy.treefile").read_text()]
+def _files(*names: str) -> Callable[[str, Path], list[str]]:
+    """What the program has written into these."""
+
+    def answer(output: str, folder: Path) -> list[str]:
+        return [(folder / name).read_text() for name in names]
+
+    return answer
+
+
+def _distances(output: str, folder: Path) -> list[str]:
+    """And how likely the tree is: which of its quartets is looked at by whom is open, and so are its branches."""
+    likely = re.findall(r"lh=-[\d.]+", (folder / "rows.phy.tree").read_text())
+    return [*likely, (folder / "rows.phy.dist").read_text()]
+
+
+def _vertices(output: str, folder: Path) -> list[str]:
+    """In one order: each rank writes what it finds when it finds it."""
+    lines = (folder / "vertices").read_text().splitlines()
+    return sorted(line for line in lines if line.startswith(" 1 "))
 
 
 _PSEUDO: Final = "espresso/pseudo"
@@ -223,6 +245,9 @@ _MELT_TABLE: Final = r"^ *\d+(?: +-?[\d.e+-]+){5} *$"
 _RELAXED: Final = r"^!.*$|^ +Total force.*$|^Si +.*$|^ +JOB DONE.*$"
 _ITERATIONS: Final = r"^ +\d+(?: +\d+)? +\*? *-\d+\.\d+ +\d[\d.e+-]*|CASPT2 energy : state.*$"
 _MOLECULE: Final = r"Total DFT energy = +-[\d.]+|^ +\d [OH] +[-\d. ]+$"
+_SOUGHT_BY_IQTREE: Final = ("-s", "rows.phy", "-m", "GTR+G", "-seed", "1", "-nt", "1")
+_SOUGHT_BY_PHYML: Final = ("-i", "rows.phy", "-b", "8", "--r_seed", "7", "-m", "GTR", "--no_memory_check")
+_TREES_OF_PHYML: Final = ("rows.phy_phyml_tree.txt", "rows.phy_phyml_boot_trees.txt")
 
 PROGRAMS_OF_DEBIAN: Final = (
     Program("bin/lmp", _given("melt.lammps", "-in", "melt.lammps", "-log", "none"), printed(_MELT_TABLE), 0.6),
@@ -239,5 +264,16 @@ PROGRAMS_OF_DEBIAN: Final = (
     Program("lib/mumps/dsimpletest", _equations, _solution, 0.6, tolerance=1e-10, input_file="equations"),
     Program("bin/abinit", _with_tables("diamond.abi", _PSEUDO, "diamond.abi"), _energies_and_files, 0.6),
     Program("bin/BAGEL", _with_tables("water.json", "bagel", "water.json"), printed(_ITERATIONS), 1.0, "mpich"),
-    Program("bin/iqtree2-mpi", _sequences, _tree, 1.0),
+    Program("bin/iqtree2-mpi", _sequences(16, 1500, *_SOUGHT_BY_IQTREE), _files("rows.phy.treefile"), 1.0),
+    Program("bin/phyml-mpi", _sequences(12, 600, *_SOUGHT_BY_PHYML), _files(*_TREES_OF_PHYML), 1.0),
+    Program(
+        "bin/tree-ppuzzle",
+        _sequences(12, 600, "rows.phy", "-randseed7"),
+        _distances,
+        0.6,
+        input_file="keys",
+        num_ranks=3,
+    ),
+    Program("bin/mplrs", _given("polytope.ine", "polytope.ine", "vertices"), _vertices, 0.6, num_ranks=4),
+    Program("bin/parform", _given("powers.frm", "powers.frm"), printed(r"^ +[-+] .*$"), 0.6, num_ranks=3),
 )
