@@ -157,7 +157,9 @@ class JobFolder:
         for path in (Path(text), root / text):
             if (path / "job.json").is_file():
                 return cls(path.absolute())
-        raise ConfigError(f"looking for job {text!r}: neither {text} nor {root / text} holds a job.json; see `ls`")
+        raise ConfigError(
+            f"looking for job {text!r}: neither {text} nor {root / text} holds a job.json; the verb `ls` lists the jobs"
+        )
 
     @property
     def name(self) -> str:

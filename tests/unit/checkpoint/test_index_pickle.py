@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.checkpoint import SavePlan
 from torch.distributed.checkpoint.filesystem import _StorageInfo, _StoragePrefix
 from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
     BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
@@ -73,3 +76,28 @@ def test_an_index_that_keeps_the_plans_of_its_writers_is_read(tmp_path: Path) ->
     metadata.all_local_plans = [SavePlan([], storage_data=_StoragePrefix("__0_"))]  # type: ignore[attr-defined]
     read = load_inert(pickle.dumps(metadata), tmp_path)
     assert read.all_local_plans[0].storage_data.prefix == "__0_"
+
+
+class _Looked:
+    """Written as ``getattr`` of something and a name."""
+
+    def __init__(self, owner: object, name: str) -> None:
+        self._arguments = owner, name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, self._arguments
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_members_of_enumerations_are_read_as_the_first_releases_of_python_3_11_wrote_them(protocol: int) -> None:
+    member = _Looked(_MEM_FORMAT_ENCODING, "TORCH_CONTIGUOUS_FORMAT")
+    content = pickle.dumps([Metadata({}, storage_data={"x": 1}), member], protocol)
+    read, nothing = load_inert(content, Path(".metadata"))
+    assert read.storage_data == {"x": 1} and nothing is None
+
+
+def test_getattr_of_an_index_looks_nothing_up() -> None:
+    assert load_inert(pickle.dumps([_Looked(Metadata, "__init__"), _Looked("text", "format")]), Path("x")) == [
+        None,
+        None,
+    ]

@@ -51,8 +51,11 @@ _CODES = {
     ("pathlib", "WindowsPath"),
     ("pathlib._local", "PosixPath"),
     ("pathlib._local", "WindowsPath"),
+    ("builtins", "getattr"),
+    ("__builtin__", "getattr"),
 }
-"""Names called with numbers or texts; the result is of no use here."""
+"""Names called with numbers or texts; the result is of no use here. Python 3.11.0 to 3.11.3 writes a member of an
+enumeration as ``getattr(class, name)``; nothing is looked up here."""
 
 
 class _Brief(reprlib.Repr):
