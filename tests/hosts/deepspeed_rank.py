@@ -2,9 +2,10 @@
 
     deepspeed_rank.py STAGE FOLDER                begins, saves, and goes on
     deepspeed_rank.py STAGE FOLDER universal      resumes from the universal checkpoint in the folder
+    deepspeed_rank.py STAGE FOLDER "" OPTION      begins, with an option of zero_optimization
 
 Under torchrun. The first rank leaves `expected.pt` in the folder: of each parameter the whole master values and
-moments at the save, and the losses of the steps that follow.
+moments at the save, the module's own values, and the losses of the steps that follow.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Net(torch.nn.Module):
         return self.two(self.norm(torch.tanh(self.one(given))))
 
 
-def main(stage: int, folder: str, resumed: str = "") -> None:
+def main(stage: int, folder: str, resumed: str = "", *options: str) -> None:
     os.environ |= {"DS_ACCELERATOR": "cpu", "DS_BUILD_OPS": "0"}
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -52,7 +53,7 @@ def main(stage: int, folder: str, resumed: str = "") -> None:
     made = torch.optim.AdamW([{"params": weights}, {"params": biases, "weight_decay": 0.0}], lr=0.05)
     config = {
         "train_micro_batch_size_per_gpu": 2,
-        "zero_optimization": {"stage": stage, "sub_group_size": 20},
+        "zero_optimization": {"stage": stage, "sub_group_size": 20, **dict.fromkeys(options, True)},
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "bf16": {"enabled": True},
@@ -73,6 +74,7 @@ def main(stage: int, folder: str, resumed: str = "") -> None:
             _step(engine, next(batches))
         engine.save_checkpoint(folder, client_state={"epoch": 2})
     told: dict[str, object] = {"parameters": _told_by(engine, optimizer, stage)}
+    told["module"] = {name: one.detach().clone() for name, one in engine.module.named_parameters()}
     told["losses"] = [_step(engine, next(batches)) for _ in range(2)]
     if dist.get_rank() == 0:
         torch.save(told, f"{folder}/expected.pt")

@@ -62,6 +62,15 @@ def test_master_values_and_moments_come_out_bit_by_bit(tmp_path: Path, stage: in
     assert all(loaded["model"][name].equal(told["master"]) for name, told in expected.items())
 
 
+@pytest.mark.timeout(400)
+def test_parameters_that_deepspeed_has_dealt_out_in_turns_come_out_under_their_names(tmp_path: Path) -> None:
+    """Compared with the module's own values: what DeepSpeed gathers by name is then of other parameters."""
+    expected = _run(2, 2, tmp_path / "ds", "", "round_robin_gradients")["module"]
+    state = read_zero(tmp_path / "ds")
+    assert len(expected) == 6
+    assert all(state["model"][name].bfloat16().equal(one) for name, one in expected.items())
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_deepspeed_resumes_from_ours_under_any_stage_on_any_number_of_ranks(tmp_path: Path, stage: int) -> None:

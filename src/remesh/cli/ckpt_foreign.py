@@ -59,7 +59,8 @@ def _to_deepspeed(source: OpenCheckpoint, target: Path) -> str:
     done = write_universal(source, target)
     told = [
         f"{done.num_parameters} parameters in {done.tag}; DeepSpeed resumes from {target} with "
-        '"checkpoint": {"load_universal": true}, under ZeRO 1, 2 or 3, on any number of ranks'
+        '"checkpoint": {"load_universal": true}, under ZeRO 1, 2 or 3, on any number of ranks; leave '
+        "round_robin_gradients out of that config, for DeepSpeed then puts values into other parameters"
     ]
     if done.buffers:
         told.append(
