@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import remesh
+from remesh.errors import ConfigError
 from remesh.options import OptionError
 from remesh.reshard import Resharder, plan_reshard, redistribute_across, reshard_async, reshard_tensor
 
@@ -96,3 +97,8 @@ def test_an_unknown_option_is_refused_with_the_nearest_name(name: str) -> None:
 def test_a_value_of_the_wrong_type_is_refused_by_name(name: str, call: Callable[[], object]) -> None:
     with pytest.raises(OptionError, match=f"option '{name}' is .*expected"):
         call()
+
+
+def test_checkpoints_without_a_place_are_refused_before_the_first_one_is_due() -> None:
+    with pytest.raises(ConfigError, match="save_every=10 without a place for checkpoints; give checkpoint="):
+        remesh.elastic(lambda job: None, {"dp": -1}, save_every=10)

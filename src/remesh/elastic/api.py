@@ -53,6 +53,11 @@ def elastic(
     try:
         check_options(_DOING, tuning, Tuning)
         check_option(_DOING, "save_every", save_every, int | None)
+        if save_every is not None and checkpoint is None:
+            raise ConfigError(
+                f"{_DOING}: save_every={save_every} without a place for checkpoints; give checkpoint='runs/mine', or "
+                "leave save_every out"
+            )
         template = mesh if isinstance(mesh, Template) else make_template(mesh)
         root = None if checkpoint is None else location_of(checkpoint)
         options = JobOptions(tuning.get("seed", 0), root, save_every, tuning.get("snapshot_every"))

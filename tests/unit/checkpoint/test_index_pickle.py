@@ -23,9 +23,11 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+import remesh
 from remesh.checkpoint.formats.index_files import encode_index
 from remesh.checkpoint.formats.inert_pickle import load_inert
 from remesh.checkpoint.plan.manifest import Index, IndexedTensor, Place
+from remesh.errors import LayoutError
 
 KEYS = st.text(st.characters(codec="utf-8"), max_size=12)
 NUMBERS = st.integers(0, 2**70) | st.integers(0, 300)
@@ -94,6 +96,11 @@ def test_members_of_enumerations_are_read_as_the_first_releases_of_python_3_11_w
     content = pickle.dumps([Metadata({}, storage_data={"x": 1}), member], protocol)
     read, nothing = load_inert(content, Path(".metadata"))
     assert read.storage_data == {"x": 1} and nothing is None
+
+
+def test_a_value_that_is_written_as_a_call_of_getattr_is_refused_without_advice_to_allow_that(tmp_path: Path) -> None:
+    with pytest.raises(LayoutError, match="no load should allow that; save its value"):
+        remesh.save({"w": torch.ones(1), "kind": _Looked("text", "format")}, tmp_path / "new")
 
 
 def test_getattr_of_an_index_looks_nothing_up() -> None:

@@ -351,6 +351,11 @@ def check_object(blob: bytes, name: str) -> None:
     """Raise `CheckpointMismatchError` for a blob of an object that `load_object` would not read back as it is."""
     with torch.serialization.safe_globals(SAFE_GLOBALS):
         unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(blob))
+    if "builtins.getattr" in unsafe:
+        raise CheckpointMismatchError(
+            f"serialising {name}: it holds a member of an enumeration, which this release of Python writes as a call "
+            "of getattr, and no load should allow that; save its value instead, or use a later Python"
+        )
     if unsafe:
         raise CheckpointMismatchError(
             f"serialising {name}: it holds instances of {', '.join(sorted(unsafe))}, which could not be loaded again "

@@ -54,8 +54,8 @@ _CODES = {
     ("builtins", "getattr"),
     ("__builtin__", "getattr"),
 }
-"""Names called with numbers or texts; the result is of no use here. Python 3.11.0 to 3.11.3 writes a member of an
-enumeration as ``getattr(class, name)``; nothing is looked up here."""
+"""Names called with numbers or texts; the result is of no use here. Early releases of Python 3.11, such as 3.11.2,
+write a member of an enumeration as ``getattr(class, name)``; nothing is looked up here."""
 
 
 class _Brief(reprlib.Repr):
