@@ -66,6 +66,16 @@ def test_workers_of_a_data_loader_are_carried(job: TorchJob) -> None:
 
 
 @pytest.mark.slow
+def test_what_scripts_have_around_their_training_is_carried(job: TorchJob, tmp_path: Path) -> None:
+    """Loggers with threads and children, handlers of signals, uneven inputs, a save of each epoch, an `atexit`."""
+    folder = tmp_path / "its-own"
+    folder.mkdir()
+    stop_and_compare(job, 2, "imagenet.py", 64, 3, str(folder))
+    # What runs natively here is forked, and calls nothing of the kind.
+    assert sorted(path.name for path in folder.glob("exit-*")) == ["exit-0", "exit-1"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_program_of_chance_gets_what_it_gets_from_torch_alone(job: TorchJob, seed: int) -> None:
     job.size = 3

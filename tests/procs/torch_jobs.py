@@ -143,7 +143,8 @@ def stop_and_compare(
         job.stop()
         job.restart("--interface", next(interfaces))
         print(f"stop {number} of {stops} after {moment} lines: restarted", file=sys.stderr, flush=True)
-    assert job.finish() == expected
+    found = job.finish()
+    assert found == expected, sorted({*found} ^ {*expected})
 
 
 def _interfaces() -> list[str]:
