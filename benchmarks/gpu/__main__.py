@@ -52,7 +52,9 @@ def main() -> None:
         place.folder = Path(folder[0])
         rows = [asdict(_measure(case, row, place, options.row)) for case, row in ROWS.items()]
         places: list[tuple[str, str]] = [("", "")] * place.world_size
-        dist.all_gather_object(places, (os.uname().nodename, place.device_name))
+        # Hosts of a testbed have one name; their launchers have a number each.
+        host = f"{os.uname().nodename} {os.environ.get('GROUP_RANK', '')}"
+        dist.all_gather_object(places, (host, place.device_name))
     if place.rank == 0:
         for row in rows:
             print(Compared(**row).line(), flush=True)
