@@ -15,7 +15,7 @@ from remesh.comm.tree import Farewell
 from remesh.elastic.state import CarriedState, HeldState
 from remesh.elastic.training.fill import Filled, FillRules, Offers, fill_state
 from remesh.elastic.training.position import Position
-from remesh.errors import PeerError
+from remesh.errors import ConfigError, PeerError
 from remesh.layout.from_torch import piece_of
 from remesh.reshard.planning.planner import plan_reshard
 from remesh.testing.pool import RankPool, RanksFailed
@@ -227,3 +227,32 @@ def test_a_rank_that_does_not_hear_that_all_are_filled_keeps_what_others_gave_up
 ) -> None:
     told = ranks.run(lose_the_word_that_all_are_filled, 3, (lost, is_behind, str(tmp_path)))
     assert told == [("peers", True, rank == lost) for rank in range(3)]
+
+
+def fill_without_memory() -> str:
+    """Rank 1 holds the step and has no room for the moments of its optimizer on the new mesh."""
+    layer = torch.nn.Linear(SIZE, 1)
+    pieces = {"layer.weight": piece_of(torch.full((1, SIZE), 3.0)), "layer.bias": piece_of(torch.zeros(1))}
+    pieces |= {
+        f"optim.state.layer.{name}.exp_avg": piece_of(torch.ones_like(p)) for name, p in layer.named_parameters()
+    }
+    mine = HeldState(12, 120, pieces, {}) if dist.get_rank() < 2 else None
+
+    def refuse(self: CarriedState, wanted: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+    optim = torch.optim.RMSprop(layer.parameters(), momentum=0.9)
+    state = CarriedState({"layer": layer, "optim": optim})
+    with pytest.MonkeyPatch.context() as patch:
+        if dist.get_rank() == 1:
+            patch.setattr(CarriedState, "allocate", refuse)
+        with pytest.raises(ConfigError) as raised:
+            fill_state(state, Offers(mine), HOSTS, FillRules())
+    assert not state.is_torn and (mine is None or mine.pieces["layer.weight"].tensor.eq(3.0).all())
+    return str(raised.value)
+
+
+def test_a_rank_without_memory_for_its_part_is_told_on_all_ranks_and_what_is_held_stands(ranks: RankPool) -> None:
+    told = ranks.run(fill_without_memory, 3)
+    assert len(set(told)) == 1
+    assert "no memory left for its part of the state (CUDA out of memory" in told[0] and "rank 1" in told[0]

@@ -27,14 +27,14 @@ from remesh.checkpoint.plain import latest_complete, load
 from remesh.checkpoint.plan.step_names import step_of
 from remesh.checkpoint.run.reader import open_checkpoint
 from remesh.checkpoint.storage import Location, location_of
-from remesh.comm.gather import all_gather_json, group_rank, step_together
+from remesh.comm.gather import all_gather_json, group_rank, is_out_of_memory, step_together
 from remesh.elastic.state import CarriedState, HeldState
 from remesh.elastic.training.position import Position
-from remesh.errors import StorageError
+from remesh.errors import ConfigError, StorageError
 from remesh.layout.from_torch import Piece, join_pieces
-from remesh.reshard.api import gather_moves
 from remesh.reshard.model.tasks import compute_missing_boxes
 from remesh.reshard.planning.planner import plan_reshard
+from remesh.reshard.running.describe import describe_all, moves_of
 from remesh.reshard.running.run import Moved, UnfilledError, run_plan
 
 _DOING = "filling the new mesh"
@@ -101,7 +101,13 @@ class Offers:
 
 def fill_state(state: CarriedState, offers: Offers, host_of: Mapping[int, str], rules: FillRules) -> Filled:
     """Fill ``state`` on all ranks alike; every rank of the default group calls it, and blocks on the others."""
-    met = step_together(lambda: _find_own(state, offers.held), None, _DOING, tell=partial(_tell, offers, state))
+    met = step_together(
+        lambda: _find_own(state, offers.held),
+        None,
+        _DOING,
+        tell=partial(_tell, offers, state),
+        translate=_tell_of_memory,
+    )
     everywhere = met.told
     is_new = all(each["is_new"] for each in everywhere)
     state.is_new = False
@@ -116,9 +122,12 @@ def fill_state(state: CarriedState, offers: Offers, host_of: Mapping[int, str], 
         if found is not None and _step_of_checkpoint(found) > step:
             continue
         at_step = [summary for summary in summaries if _moment(summary) == (line, step)]
-        state.allocate({name: None for summary in at_step for name in summary["names"]})
-        give, take = offers.at(line, step), state.pieces()
-        moves = gather_moves(give, take, None)
+        names = frozenset(name for summary in at_step for name in summary["names"])
+        make = partial(_make_sides, state, names, offers, (line, step))
+        met_sides = step_together(
+            make, None, _DOING, tell=lambda sides: describe_all(*sides), translate=_tell_of_memory
+        )
+        (give, take), moves = met_sides.mine, moves_of(met_sides.told)
         missing = compute_missing_boxes(moves)
         if missing:
             name, boxes = min(missing.items())
@@ -167,6 +176,24 @@ def fill_state(state: CarriedState, offers: Offers, host_of: Mapping[int, str], 
     state.forget_allocated()
     begins = "and there is no checkpoint" if newest is None else "and no checkpoint was due yet: the job begins anew"
     return Filled(Position(line=rules.line), "fresh", f"{'; '.join(reasons)}, {begins}")
+
+
+def _make_sides(
+    state: CarriedState, names: frozenset[str], offers: Offers, moment: tuple[int, int]
+) -> tuple[dict[str, Piece], dict[str, Piece]]:
+    """What this rank gives of a step, and the memory that is to be filled."""
+    state.allocate(names)
+    return offers.at(*moment), state.pieces()
+
+
+def _tell_of_memory(doing: str, raised: BaseException) -> BaseException:
+    if not is_out_of_memory(raised):
+        return raised
+    found = str(raised).strip().splitlines()[0]
+    return ConfigError(
+        f"{doing}: a rank has no memory left for its part of the state ({found}), expected room for it beside what the "
+        "rank holds; nothing has moved; let a mesh have more ranks, or the state fewer bytes"
+    )
 
 
 def _hold_both(
