@@ -19,7 +19,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -33,11 +33,13 @@ from remesh.elastic.training.position import Position
 from remesh.errors import ConfigError, StorageError
 from remesh.layout.from_torch import Piece, join_pieces
 from remesh.reshard.model.tasks import compute_missing_boxes
+from remesh.reshard.planning.plan import Plan
 from remesh.reshard.planning.planner import plan_reshard
 from remesh.reshard.running.describe import describe_all, moves_of
 from remesh.reshard.running.run import Moved, UnfilledError, run_plan
 
 _DOING = "filling the new mesh"
+_Pieces = dict[str, Piece]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +103,8 @@ class Offers:
 
 def fill_state(state: CarriedState, offers: Offers, host_of: Mapping[int, str], rules: FillRules) -> Filled:
     """Fill ``state`` on all ranks alike; every rank of the default group calls it, and blocks on the others."""
-    met = step_together(
-        lambda: _find_own(state, offers.held),
-        None,
-        _DOING,
-        tell=partial(_tell, offers, state),
-        translate=_tell_of_memory,
-    )
+    find, tell = partial(_find_own, state, offers.held), partial(_tell, offers, state)
+    met = step_together(find, None, _DOING, tell=tell, translate=_tell_of_memory)
     everywhere = met.told
     is_new = all(each["is_new"] for each in everywhere)
     state.is_new = False
@@ -124,10 +121,8 @@ def fill_state(state: CarriedState, offers: Offers, host_of: Mapping[int, str], 
         at_step = [summary for summary in summaries if _moment(summary) == (line, step)]
         names = frozenset(name for summary in at_step for name in summary["names"])
         make = partial(_make_sides, state, names, offers, (line, step))
-        met_sides = step_together(
-            make, None, _DOING, tell=lambda sides: describe_all(*sides), translate=_tell_of_memory
-        )
-        (give, take), moves = met_sides.mine, moves_of(met_sides.told)
+        sides = step_together(make, None, _DOING, tell=lambda made: describe_all(*made), translate=_tell_of_memory)
+        moves = moves_of(sides.told)
         missing = compute_missing_boxes(moves)
         if missing:
             name, boxes = min(missing.items())
@@ -142,15 +137,10 @@ def fill_state(state: CarriedState, offers: Offers, host_of: Mapping[int, str], 
         started_s = time.monotonic()
         is_newest = (line, step) == newest
         reached = Position(step, int(at_step[0]["samples"]), line if is_newest else rules.line)
-        try:
-            moved = run_plan(plan, give, take, None)
-        except UnfilledError as lost:
-            if not lost.unfilled:
-                before = {} if state.is_torn or offers.held is None else offers.held.pieces
-                state.in_doubt = _hold_both(before, take, reached, at_step[0]["values"])
-            raise
+        becomes = HeldState(step, reached.samples, {}, at_step[0]["values"], reached.line)
+        moved = _move(state, plan, sides.mine, offers.held, becomes)
         move_s = time.monotonic() - started_s
-        state.set_values(at_step[0]["values"])
+        state.set_values(becomes.values)
         state.is_torn = False
         reasons.append(
             "every shard is held by a living rank" if is_newest else f"went back to the snapshots of step {step}"
@@ -180,7 +170,7 @@ def fill_state(state: CarriedState, offers: Offers, host_of: Mapping[int, str], 
 
 def _make_sides(
     state: CarriedState, names: frozenset[str], offers: Offers, moment: tuple[int, int]
-) -> tuple[dict[str, Piece], dict[str, Piece]]:
+) -> tuple[_Pieces, _Pieces]:
     """What this rank gives of a step, and the memory that is to be filled."""
     state.allocate(names)
     return offers.at(*moment), state.pieces()
@@ -196,10 +186,22 @@ def _tell_of_memory(doing: str, raised: BaseException) -> BaseException:
     )
 
 
-def _hold_both(
-    before: Mapping[str, Piece], filled: Mapping[str, Piece], at: Position, values: Mapping[str, Any]
-) -> HeldState:
-    """What a rank held and what it was filled with, as one state: others may have given up either."""
+def _move(
+    state: CarriedState, plan: Plan, sides: tuple[_Pieces, _Pieces], held: HeldState | None, becomes: HeldState
+) -> Moved:
+    """Run the plan, and keep both sides if this rank cannot know whether it has ended for all."""
+    give, take = sides
+    try:
+        return run_plan(plan, give, take, None)
+    except UnfilledError as lost:
+        if not lost.unfilled:
+            before = {} if state.is_torn or held is None else held.pieces
+            state.in_doubt = replace(becomes, pieces=_both(before, take))
+        raise
+
+
+def _both(before: Mapping[str, Piece], filled: Mapping[str, Piece]) -> _Pieces:
+    """What a rank held and what it was filled with: others may have given up either."""
     both = dict(before) | dict(filled)
     for name in before.keys() & filled.keys():
         old, new = before[name], filled[name]
@@ -208,7 +210,7 @@ def _hold_both(
         # Sums that are still to be made, and another dtype, do not go into one piece.
         alike = old.partial is None and old.tensor.dtype == new.tensor.dtype
         both[name] = join_pieces([old, new]) if alike else old
-    return HeldState(at.step, at.samples, both, dict(values), at.line)
+    return both
 
 
 def _find_own(state: CarriedState, held: HeldState | None) -> list[tuple[Piece, Piece]] | None:
