@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from remesh.linux.procfs import start_of
+from remesh.linux.procfs import start_of, work_of
 from remesh.testing.quiet_limit import QuietLimit
 from tests.procs.forked_programs import ALONE, end, start
 from tests.procs.progress import family_of
@@ -37,7 +37,7 @@ def test_the_stacks_of_all_processes_of_a_program_that_stands_still_are_told(tmp
     (tmp_path / "stands.py").write_text(_PROGRAM)
     output, errors = tmp_path / "output", tmp_path / "errors"
     program = start(["stands.py"], tmp_path, ALONE, output, errors)
-    limit = QuietLimit(lambda: family_of(program.pid), 60)
+    limit = QuietLimit(lambda: sum(map(work_of, family_of(program.pid))), 100)
     while not all((tmp_path / name).exists() for name in ("fork", "program", "another")):
         assert program.poll() is None and not limit.is_over(), errors.read_text()
         time.sleep(0.02)

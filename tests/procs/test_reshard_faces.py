@@ -152,7 +152,7 @@ def refit_while_reading() -> list[int | None]:
             reader.start()
     done.set()
     if not trains:
-        reader.join(20)
+        reader.join(100)
         assert not reader.is_alive() and not broken, broken
     assert refit.num_planned == 1  # the two buffers have one plan
     return seen

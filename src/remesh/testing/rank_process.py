@@ -26,7 +26,9 @@ START_LIMIT_S = 60.0
 LOOK_S = 1.0
 """Between looks at the progress of what is being started."""
 _JOIN_TIMEOUT_S = 5.0
-_STACKS_TIMEOUT_S = 10.0
+_EXIT_TIMEOUT_S = 60.0
+"""A process whose pipe has ended is on its way out; the fork server tells how, when it gets to it."""
+_STACKS_TIMEOUT_S = 30.0
 _STACKS_QUIET_S = 0.5
 """Stacks are written line by line; on a busy machine there may be a pause between two."""
 _STACKS_POLL_S = 0.05
@@ -141,7 +143,7 @@ class RankWorker:
 
     def describe_end(self) -> str:
         """How a process that is gone went: ``"died by SIGKILL"`` or ``"left with exit code 3"``."""
-        self._process.join(_JOIN_TIMEOUT_S)
+        self._process.join(_EXIT_TIMEOUT_S)
         code = self._process.exitcode
         if code is not None and code < 0:
             return f"died by {signal.Signals(-code).name}"

@@ -71,7 +71,7 @@ def test_a_save_beyond_the_cap_waits_for_those_before_it() -> None:
     waiting.start()
     assert not copied.wait(0.05)
     staging.give_back(first)
-    waiting.join(30)
+    waiting.join(100)
     assert copied.is_set()
 
 

@@ -30,16 +30,16 @@ class Stage:
         self.lines: list[socket.socket] = []
 
     def call(self) -> socket.socket:
-        line = socket.create_connection(self.address, timeout=10)
+        line = socket.create_connection(self.address, timeout=100)
         self.lines.append(line)
-        self.server.poll(10)
+        self.server.poll(100)
         return line
 
     def call_with_proof(self, token: Token = TOKEN) -> tuple[socket.socket, Conversation]:
         line = self.call()
         conversation = Conversation(token, line.recv(NONCE_BYTES, socket.MSG_WAITALL), Role.CLIENT)
         line.sendall(conversation.prove())
-        self.server.poll(10)
+        self.server.poll(100)
         return line, conversation
 
     @property
@@ -134,7 +134,7 @@ def test_many_who_say_nothing_keep_others_waiting_and_no_known_one_from_being_he
     line, conversation = stage.call_with_proof()
     for _ in range(3):
         stage.call()
-    late = socket.create_connection(stage.address, timeout=10)
+    late = socket.create_connection(stage.address, timeout=100)
     stage.lines.append(late)
     for _ in range(3):
         stage.server.poll(0)
