@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from remesh.testing.quiet_limit import QuietLimit
 from remesh.testing.rank_process import fork_server
-from tests.procs.progress import family_of, work_in_earnest
+from tests.procs.progress import Headway
 from tests.procs.stacks import TELLING, end_with_stacks
 
 _CHILD = Path(__file__).with_name("scripts") / "forked.py"
@@ -86,7 +86,8 @@ def start(
 
 def end(programs: Sequence[ForkedProgram], quiet_s: float = QUIET_S) -> list[int | None]:
     """Exit codes of programs, once all have ended; None for one that was ended, since they got nowhere for so long."""
-    limit = QuietLimit(lambda: _progress_of(programs), quiet_s)
+    headway = Headway([program.pid for program in programs])
+    limit = QuietLimit(lambda: (headway(), _num_printed(programs)), quiet_s)
     codes: list[int | None] = [None] * len(programs)
     try:
         while None in (codes := [program.poll() for program in programs]) and not limit.is_over():
@@ -103,10 +104,9 @@ def end(programs: Sequence[ForkedProgram], quiet_s: float = QUIET_S) -> list[int
     return codes
 
 
-def _progress_of(programs: Sequence[ForkedProgram]) -> tuple[int, ...]:
+def _num_printed(programs: Sequence[ForkedProgram]) -> int:
     files = {path for program in programs for path in (program.output, program.errors)}
-    pids = [pid for program in programs for pid in family_of(program.pid)]
-    return work_in_earnest(pids), sum(path.stat().st_size for path in files if path.exists())
+    return sum(path.stat().st_size for path in files if path.exists())
 
 
 def run_program(program: Path, folder: Path, *arguments: str) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
 
 from remesh.linux.procfs import children_of, work_of
 
-_LOOKING_AROUND = 300
-"""Ticks. Threads of gloo that wait look around a hundred times a second: ten ranks have 150 ticks in a minute so."""
+_LOOKING_AROUND = 100
+"""Ticks. Threads of gloo that wait look around a hundred times a second: a rank of three groups has 20 in a minute."""
 
 
 def family_of(pid: int) -> list[int]:
@@ -20,6 +19,20 @@ def family_of(pid: int) -> list[int]:
     return family
 
 
-def work_in_earnest(pids: Iterable[int]) -> int:
-    """A number that changes while processes do more than wait; to be compared over a minute or so."""
-    return sum(map(work_of, pids)) // _LOOKING_AROUND
+class Headway:
+    """How often families of processes got somewhere: one of them was new, or did more than to wait since the last time.
+
+    Each by itself, so that neither many who wait look busy, nor a program still whose processes live shortly.
+    """
+
+    def __init__(self, roots: list[int]) -> None:
+        self._roots = roots
+        self._before: dict[int, int] = {}
+        self._times = 0
+
+    def __call__(self) -> int:
+        now = {pid: work_of(pid) for root in self._roots for pid in family_of(root)}
+        if any(pid not in self._before or work - self._before[pid] >= _LOOKING_AROUND for pid, work in now.items()):
+            self._before = now
+            self._times += 1
+        return self._times

@@ -9,8 +9,9 @@ import pytest
 
 from remesh.linux.procfs import start_of, work_of
 from remesh.testing.quiet_limit import QuietLimit
+from tests.procs import progress
 from tests.procs.forked_programs import ALONE, end, start
-from tests.procs.progress import family_of
+from tests.procs.progress import Headway, family_of
 
 _PROGRAM = """\
 import os, signal, subprocess, sys, threading
@@ -48,3 +49,21 @@ def test_the_stacks_of_all_processes_of_a_program_that_stands_still_are_told(tmp
     for name in ("wait_in_a_thread", "wait_in_a_fork", "wait_in_another_python", "in do_", "child of"):
         assert name in told, told
     assert all(start_of(pid) is None for pid in family)
+
+
+@pytest.mark.procs
+def test_who_starts_processes_gets_somewhere_and_who_looks_around_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    work, family = dict.fromkeys(range(5), 0), [0]
+    monkeypatch.setattr(progress, "family_of", lambda root: family)
+    monkeypatch.setattr(progress, "work_of", work.__getitem__)
+    headway = Headway([0])
+    seen = [headway()]
+    for pid in (1, 2, 3, 4):  # each ends when the next one begins, with as little work as the one before
+        family[:] = [0, pid]
+        seen.append(headway())
+    assert seen == [1, 2, 3, 4, 5]
+    for _ in range(9):
+        work.update({pid: ticks + 10 for pid, ticks in work.items()})
+    assert headway() == 5
+    work[4] += 100
+    assert headway() == 6
