@@ -76,6 +76,11 @@ def test_what_scripts_have_around_their_training_is_carried(job: TorchJob, tmp_p
 
 
 @pytest.mark.slow
+def test_torchs_own_checkpoints_written_aside_are_carried(job: TorchJob, tmp_path: Path) -> None:
+    stop_and_compare(job, 2, "fsdp_saves.py", 36, 3, str(tmp_path / "its-own"))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_program_of_chance_gets_what_it_gets_from_torch_alone(job: TorchJob, seed: int) -> None:
     job.size = 3
