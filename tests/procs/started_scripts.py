@@ -10,7 +10,8 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -214,11 +215,14 @@ def run_plain(case: Case) -> Ended:
         return _end(case, process)
 
 
-def run_forked(case: Case) -> Ended:
-    """Fork it of a process that has loaded its modules. Raises AssertionError if that would be refused."""
+def run_forked(case: Case, change: Callable[[], object] = lambda: None) -> Ended:
+    """Fork it of a process that has loaded its modules; ``change`` acts before. AssertionError if that is refused."""
     told: list[str] = []
     with _streams(case) as (stdin, stdout, stderr), _inherited(case.folder, stdin):
         with Preload(PreloadPlan(case.command, case.modules), case.environment, told.append) as preload:
+            while preload.is_loading:
+                time.sleep(0.01)
+            change()
             process = preload.fork(case.command, case.environment, [stdout, stderr])
         assert process is not None, told
         return _end(case, process)

@@ -304,19 +304,35 @@ def _go_elsewhere(undo: ExitStack) -> None:
     os.chdir("/")
 
 
-def _ignore_a_signal(undo: ExitStack) -> None:
-    undo.callback(signal.signal, signal.SIGUSR2, signal.signal(signal.SIGUSR2, signal.SIG_IGN))
-
-
 @pytest.mark.parametrize(
     ("change", "name"),
-    [(_lower_a_limit, "limits"), (_change_the_mask, "Umask"), (_go_elsewhere, "folder"), (_ignore_a_signal, "SigIgn")],
+    [(_lower_a_limit, "limits"), (_change_the_mask, "Umask"), (_go_elsewhere, "folder")],
 )
 def test_what_the_agent_changed_meanwhile_is_a_reason_to_start_plainly(
     change: Callable[[ExitStack], object], name: str, tmp_path: Path
 ) -> None:
     case = _case(tmp_path, "print('never')")
     assert f"{name} of the agent is another" in _told_instead_of_forking(case, change)
+
+
+def test_a_worker_ignores_the_signals_that_its_agent_ignores_when_it_is_started(tmp_path: Path) -> None:
+    """The background job of a shell ignores SIGINT, until it handles it; under nohup it goes on to ignore SIGHUP."""
+    case = _case(tmp_path, "import signal\nprint([signal.getsignal(one) for one in sorted(signal.valid_signals())])")
+    with ExitStack() as undo:
+
+        def handle(number: int, handler: object) -> None:
+            undo.callback(signal.signal, number, signal.signal(number, handler))  # type: ignore[arg-type]
+
+        def change() -> None:
+            handle(signal.SIGINT, lambda *_: None)
+            handle(signal.SIGUSR1, signal.SIG_DFL)
+            handle(signal.SIGUSR2, signal.SIG_IGN)
+
+        for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
+            handle(number, signal.SIG_IGN)
+        forked = run_forked(case, change)
+        assert forked == run_plain(case)
+    assert forked.output.count("SIG_IGN") == 4  # SIGHUP, SIGUSR2, and the two that Python ignores
 
 
 def test_another_variable_than_those_of_the_rank_is_a_reason_to_start_plainly(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from torch.distributed.elastic.multiprocessing import api as process_contexts
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
 from remesh.elastic.node.preloaded import MAX_ANSWER_BYTES, ORDER, as_text
-from remesh.elastic.node.surroundings import read_surroundings
+from remesh.elastic.node.surroundings import ignored_signals, read_surroundings
 from remesh.linux.calls import PR_GET_CHILD_SUBREAPER, PR_SET_CHILD_SUBREAPER, prctl
 from remesh.linux.procfs import work_of
 from remesh.torch_private import SUBPROCESS_HANDLER, check_members
@@ -147,9 +147,11 @@ class Preload:
         with contextlib.ExitStack() as stack:
             request = os.memfd_create("request")
             stack.callback(os.close, request)
-            os.write(
-                request, json.dumps({as_text(name): as_text(value) for name, value in environment.items()}).encode()
-            )
+            asked = {
+                "environment": {as_text(name): as_text(value) for name, value in environment.items()},
+                "ignored_signals": ignored_signals(),
+            }
+            os.write(request, json.dumps(asked).encode())
             hears, tells = os.pipe()
             stack.callback(os.close, tells)
             with _subreaper():

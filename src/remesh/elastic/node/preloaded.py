@@ -28,7 +28,7 @@ from collections.abc import Collection
 from importlib.machinery import all_suffixes
 from typing import Any, TextIO
 
-from remesh.elastic.node.surroundings import read_surroundings
+from remesh.elastic.node.surroundings import ignore_signals, read_surroundings
 from remesh.exit_codes import ExitCode
 
 ORDER = "REMESH_PRELOAD"
@@ -192,13 +192,14 @@ def _become_worker(descriptors: list[int]) -> None:
     if not os.read(go, 1):
         os._exit(ExitCode.OK)
     os.setsid()
-    environment = json.loads(os.pread(request, os.fstat(request).st_size, 0))
+    asked = json.loads(os.pread(request, os.fstat(request).st_size, 0))
     for number, descriptor in enumerate(streams):
         os.dup2(descriptor, number)
     # All that was open was checked: it is the agent's line, and what came through it.
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     os.environb.clear()
-    os.environb.update({as_bytes(name): as_bytes(value) for name, value in environment.items()})
+    os.environb.update({as_bytes(name): as_bytes(value) for name, value in asked["environment"].items()})
+    ignore_signals(asked["ignored_signals"])
     for name, number, mode in _STANDARD:
         stream = _open_stream(name, number, mode)
         setattr(sys, name, stream)

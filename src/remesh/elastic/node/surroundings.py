@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Collection
 
 from remesh.linux.procfs import read_status
 
@@ -26,10 +27,6 @@ def read_surroundings() -> dict[str, str]:
     """By name, what a child of the main thread of this process would find."""
     status = read_status(os.getpid())
     found = {name: status.get(name, "") for name in _STATUS}
-    ignored = int(status["SigIgn"], 16)
-    for number in _PYTHONS_OWN:
-        ignored &= ~(1 << (number - 1))
-    found["SigIgn"] = f"{ignored:x}"
     for name in _FILES:
         found[name] = _read(f"/proc/self/{name}")
     found["cgroup"] = groups_of(_read("/proc/self/cgroup"))
@@ -43,6 +40,25 @@ def read_surroundings() -> dict[str, str]:
         "scheduler": f"{os.sched_getscheduler(0)} {os.sched_getparam(0).sched_priority}",
     }
     return found
+
+
+def ignored_signals() -> list[int]:
+    """The signals that a program which this process starts would ignore.
+
+    They are no part of the surroundings: a forked worker can be given them. A shell lets its background jobs ignore
+    SIGINT, until the agent handles it.
+    """
+    ignored = int(read_status(os.getpid())["SigIgn"], 16)
+    return [number for number in range(1, signal.NSIG) if ignored >> (number - 1) & 1 and number not in _PYTHONS_OWN]
+
+
+def ignore_signals(ignored: Collection[int]) -> None:
+    """Let this process ignore these signals and no others, as if Python had been started so."""
+    for number in ignored_signals():
+        if number not in ignored:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def groups_of(cgroups: str) -> str:
