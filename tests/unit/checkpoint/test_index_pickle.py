@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 import remesh
+from remesh.checkpoint.errors import CheckpointFormatError
 from remesh.checkpoint.formats.index_files import encode_index
 from remesh.checkpoint.formats.inert_pickle import load_inert
 from remesh.checkpoint.plan.manifest import Index, IndexedTensor, Place
@@ -103,8 +104,7 @@ def test_a_value_that_is_written_as_a_call_of_getattr_is_refused_without_advice_
         remesh.save({"w": torch.ones(1), "kind": _Looked("text", "format")}, tmp_path / "new")
 
 
-def test_getattr_of_an_index_looks_nothing_up() -> None:
-    assert load_inert(pickle.dumps([_Looked(Metadata, "__init__"), _Looked("text", "format")]), Path("x")) == [
-        None,
-        None,
-    ]
+@pytest.mark.parametrize("owner", [Metadata, "text", {}])
+def test_no_attribute_of_anything_else_is_named(owner: object) -> None:
+    with pytest.raises(CheckpointFormatError, match="what is no enumeration"):
+        load_inert(pickle.dumps(_Looked(owner, "format")), Path("x"))

@@ -12,7 +12,6 @@ from __future__ import annotations
 import io
 import pickle
 import reprlib
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -51,11 +50,11 @@ _CODES = {
     ("pathlib", "WindowsPath"),
     ("pathlib._local", "PosixPath"),
     ("pathlib._local", "WindowsPath"),
-    ("builtins", "getattr"),
-    ("__builtin__", "getattr"),
 }
-"""Names called with numbers or texts; the result is of no use here. Early releases of Python 3.11, such as 3.11.2,
-write a member of an enumeration as ``getattr(class, name)``; nothing is looked up here."""
+"""Names called with numbers or texts; the result is of no use here."""
+
+_GETATTR = {("builtins", "getattr"), ("__builtin__", "getattr")}
+"""Early releases of Python 3.11, such as 3.11.2, write a member of an enumeration as ``getattr(class, name)``."""
 
 
 class _Brief(reprlib.Repr):
@@ -123,14 +122,26 @@ class _InertUnpickler(pickle.Unpickler):
         if kind := _RECORDS.get((module, name)):
             return self._stand_in(kind, Record)
         if (module, name) in _CODES:
-            return _ignore_call()
+            return _Code()
+        if (module, name) in _GETATTR:
+            return lambda *asked: self._take_member(asked)
         if (module, name) == ("torch", "Size"):
             return self._stand_in("Size", ShapeTuple)
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return name
-        raise CheckpointFormatError(
+        raise self._hostile(f"names {module}.{name}")
+
+    def _take_member(self, asked: tuple[Any, ...]) -> None:
+        """See that a member of an enumeration is named; nothing is looked up."""
+        match asked:
+            case (_Code(), str()):
+                return
+        raise self._hostile(f"looks up an attribute of what is no enumeration, {brief(asked)}")
+
+    def _hostile(self, does: str) -> CheckpointFormatError:
+        return CheckpointFormatError(
             "forbidden-global",
-            f"reading {self._path}: it names {module}.{name}, expected only the classes of checkpoint metadata; "
+            f"reading {self._path}: it {does}, expected only the classes of checkpoint metadata; "
             "the file is foreign or hostile, do not trust this checkpoint",
         )
 
@@ -145,5 +156,8 @@ class _InertUnpickler(pickle.Unpickler):
         return self._stand_ins[kind]
 
 
-def _ignore_call() -> Callable[..., None]:
-    return lambda *values: None
+class _Code:
+    """Stand-in of a name that is called; made anew each time, for a pickle may write to it."""
+
+    def __call__(self, *values: Any) -> None:
+        pass
