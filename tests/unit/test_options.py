@@ -42,7 +42,7 @@ WRONG = [
     ("num_rounds", 3.0, "expected int"),
     ("timeout_s", "2", "expected float"),
     ("colour", "red", "expected Colour"),
-    ("rates", {0: 1}, "expected Mapping[int, str] or None"),
+    ("rates", {"0": "a"}, "expected Mapping[int, str] or None"),
     ("rates", [], "expected Mapping"),
     ("way", "nearby", "'near', 'far'"),
     ("sizes", "12", "expected Sequence[int]"),
@@ -63,6 +63,11 @@ def test_a_value_of_the_wrong_type_is_refused_by_name(name: str, value: object, 
         check_options("testing", {name: value}, Settings)
     assert str(caught.value).startswith(f"testing: option {name!r} is ")
     assert told in str(caught.value)
+
+
+def test_a_value_of_the_wrong_type_in_a_mapping_is_named_by_its_key() -> None:
+    with pytest.raises(OptionError, match=r"testing: option 'rates'\[0\] is 1, of type int, expected str"):
+        check_options("testing", {"rates": {0: 1}}, Settings)
 
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:
