@@ -10,7 +10,8 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +26,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from remesh.comm.free_ports import free_port
-from remesh.errors import ConfigError
+from remesh.errors import ConfigError, Error, PeerError
 from remesh.testing.pool import RankPool
 
 PUBLISHED = Path(__file__).resolve().parents[1] / "hosts" / "published"
@@ -350,6 +351,42 @@ def _meet_a_strange_model(ports: tuple[int, int]) -> str:
 def test_names_that_no_rule_maps_are_told_all_at_once_to_trainer_and_engines(ranks: RankPool) -> None:
     told = ranks.run(_meet_a_strange_model, 3, ((free_port(), free_port()),))[0]
     assert all(name in told for name in ("'model.odd'", "'model.strange'", "'model.more'")), told
+
+
+class _AnsweredAtOnce:
+    """An executor whose call has ended before it returns: of two who race, the engines come in first."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def submit(self, ask: Callable[[], object]) -> Future[object]:
+        future: Future[object] = Future()
+        try:
+            future.set_result(ask())
+        except RuntimeError as raised:
+            future.set_exception(raised)
+        return future
+
+    def shutdown(self, *, wait: bool) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("met", "told"),
+    [(ConfigError("told to all ranks"), "told to all ranks"), (PeerError("an engine stayed away"), "the server")],
+)
+def test_engines_that_answer_first_hide_no_error_that_all_ranks_raise(met: Error, told: str) -> None:
+    def ask() -> None:
+        raise RuntimeError("what the server made of it")
+
+    def act() -> None:
+        raise met
+
+    with _published() as vllm, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vllm, "ThreadPoolExecutor", _AnsweredAtOnce)
+        engine = vllm.RemeshTrainerEngine(client=None, source=None, is_sender=True, rank=0)
+        with pytest.raises((ConfigError, RuntimeError), match=told):
+            engine._while_asking(ask, act)
 
 
 def test_engines_that_are_cut_in_other_ways_are_refused_by_name() -> None:

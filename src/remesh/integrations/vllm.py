@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 from remesh.comm.beside import join_beside, leave_beside
 from remesh.comm.gather import Together, step_together
-from remesh.errors import ConfigError
+from remesh.errors import ConfigError, PeerError
 from remesh.integrations.fused_weights import VLLM_RULES, EnginePlace, Rule, WantedWeights, map_weights
 from remesh.integrations.hosts import check_host
 from remesh.integrations.meeting import store_at
@@ -156,7 +156,11 @@ class RemeshTrainerEngine(TrainerWeightTransferEngine[RemeshTrainerInitInfo]):
         return {name: held_by(tensor, metas[name], self.rank) for name, tensor in self.source.iter_local()}
 
     def _while_asking(self, ask: Callable[[], Any], act: Callable[[], Any]) -> None:
-        """Call ``act``; the sender also calls the engines at the same time, and raises their error first."""
+        """Call ``act``; the sender also calls the engines at the same time.
+
+        What ``act`` raises on all ranks alike is raised here, too, whatever the engines' answer makes of it. Where
+        somebody stayed away, their answer says why, and is raised first.
+        """
         if not self.is_sender:
             act()
             return
@@ -165,7 +169,7 @@ class RemeshTrainerEngine(TrainerWeightTransferEngine[RemeshTrainerInitInfo]):
             asked = asking.submit(ask)
             try:
                 act()
-            except Exception:
+            except PeerError:
                 if asked.done():
                     asked.result()
                 raise
