@@ -200,8 +200,9 @@ def test_a_rank_that_cannot_plan_keeps_nobody_waiting(ranks: RankPool) -> None:
 
 # What one rank is called with, and what the error must say.
 ODD: list[tuple[str, Callable[[], object]]] = [
-    ("give is None", lambda: reshard(None, {})),  # type: ignore[call-overload]
-    ("give is [", lambda: reshard([torch.zeros(2)], {})),  # type: ignore[call-overload]
+    ("give is a NoneType,", lambda: reshard(None, {})),  # type: ignore[call-overload]
+    ("give is a list,", lambda: reshard([torch.zeros(2)], {})),  # type: ignore[call-overload]
+    ("give is a Tensor,", lambda: reshard(torch.zeros(2), {})),  # type: ignore[call-overload]
     ("give is a mapping with keys such as 0", lambda: reshard({0: torch.zeros(2)}, {})),  # type: ignore[dict-item]
     ("neither of take and to", lambda: reshard({"w": torch.zeros(2)})),  # type: ignore[call-overload]
     ("torch.sparse_coo", lambda: reshard({"w": torch.zeros(2).to_sparse()}, {})),

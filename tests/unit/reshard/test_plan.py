@@ -67,8 +67,13 @@ def test_a_name_that_nobody_gives_is_told_with_the_nearest_that_somebody_gives()
     some = Layout((4,), (Shard(0, Box((0,), (4,))),), "float32")
     none = dataclasses.replace(some, shards=())
     moves = [TensorMove("weight", some, none), TensorMove("weigth", none, some)]
-    with pytest.raises(PlanError, match="no rank gives a tensor of that name; did you mean 'weight'"):
+    with pytest.raises(
+        PlanError, match=r"no rank gives elements of that name; did you mean 'weight'\? 4 of 4 .*\[0:4\]"
+    ):
         plan_reshard(moves, {0: "a", 1: "a"})
+    # What is given and wanted is spelt as it should be: the other one is not a slip, it is lost.
+    with pytest.raises(PlanError, match="no rank gives elements of that name; 4 of 4 elements are wanted"):
+        plan_reshard([TensorMove("layers.0", some, some), TensorMove("layers.1", none, some)], {0: "a"})
 
 
 @given(st.data())

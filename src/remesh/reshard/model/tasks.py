@@ -121,7 +121,8 @@ def slices_of(moves: Sequence[TensorMove], missing: Missing = Missing.REFUSE) ->
     if missing is Missing.REFUSE:
         for move, number in zip(moves, slices.block_of, strict=True):
             if slices.blocks[number].missing:
-                raise _missing_error(move, slices.blocks[number].missing, [one.name for one in moves if one.src.shards])
+                unasked = [other.name for other in moves if other.src.shards and not other.dst.shards]
+                raise _missing_error(move, slices.blocks[number].missing, unasked)
     return slices
 
 
@@ -149,17 +150,16 @@ def compute_missing_boxes(moves: Sequence[TensorMove]) -> dict[str, tuple[Box, .
     return {move.name: boxes for move, boxes in zip(moves, missing, strict=True) if boxes}
 
 
-def _missing_error(move: TensorMove, missing: Sequence[Box], given: Sequence[str]) -> PlanError:
+def _missing_error(move: TensorMove, missing: Sequence[Box], unasked: Sequence[str]) -> PlanError:
+    """The error for boxes that nobody holds; ``unasked`` are the names that are given and not wanted."""
+    cause = ""
     if not move.src.shards:
-        nearest = difflib.get_close_matches(move.name, given, n=1)
-        hint = f"did you mean {nearest[0]!r}?" if nearest else "give it on some rank, or fill it from a checkpoint"
-        return PlanError(
-            f"planning the move of tensor {move.name!r}: it is wanted, and no rank gives a tensor of that name; {hint}"
-        )
+        nearest = difflib.get_close_matches(move.name, unasked, n=1)
+        cause = "no rank gives elements of that name; " + (f"did you mean {nearest[0]!r}? " if nearest else "")
     listed = ", ".join(map(str, missing[:_MAX_LISTED])) + (", ..." if len(missing) > _MAX_LISTED else "")
     lost = sum(box.size for box in missing)
     return PlanError(
-        f"planning the move of tensor {move.name!r}: {lost} of {Box.of_shape(move.dst.global_shape).size} elements are "
-        f"wanted but held by nobody, in {len(missing)} boxes: {listed}; give these boxes on some rank, or fill them "
-        "from a checkpoint"
+        f"planning the move of tensor {move.name!r}: {cause}{lost} of {Box.of_shape(move.dst.global_shape).size} "
+        f"elements are wanted but held by nobody, in {len(missing)} boxes: {listed}; give these boxes on some rank, or "
+        "fill them from a checkpoint"
     )
