@@ -12,6 +12,7 @@ from remesh.testing.quiet_limit import QuietLimit
 from tests.procs import progress
 from tests.procs.forked_programs import ALONE, end, start
 from tests.procs.progress import Headway, family_of
+from tests.procs.torch_jobs import run_natively
 
 _PROGRAM = """\
 import os, signal, subprocess, sys, threading
@@ -31,6 +32,27 @@ child = subprocess.Popen([sys.executable, "-c", code + "wait_in_another_python()
 open("program", "w").close()
 child.wait()
 """
+
+_ENDS_EARLY = """\
+import sys, time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+if dist.get_rank() == 1:
+    time.sleep(0.5)
+dist.all_reduce(torch.ones(2), async_op=True)  # by its end nobody but gloo's thread has the tensor
+dist.destroy_process_group()  # but DDP still has it
+print("end")
+"""
+
+
+@pytest.mark.procs
+@pytest.mark.parametrize("last", ["", "sys.exit()"])
+def test_a_program_ends_while_gloo_is_busy_with_its_tensors(tmp_path: Path, last: str) -> None:
+    (tmp_path / "ends.py").write_text(_ENDS_EARLY + last)
+    assert run_natively(str(tmp_path / "ends.py"), 2) == ["end", "end"]
 
 
 @pytest.mark.procs

@@ -5,9 +5,9 @@ import ctypes
 import faulthandler
 import multiprocessing.forkserver
 import os
-import runpy
 import signal
 import sys
+import types
 
 # Told by the server from which this process was forked: children of the program would be made by such a server, too.
 multiprocessing.set_start_method(None, force=True)
@@ -30,4 +30,12 @@ if WORDS[0] == "remesh":
     main(prog_name="remesh")
 else:
     sys.path[0] = os.path.dirname(os.path.abspath(WORDS[0]))
-    runpy.run_path(WORDS[0], run_name="__main__")
+    program = types.ModuleType("__main__")
+    program.__file__ = WORDS[0]
+    # What a program has, Python lets go of last of all; `runpy` does at the program's last line. There torch may stand
+    # still: who lets go of a group of gloo waits, and holds the interpreter, for gloo's thread, which needs that to let
+    # go of a tensor. Here all lasts as long as the process, under the second name that `multiprocessing` has for it.
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = program
+    with open(WORDS[0], "rb") as source:
+        code = compile(source.read(), WORDS[0], "exec", dont_inherit=True)
+    exec(code, vars(program))
