@@ -37,15 +37,15 @@ class CarriedProgram:
         self._control = ControlThread(self._gate, self._rank, notices)
         self._backends: Backends | None = None
 
-    def run(self, arguments: list[str]) -> None:
-        """Run the program to its end."""
+    def run(self, arguments: list[str]) -> dict[str, Any]:
+        """Run the program to its end. Returns its names: what they stand for lasts as long as they are kept."""
         after_import(_TORCH, self._on_torch)
         after_import(_COMPILER_RULES, _leave_out_ours)
         self._control.start()
         ForkGuard(self._descriptors)
         self._take_leave_before_os_exit()
         try:
-            _run_as_main(arguments)
+            return _run_as_main(arguments)
         finally:
             self._control.say_goodbye()
 
@@ -105,16 +105,17 @@ def _leave_out_ours(rules: ModuleType) -> None:
     rules.add(__package__)
 
 
-def _run_as_main(arguments: list[str]) -> None:
+def _run_as_main(arguments: list[str]) -> dict[str, Any]:
     if arguments[0] == "-m":
         sys.argv = arguments[1:]
         sys.path[0] = os.getcwd()
-        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
-        return
+        return runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
     sys.argv = arguments
     sys.path[0] = os.path.dirname(os.path.abspath(arguments[0]))
-    runpy.run_path(arguments[0], run_name="__main__")
+    return runpy.run_path(arguments[0], run_name="__main__")
 
 
 if __name__ == "__main__":
-    CarriedProgram().run(sys.argv[1:])
+    # Kept to the end of Python, as those of a script that it runs itself. A group of gloo that is let go of earlier, at
+    # the last line, may wait for a thread that waits for the interpreter (pytorch/pytorch#56297).
+    NAMES = CarriedProgram().run(sys.argv[1:])
