@@ -49,7 +49,9 @@ def ignored_signals() -> list[int]:
     SIGINT, until the agent handles it.
     """
     ignored = int(read_status(os.getpid())["SigIgn"], 16)
-    return [number for number in range(1, signal.NSIG) if ignored >> (number - 1) & 1 and number not in _PYTHONS_OWN]
+    # Not every bit is a signal that a program may ask for: libc keeps two for itself.
+    settable = sorted(signal.valid_signals() - {*_PYTHONS_OWN, signal.SIGKILL, signal.SIGSTOP})
+    return [int(number) for number in settable if ignored >> (number - 1) & 1]
 
 
 def ignore_signals(ignored: Collection[int]) -> None:
