@@ -36,8 +36,8 @@ from remesh.checkpoint.run.reader import why_incomplete
 from remesh.checkpoint.run.writer import part_of, write_part
 from remesh.checkpoint.storage import location_of, store_of
 from remesh.checkpoint.storage.integrity import verify
-from remesh.checkpoint.storage.store import NewFile
-from remesh.checkpoint.storage.turns import IN_PROGRESS_FNAME
+from remesh.checkpoint.storage.store import LocalStore, NewFile
+from remesh.checkpoint.storage.turns import IN_PROGRESS_FNAME, held
 from remesh.checkpoint.values.entities import ShardedTensor
 from tests.profiles import seeds
 
@@ -203,3 +203,21 @@ def test_a_checkpoint_is_whole_or_not_there_in_any_order_of_the_steps_of_its_sav
 def test_the_same_holds_in_a_store_of_objects() -> None:
     for seed in seeds(40, quick=10):
         explore(f"memory://turns/{seed}", 1000 + seed)
+
+
+def test_a_save_that_has_lost_its_turn_is_told_so_when_the_other_ends_in_that_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_up = begin(tmp_path)
+    marks = [given_up.mark, begin(tmp_path).mark]
+    look = LocalStore.size_of
+
+    def look_while_the_other_ends(store: LocalStore, path: Path) -> int | None:
+        found = look(store, path)
+        for mark in marks:
+            mark.unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(LocalStore, "size_of", look_while_the_other_ends)
+    with pytest.raises(CheckpointingException, match="another save has taken this directory over"), held(given_up):
+        raise FileNotFoundError(given_up.staged("metadata.json"))

@@ -105,7 +105,8 @@ def held(turn: Turn) -> Iterator[None]:
     try:
         yield
     except (OSError, Error) as raised:
-        if _exists(turn.mark) and not _exists(_next(turn).mark):
+        # The later mark first: when another save has ended, marks go in the order in which they came.
+        if not _exists(_next(turn).mark) and _exists(turn.mark):
             raise as_checkpoint_error(f"saving checkpoint {turn.directory}", raised)  # noqa: B904 - it brings its cause
         raise _lost(turn) from raised
 
