@@ -175,8 +175,11 @@ format: $(STAMP)  ## mend what check can mend
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
 
-bench: $(STAMP)  ## the benchmarks of one room: make bench ROOM=layout [QUICK=1]; benchmarks/out/
-	QUICK=$(QUICK) $(RUN) -m benchmarks.$(ROOM)
+# Benchmarks of plug-ins need the programs that Remesh plugs into.
+BENCH_RUN := $(if $(filter integrations,$(ROOM)),.hosts/bin/python,$(RUN))
+
+bench: $(if $(filter integrations,$(ROOM)),.hosts/.installed,$(STAMP))  ## the benchmarks of one room: make bench ROOM=layout [QUICK=1]; benchmarks/out/
+	QUICK=$(QUICK) $(BENCH_RUN) -m benchmarks.$(ROOM)
 
 pictures: demo  ## the pictures of README and docs, from a run of the demo; Chromium as for test-browser
 	$(RUN) -m pip install --quiet --constraint constraints.txt --editable '.[browser]'

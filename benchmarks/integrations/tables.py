@@ -11,7 +11,7 @@ from benchmarks.integrations.sync import __doc__ as _ABOUT_SYNC
 from benchmarks.report import OUT, header_of, verdict_of
 
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "integrations" / "measured.md"
-_VERB = "make hosts && .hosts/bin/python -m benchmarks.integrations && python -m benchmarks.integrations.tables"
+_VERB = "make bench ROOM=integrations && .hosts/bin/python -m benchmarks.integrations.tables"
 _ABOUT_SAVES = (
     "Each run is a job of its own under torchrun: a model and its AdamW, under FSDP2 (DCP, Lightning) or DDP "
     "(Accelerate), saved by two ranks, loaded by two and by three, three times in a row (Lightning loads once). Of 48 "
