@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from remesh.rounds import leader
 from remesh.rounds.job_folder import JobFolder, JobSpec
 from tests.mpi.conftest import Job
 from tests.mpi.test_library import compiled
@@ -35,11 +36,24 @@ def _errors(job: Job) -> str:
         ("spawn", "MPI_Comm_spawn: .*does not carry MPI_Comm_spawn; docs/mpi/limits.md lists what"),
         ("faces", "another MPI library has started in this process; link .* with one MPI"),
         ("bounds", "its channel is damaged.*look for what in the program writes out of bounds"),
+        ("leave", "rank 1 on host .* ended with exit status 0 without MPI_Finalize"),
+        ("crash", "the program of rank 1 on host .* was killed by signal 11"),
+        ("abort", "rank 1 on host .*: the program called Abort with 23"),
     ],
 )
-def test_it_ends_its_job_and_says_why(job: Job, tmp_path: Path, kind: str, told: str) -> None:
+def test_it_ends_its_job_and_says_why(
+    job: Job, tmp_path: Path, kind: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leader, "_ALONE_S", 1.0)
     assert _run(job, tmp_path, compiled("faults", "mpich", tmp_path), kind) == "failed"
     assert re.search(told, _errors(job)), _errors(job)
+
+
+def test_a_program_of_sessions_ends_mpi_with_its_last_one(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leader, "_ALONE_S", 1.0)
+    assert _run(job, tmp_path, compiled("faults", "mpich", tmp_path), "session") == "finished", job.events
 
 
 @pytest.mark.parametrize(

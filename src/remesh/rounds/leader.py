@@ -4,7 +4,7 @@ One thread, one `step` at a time: callers that speak, rounds that are due, nothi
 not needed any more. What a round means is decided in `remesh.rounds.machine`; here its instructions become messages,
 folders and lines in the log.
 
-    rank      hello, ready, status, imaged, ended, failed    <->    ask, image, end, leave, abort
+    rank      hello, ready, status, imaged, ended, failed, left    <->    ask, image, end, leave, abort
     client    checkpoint, look                               <->    checkpointed, state
 """
 
@@ -36,6 +36,11 @@ A refusal stops nobody, and most are of a moment: a child that is about to run a
 
 _REMOVAL_LOOK_S = 0.005
 """Time between looks at a removal that a round waits for."""
+_ALONE_S = 60.0
+"""Time for all ranks to end once one has ended without a word to the others, who may wait for it for ever.
+
+Launchers of MPI end the others at once, or, where none of them waits, let all end so; nobody knows who will wait.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +116,8 @@ class Coordinator:
         self._ready: dict[int, Message] = {}
         self._ended: dict[int, int] = {}
         self._left: set[int] = set()
+        self._deserted: tuple[float, str] | None = None
+        """When the first rank ended without a word to the others, and the cause if they do not end as well."""
         self._attempt: _Attempt | None = None
         self._num_rounds = 0
         """Number of rounds begun in this stay, this one included."""
@@ -148,6 +155,8 @@ class Coordinator:
             self.fail(
                 f"ranks {missing} have not come up after {self._settings.start_limit_s:g} s; see what they printed"
             )
+        if self._deserted is not None and now_s - self._deserted[0] > _ALONE_S:
+            self.fail(self._deserted[1])
         if self._removal is not None and self._wanted is not None:
             timeout_s = min(timeout_s, _REMOVAL_LOOK_S)
         due = [moment for moment, _ in self._due]
@@ -233,7 +242,7 @@ class Coordinator:
             problem, refused = str(message["problem"]), bool(message.get("refused"))
             self._advance(*self._attempt.round.on_imaged(rank, problem, refused=refused))
         elif kind == "ended":
-            self._on_ended(rank, int(message["code"]))
+            self._on_ended(rank, int(message["code"]), str(message.get("omitted", "")))
         elif kind == "left":
             self._left.add(rank)
         elif kind == "failed":
@@ -248,8 +257,15 @@ class Coordinator:
         if self._settings.every_s is not None:
             self._next_periodic_s = time.monotonic() + self._settings.every_s
 
-    def _on_ended(self, rank: int, code: int) -> None:
+    def _on_ended(self, rank: int, code: int, omitted: str) -> None:
+        """``omitted`` names the call by which a program should have told the others that it ends."""
         self._ended[rank] = code
+        if omitted and self._deserted is None:
+            self._deserted = (
+                time.monotonic(),
+                f"the program of rank {rank} on host {self._host_of(rank)} ended with exit status {code} without "
+                f"{omitted}, and {_ALONE_S:g} s later others still run, which may wait for it; let every rank call it",
+            )
         if code:
             how = f"was killed by signal {-code}" if code < 0 else f"ended with exit status {code}"
             self.fail(

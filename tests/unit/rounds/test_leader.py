@@ -293,6 +293,28 @@ def test_the_job_has_finished_when_every_program_has(stage: Stage) -> None:
     assert [message["type"] for message in ranks[0].take()] == ["leave"]
 
 
+def test_ranks_that_outstay_one_that_ended_without_a_word_are_given_up_and_it_is_named(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = stage.ranks()
+    ranks[1].send(type="ended", code=0, omitted="MPI_Finalize")
+    stage.step()
+    assert stage.coordinator.outcome is None, "the others may be about to end as well"
+    monkeypatch.setattr(coordinator_module, "_ALONE_S", 0.0)
+    stage.step()
+    outcome = stage.coordinator.outcome
+    assert outcome is not None and outcome.state == "failed" and outcome.exit_code == 1
+    assert "rank 1 on host h1 ended with exit status 0 without MPI_Finalize" in outcome.cause
+    assert [message["type"] for message in ranks[0].take()] == ["abort"]
+
+
+def test_a_job_all_of_whose_ranks_end_without_a_word_has_finished(stage: Stage) -> None:
+    for peer in stage.ranks():
+        peer.send(type="ended", code=0, omitted="MPI_Finalize")
+    stage.step()
+    assert stage.coordinator.outcome is not None and stage.coordinator.outcome.state == "finished"
+
+
 def test_single_processes_instead_of_ranks_are_noticed(stage: Stage) -> None:
     peer = stage.connect()
     peer.send(type="hello", rank=0, size=1, pid=1, host="h")

@@ -35,7 +35,8 @@ int do_Session_finalize(MPI_Session *session) {
     atomic_fetch_sub(&num_sessions, 1);
     free_handle(found);
     *session = MPI_SESSION_NULL;
-    return MPI_SUCCESS;
+    /* A program without MPI_Init ends MPI with its last session. */
+    return is_running() || process.is_ended ? MPI_SUCCESS : lower_finish();
 }
 
 int do_Session_get_info(Session *session, Info **info_used) {

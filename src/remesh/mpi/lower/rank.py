@@ -61,7 +61,7 @@ class RankLoop:
     def run(self) -> None:
         """Serve until told to go; raises `Ended` when the job has failed or its coordinator is gone."""
         if self._upper is None:
-            self._control.send({"type": "ended", "code": 0})
+            self._tell_end(0)
         while True:
             if self._closed:
                 self._half.drain_progress()
@@ -89,7 +89,10 @@ class RankLoop:
             output.copy()
         if code == 0 and not self._half.has_been_called:
             self._control.send({"type": "failed", "cause": _NO_MPI, "code": 1})
-        self._control.send({"type": "ended", "code": code})
+        self._tell_end(code)
+
+    def _tell_end(self, code: int) -> None:
+        self._control.send({"type": "ended", "code": code, "omitted": "" if self._half.finished else "MPI_Finalize"})
 
     def _obey(self, message: Message) -> bool:
         """Do what the coordinator says; returns False when it is time to go."""

@@ -79,15 +79,55 @@ static void write_out_of_bounds(void) {
     MPI_Barrier(MPI_COMM_WORLD);
 }
 
+/* The last rank leaves without a word, and well, while the others wait for it. */
+static void leave_early(void) {
+    int rank, size;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    if (rank == size - 1) exit(0);
+}
+
+static void crash(void) {
+    int rank;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    if (rank == 1) raise(SIGSEGV);
+}
+
+static void give_up(void) {
+    int rank;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    if (rank == 1) MPI_Abort(MPI_COMM_WORLD, 23);
+}
+
+/* MPI without MPI_Init: the second rank works on when the first has ended. */
+static int use_a_session(void) {
+    MPI_Session session;
+    MPI_Group group;
+    MPI_Comm world;
+    int rank;
+    MPI_Session_init(MPI_INFO_NULL, MPI_ERRORS_ARE_FATAL, &session);
+    MPI_Group_from_session_pset(session, "mpi://WORLD", &group);
+    MPI_Comm_create_from_group(group, "faults", MPI_INFO_NULL, MPI_ERRORS_ARE_FATAL, &world);
+    MPI_Group_free(&group);
+    MPI_Comm_rank(world, &rank);
+    MPI_Barrier(world);
+    MPI_Comm_free(&world);
+    MPI_Session_finalize(&session);
+    sleep(3 * rank);
+    return 0;
+}
+
 int main(int argc, char **argv) {
     static const struct {
         const char *name;
         void (*run)(void);
     } kinds[] = {{"end", use_after_end},   {"child", use_in_child}, {"program", start_program}, {"handler", use_in_handler},
-                 {"spawn", spawn},         {"faces", mix_faces},    {"bounds", write_out_of_bounds}};
+                 {"spawn", spawn},         {"faces", mix_faces},    {"bounds", write_out_of_bounds},
+                 {"leave", leave_early},   {"crash", crash},        {"abort", give_up}};
     own_path = argv[0];
     const char *kind = argc > 1 ? argv[1] : "plain";
     if (!strcmp(kind, "begin")) MPI_Barrier(MPI_COMM_WORLD);
+    if (!strcmp(kind, "session")) return use_a_session();
     MPI_Init(&argc, &argv);
     MPI_Barrier(MPI_COMM_WORLD);
     for (unsigned i = 0; i < sizeof kinds / sizeof *kinds; i++)
