@@ -215,7 +215,8 @@ class JobFolder:
     def find_state(self) -> JobState:
         """Find the state of the job, also if its coordinator was killed, which leads it no more."""
         state = self.read_state()
-        if state.state != "running" or self._is_led() or self.read_state() != state:
+        # One that was just made is not led yet, and has no coordinator.
+        if state.state not in ("starting", "running") or not state.pid or self._is_led() or self.read_state() != state:
             return state
         cause = f"its coordinator, process {state.pid} on {state.host}, is gone"
         return replace(state, state="failed", cause=cause, addresses=(), pid=0)

@@ -154,11 +154,13 @@ def test_a_file_of_the_job_with_other_fields_is_told_as_damaged(folder: JobFolde
         folder.read_spec() if name == "job.json" else folder.read_state()
 
 
-def test_a_job_whose_coordinator_was_killed_does_not_run_for_ever(folder: JobFolder) -> None:
-    running = JobState("running", "2 ranks on h", (("127.0.0.1", 5),), 77, "h")
-    folder.write_state(running)
+@pytest.mark.parametrize("state", ["starting", "running"])
+def test_a_job_whose_coordinator_was_killed_neither_starts_nor_runs_for_ever(folder: JobFolder, state: str) -> None:
+    assert folder.find_state().state == "starting", "nobody leads a job that was just made"
+    told = JobState(state, "2 ranks on h", (("127.0.0.1", 5),), 77, "h")
+    folder.write_state(told)
     with folder.lead():
-        assert folder.find_state() == running
+        assert folder.find_state() == told
     found = folder.find_state()
     assert (found.state, found.addresses) == ("failed", ()) and "process 77 on h, is gone" in found.cause
 
