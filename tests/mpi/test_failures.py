@@ -10,6 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -23,11 +24,44 @@ from remesh.ranks.hosts import Host
 from remesh.rounds.job_folder import JobFolder
 from remesh.rounds.leader import Coordinator
 from remesh.testbed import Testbed
-from tests.mpi.conftest import Job, stop_after
+from tests.mpi.conftest import PROGRAMS, Job, stop_after
+from tests.mpi.test_library import compiled
 
 pytestmark = pytest.mark.mpi
 
-_RING = "answer b1cd1c8a14377307"
+_LAPS = 30
+
+
+@dataclass(frozen=True)
+class Ring:
+    """A program in which a token goes round, and what four ranks of it answer after so many laps."""
+
+    program: Path
+    answer: str
+
+    def create(self, job: Job, pause_s: float, num_ranks: int = 4) -> None:
+        program = self.program.stem if self.program.suffix == ".py" else self.program
+        job.create(program, _LAPS, pause_s, num_ranks=num_ranks)
+
+
+@pytest.fixture(params=["C", "Python"])
+def ring(request: pytest.FixtureRequest, tmp_path: Path) -> Ring:
+    if request.param == "Python":
+        return Ring(PROGRAMS / "ring.py", "answer b1cd1c8a14377307")
+    return Ring(compiled("ring", "mpich", tmp_path), f"answer {_answer_in_c()}")
+
+
+def _answer_in_c(num_ranks: int = 4, modulus: int = 1_000_003) -> int:
+    """The same laps on one processor."""
+    tokens, seen = list(range(1, num_ranks + 1)), [0] * num_ranks
+    came: list[int] = []
+    for _ in range(_LAPS):
+        sent = [tokens[rank - 1] for rank in range(num_ranks)]
+        if came:
+            tokens = [(token * 31 + value) % modulus for token, value in zip(tokens, came, strict=True)]
+        came = sent
+        seen = [(each * 31 + token * 7 + sum(tokens)) % modulus for each, token in zip(seen, tokens, strict=True)]
+    return sum(seen)
 
 
 def _wait_for(is_so: Callable[[], bool]) -> None:
@@ -46,8 +80,8 @@ def _kill(coordinator: Coordinator, rank: int) -> None:
         os.kill(coordinator.describe()["ranks"][rank]["pid"], signal.SIGKILL)
 
 
-def test_a_rank_that_dies_ends_the_job_by_name_and_the_last_checkpoint_goes_on(job: Job) -> None:
-    job.create("ring", 30, 0.1)
+def test_a_rank_that_dies_ends_the_job_by_name_and_the_last_checkpoint_goes_on(job: Job, ring: Ring) -> None:
+    ring.create(job, 0.1)
     take = stop_after(0.4, stop=False)
 
     def then_kill(coordinator: Coordinator) -> None:
@@ -60,7 +94,7 @@ def test_a_rank_that_dies_ends_the_job_by_name_and_the_last_checkpoint_goes_on(j
     assert "rank 2 on host" in failed.outcome.cause
     ended = job.stay("openmpi", checkpoint=job.folder.checkpoint(None))
     assert ended.outcome.state == "finished", job.events
-    assert job.answer == _RING
+    assert job.answer == ring.answer
 
 
 @pytest.mark.parametrize(("mpi", "network"), [("openmpi", "tcp"), ("mpich", "ofi"), ("impi", "tcp")])
@@ -89,8 +123,8 @@ def test_messages_that_are_never_received_do_not_keep_ranks_from_leaving(
     assert "rror" not in capfd.readouterr().err
 
 
-def test_a_rank_that_dies_while_images_are_written_leaves_the_checkpoint_before(job: Job) -> None:
-    job.create("ring", 30, 0.1)
+def test_a_rank_that_dies_while_images_are_written_leaves_the_checkpoint_before(job: Job, ring: Ring) -> None:
+    ring.create(job, 0.1)
     take = stop_after(0.4, stop=False)
     asked = []
 
@@ -109,7 +143,7 @@ def test_a_rank_that_dies_while_images_are_written_leaves_the_checkpoint_before(
     assert [each.number for each in job.folder.checkpoints()] == [1]
     ended = job.stay("impi", checkpoint=job.folder.checkpoint(None))
     assert ended.outcome.state == "finished", job.events
-    assert job.answer == _RING
+    assert job.answer == ring.answer
 
 
 def test_a_program_that_fails_ends_the_job_with_its_exit_status(job: Job) -> None:
@@ -136,10 +170,10 @@ def test_what_cannot_be_imaged_is_refused_by_name_and_the_job_goes_on(job: Job) 
     assert job.answer is not None
 
 
-def test_a_full_disk_gives_the_checkpoint_up_and_the_job_goes_on(job: Job) -> None:
+def test_a_full_disk_gives_the_checkpoint_up_and_the_job_goes_on(job: Job, ring: Ring) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root, to mount a small disk")
-    job.create("ring", 30, 0.05)
+    ring.create(job, 0.05)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(job.folder.images)], check=True)
     try:
         ended = job.stay("openmpi", watch=stop_after(0.4))
@@ -147,14 +181,14 @@ def test_a_full_disk_gives_the_checkpoint_up_and_the_job_goes_on(job: Job) -> No
         subprocess.run(["umount", str(job.folder.images)], check=True)
     assert ended.outcome.state == "finished", job.events
     assert any("could not write its image" in line for line in job.said), job.said
-    assert job.answer == _RING
+    assert job.answer == ring.answer
 
 
 def test_a_leader_that_is_killed_takes_every_rank_with_it_and_the_last_checkpoint_goes_on(
-    tmp_path: Path, job: Job, remesh_cli: Callable[..., subprocess.Popen[str]]
+    tmp_path: Path, job: Job, ring: Ring, remesh_cli: Callable[..., subprocess.Popen[str]]
 ) -> None:
-    program = Path(__file__).parent / "programs" / "ring.py"
-    leader = remesh_cli("run", "-n", "4", "--mpi", "mpich", "--job", str(tmp_path / "j"), str(program), "30", "0.2")
+    program = (str(ring.program), str(_LAPS), "0.2")
+    leader = remesh_cli("run", "-n", "4", "--mpi", "mpich", "--job", str(tmp_path / "j"), *program)
     _wait_for(lambda: "running" in _text(tmp_path / "j" / "state.json"))
     said, _ = remesh_cli("checkpoint", str(tmp_path / "j")).communicate(timeout=60)
     assert "checkpoint 1" in said
@@ -164,10 +198,12 @@ def test_a_leader_that_is_killed_takes_every_rank_with_it_and_the_last_checkpoin
     leader.kill()
     leader.communicate(timeout=60)
     _wait_for(lambda: all(start_of(pid) is None for pid in processes))
+    listed, _ = remesh_cli("ls").communicate(timeout=60)
+    assert "failed" in listed and "running" not in listed and "is gone" in listed, listed
     job.folder = JobFolder(tmp_path / "j")
     ended = job.stay("openmpi", checkpoint=job.folder.checkpoint(None))
     assert ended.outcome.state == "finished", job.events
-    assert job.answer == _RING
+    assert job.answer == ring.answer
 
 
 def _descendants(pid: int) -> list[int]:
@@ -177,9 +213,9 @@ def _descendants(pid: int) -> list[int]:
 
 @pytest.mark.netns
 def test_a_host_that_falls_silent_ends_the_job_by_name_and_the_last_checkpoint_goes_on(
-    job: Job, monkeypatch: pytest.MonkeyPatch
+    job: Job, ring: Ring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job.create("ring", 30, 0.2)
+    ring.create(job, 0.2)
     take = stop_after(0.4, stop=False)
     beds: list[Testbed] = []
     make_bed = stay.make_bed
@@ -198,11 +234,11 @@ def test_a_host_that_falls_silent_ends_the_job_by_name_and_the_last_checkpoint_g
     assert "on host b is gone" in failed.outcome.cause
     ended = job.stay("openmpi", checkpoint=job.folder.checkpoint(None))
     assert ended.outcome.state == "finished", job.events
-    assert job.answer == _RING
+    assert job.answer == ring.answer
 
 
 def test_sigterm_takes_a_checkpoint_and_stops(tmp_path: Path, remesh_cli: Callable[..., subprocess.Popen[str]]) -> None:
-    program = Path(__file__).parent / "programs" / "ring.py"
+    program = PROGRAMS / "ring.py"
     running = remesh_cli("run", "-n", "2", "--mpi", "mpich", "--job", str(tmp_path / "j"), str(program), "2000", "0.01")
     _wait_for(lambda: "running" in _text(tmp_path / "j" / "state.json"))
     running.send_signal(signal.SIGTERM)
@@ -211,6 +247,17 @@ def test_sigterm_takes_a_checkpoint_and_stops(tmp_path: Path, remesh_cli: Callab
     assert "stopped" in output
     shown, _ = remesh_cli("ls").communicate(timeout=60)
     assert "stopped" in shown
+
+
+@pytest.mark.parametrize("mpi", ["mpich", "openmpi", "impi"])
+def test_what_a_program_prints_first_and_last_reaches_the_terminal(
+    tmp_path: Path, mpi: str, remesh_cli: Callable[..., subprocess.Popen[str]]
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("print('first', flush=True)\nfrom mpi4py import MPI\nMPI.Finalize()\nprint('last')\n")
+    running = remesh_cli("run", "-n", "2", "--mpi", mpi, "--job", str(tmp_path / "j"), str(program))
+    output, _ = running.communicate(timeout=100)
+    assert running.returncode == 0 and output.count("first\n") == output.count("last\n") == 2, output
 
 
 def test_rank_0_reads_the_input_file_of_the_command_line_and_goes_on_with_it_after_a_restart(
@@ -241,8 +288,8 @@ def test_rank_0_reads_the_input_file_of_the_command_line_and_goes_on_with_it_aft
         assert _text(tmp_path / "j" / "logs" / f"rank-000{rank}.out") == "answer 1090 True\n"
 
 
-def test_a_checkpoint_whose_state_was_changed_is_refused(job: Job) -> None:
-    job.create("ring", 30, 0.05, num_ranks=2)
+def test_a_checkpoint_whose_state_was_changed_is_refused(job: Job, ring: Ring) -> None:
+    ring.create(job, 0.05, num_ranks=2)
     assert job.stay("mpich", watch=stop_after(0.3)).outcome.state == "stopped", job.events
     state = job.folder.checkpoint(None).rank_folder(1) / "lower.state"
     state.write_bytes(state.read_bytes()[:-1] + b"?")
@@ -251,8 +298,8 @@ def test_a_checkpoint_whose_state_was_changed_is_refused(job: Job) -> None:
     assert "its digest does not match" in failed.outcome.cause
 
 
-def test_a_manifest_that_was_changed_is_refused_and_a_missing_one_is_no_checkpoint(job: Job) -> None:
-    job.create("ring", 30, 0.05, num_ranks=2)
+def test_a_manifest_that_was_changed_is_refused_and_a_missing_one_is_no_checkpoint(job: Job, ring: Ring) -> None:
+    ring.create(job, 0.05, num_ranks=2)
     assert job.stay("mpich", watch=stop_after(0.3)).outcome.state == "stopped", job.events
     folder = job.folder.checkpoint(None).path
     manifest = folder / "manifest.json"
