@@ -15,6 +15,8 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[2] / ".mpi" / "debian" / "root"
 """Where `make mpi-programs` has put them."""
+_AT_ONCE: Final = 20
+"""Packages that are downloaded by one start of apt."""
 
 
 def libraries(root: Path = ROOT) -> list[str]:
@@ -32,14 +34,17 @@ def missing(packages: list[str]) -> list[str]:
 
 def fetch(folder: Path, packages: list[str]) -> None:
     """Download and unpack; those that are there are not fetched again."""
-    archives, root = folder / "archives", folder / "root"
-    archives.mkdir(parents=True, exist_ok=True)
-    for package in missing(packages):
-        if not list(archives.glob(f"{package}_*.deb")):
-            # Those that apt has fetched before lie in its own store.
-            subprocess.run(["apt-get", "--quiet", "download", package], cwd=archives, check=True)
-            (archive,) = archives.glob(f"{package}_*.deb")
+    archives, arriving, root = folder / "archives", folder / "arriving", folder / "root"
+    for place in (archives, arriving):
+        place.mkdir(parents=True, exist_ok=True)
+    wanted = [package for package in missing(packages) if not list(archives.glob(f"{package}_*.deb"))]
+    # Each start of apt reads its whole list of packages. Those that it has fetched before lie in its own store.
+    for first in range(0, len(wanted), _AT_ONCE):
+        command = ["apt-get", "--quiet", "download", *wanted[first : first + _AT_ONCE]]
+        subprocess.run(command, cwd=arriving, check=True)
+        for archive in sorted(arriving.glob("*.deb")):
             subprocess.run(["dpkg-deb", "--extract", str(archive), str(root)], check=True)
+            archive.rename(archives / archive.name)
 
 
 if __name__ == "__main__":
