@@ -219,6 +219,18 @@ def _sequences(number: int, length: int, *arguments: str) -> Callable[[Path], li
     return prepare
 
 
+def _starting_tree(folder: Path) -> list[str]:
+    """Sequences as its own tool packs them, and a tree to begin with: one branch after the other."""
+    _sequences(16, 800)(folder)
+    pack = [str(ROOT / "usr/bin/parse-examl"), "-s", "rows.phy", "-m", "DNA", "-n", "rows"]
+    subprocess.run(pack, cwd=folder, env=variables(), check=True, capture_output=True)
+    tree = "(t0,t1)"
+    for row in range(2, 14):
+        tree = f"({tree},t{row})"
+    (folder / "start.tree").write_text(f"({tree},t14,t15);\n")
+    return ["-t", "start.tree", "-m", "GAMMA", "-s", "rows.binary", "-n", "out"]
+
+
 def _files(*names: str) -> Callable[[str, Path], list[str]]:
     """What the program has written into these."""
 
@@ -274,6 +286,7 @@ PROGRAMS_OF_DEBIAN: Final = (
         input_file="keys",
         num_ranks=3,
     ),
+    Program("lib/examl/bin/examl-sse3", _starting_tree, _files("ExaML_result.out"), 1.0),
     Program("bin/mplrs", _given("polytope.ine", "polytope.ine", "vertices"), _vertices, 0.6, num_ranks=4),
     Program("bin/parform", _given("powers.frm", "powers.frm"), printed(r"^ +[-+] .*$"), 0.6, num_ranks=3),
 )
