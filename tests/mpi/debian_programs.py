@@ -240,6 +240,15 @@ def _files(*names: str) -> Callable[[str, Path], list[str]]:
     return answer
 
 
+def _digests(*names: str) -> Callable[[str, Path], list[str]]:
+    """Of the files that the program has written, which are no text."""
+
+    def answer(output: str, folder: Path) -> list[str]:
+        return [hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names]
+
+    return answer
+
+
 def _distances(output: str, folder: Path) -> list[str]:
     """And how likely the tree is: which of its quartets is looked at by whom is open, and so are its branches."""
     likely = re.findall(r"lh=-[\d.]+", (folder / "rows.phy.tree").read_text())
@@ -268,6 +277,7 @@ PROGRAMS_OF_DEBIAN: Final = (
     Program("bin/NPopenmpi", _pings, _sizes, 0.6),
     Program("bin/NPmpich2", _pings, _sizes, 0.6, "mpich"),
     Program("bin/icoFoam", _cavity, _fields, 0.3),
+    Program("bin/gerris2D", _given("lid.gfs", "lid.gfs"), _digests("end-0.gfs", "end-1.gfs"), 1.0),
     Program("bin/pw.x", _with_tables("silicon.in", _PSEUDO, "-in", "silicon.in"), printed(_RELAXED), 0.6),
     Program("bin/cp2k.psmp", _given("water.cp2k", "-i", "water.cp2k"), _molecule_in_motion, 1.0),
     Program("bin/nwchem.openmpi", _given("water.nw", "water.nw"), printed(_MOLECULE), 0.6, tolerance=1e-8),
