@@ -121,6 +121,8 @@ class Coordinator:
         self._attempt: _Attempt | None = None
         self._num_rounds = 0
         """Number of rounds begun in this stay, this one included."""
+        self._writing: set[int] = set()
+        """Ranks that were told to write their image and have not answered; also when the round has been given up."""
         self._due: list[tuple[float, Mapping[int, Message]]] = []
         """Messages to ranks that wait for their time."""
         self._wanted: tuple[float, bool, int] | None = None
@@ -237,16 +239,23 @@ class Coordinator:
         elif kind == "status" and self._attempt is not None:
             status = Status.from_json(message["status"])
             self._advance(*self._attempt.round.on_status(status, int(message["wave"]), time.monotonic()))
-        elif kind == "imaged" and self._attempt is not None:
-            self._attempt.images[rank] = message
-            problem, refused = str(message["problem"]), bool(message.get("refused"))
-            self._advance(*self._attempt.round.on_imaged(rank, problem, refused=refused))
+        elif kind == "imaged":
+            self._on_imaged(rank, message)
         elif kind == "ended":
             self._on_ended(rank, int(message["code"]), str(message.get("omitted", "")))
         elif kind == "left":
             self._left.add(rank)
         elif kind == "failed":
             self.fail(f"rank {rank} on host {self._host_of(rank)}: {message['cause']}", int(message.get("code", 1)))
+
+    def _on_imaged(self, rank: int, message: Message) -> None:
+        self._writing.discard(rank)
+        if self._attempt is not None:
+            self._attempt.images[rank] = message
+            problem, refused = str(message["problem"]), bool(message.get("refused"))
+            self._advance(*self._attempt.round.on_imaged(rank, problem, refused=refused))
+        elif not self._writing:
+            self._clear_away()
 
     def _on_all_ready(self) -> None:
         self._folder.change_state("running", f"{self._num_ranks} ranks on {', '.join(self._hosts())}")
@@ -299,7 +308,7 @@ class Coordinator:
             self._next_periodic_s = None
         self._note_removal()
         # A round has the room that a removal makes, and both need the disk: it waits for one that is under way.
-        is_busy = self._attempt is not None or self._removal is not None
+        is_busy = self._attempt is not None or self._writing or self._removal is not None
         is_free = not is_busy and self.outcome is None and self.all_ready
         if self._wanted is not None and now_s >= self._wanted[0] and is_free:
             self._begin(now_s)
@@ -337,6 +346,7 @@ class Coordinator:
                     self._ask(instruction)
                 case TakeImage():
                     attempt.cut_s = time.monotonic()
+                    self._writing = set(self._ranks)
                     self._tell_ranks({"type": "image", **self._image_request(attempt)})
                 case Commit():
                     attempt.imaged_s = time.monotonic()
@@ -434,7 +444,9 @@ class Coordinator:
         }
         self._tell_ranks({"type": "end", **told})
         if end.ending in (Ending.GIVEN_UP, Ending.LOST):
-            self._clear_away()
+            # A file that is written while its folder is removed stays behind: the last rank that writes clears it away.
+            if not self._writing or end.ending is Ending.LOST:
+                self._clear_away()
             self._note(f"checkpoint {attempt.number}: {end.ending.value}: {end.reason}")
             pauses_s = () if end.obstacle is None else _RETRY_AFTER_S.get(end.obstacle, ())
             if attempt.attempts <= len(pauses_s):

@@ -194,6 +194,30 @@ def test_an_image_that_cannot_be_written_leaves_nothing_and_the_job_goes_on(stag
     assert stage.coordinator.outcome is None
 
 
+def test_what_ranks_still_write_for_a_round_that_was_given_up_is_removed_before_the_next_one(stage: Stage) -> None:
+    ranks = stage.ranks()
+    stage.coordinator.request_checkpoint(stop=False)
+    asked: list[dict[str, Any]] = []
+
+    def hold_back(rank: int, peer: Peer, message: dict[str, Any], problem: str) -> None:
+        if message["type"] == "image" and rank == 0 and not asked:
+            asked.append(message)
+        else:
+            Stage.answer(stage, rank, peer, message, problem)
+
+    stage.answer = hold_back  # type: ignore[method-assign]
+    stage.until(lambda: asked and stage.said, ranks, problem="the disk is full")
+    stage.coordinator.request_checkpoint(stop=False)
+    stage.step(20)
+    folder = Path(asked[0]["folder"]) / rank_name(0)
+    folder.mkdir(parents=True)
+    (folder / "pages").write_bytes(b"written late")
+    ranks[0].send(type="imaged", problem="", refused=False, report={"num_bytes": 10, "caught": {}})
+    stage.until(lambda: stage.coordinator.last_checkpoint, ranks)
+    assert [path.name for path in stage.folder.images.iterdir()] == ["000001"]
+    assert not list(stage.folder.checkpoint(None).path.rglob("pages"))
+
+
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attempts follow one another without a pause: two in all."""
