@@ -23,6 +23,7 @@ from benchmarks.elastic.model import STEP_S
 from benchmarks.elastic.phases import Recovery, split_recovery
 from remesh.comm.free_ports import free_port
 from remesh.elastic.events import EventReader
+from remesh.linux.procfs import children_of, family_of
 from remesh.testing.local_job import LocalJob
 
 CASES = ("worker", "node", "host")
@@ -180,7 +181,7 @@ class TorchrunSide:
     def hurt(self, case: str) -> float:
         if case == "worker":
             killed_s = time.time()
-            os.kill(_children_of(self._agents[self._shape.nodes[-1]].pid)[-1], signal.SIGKILL)
+            os.kill(max(children_of(self._agents[self._shape.nodes[-1]].pid)), signal.SIGKILL)
             return killed_s
         return self._kill_node(self._shape.nodes[-1 if case == "node" else 0])
 
@@ -209,7 +210,7 @@ class TorchrunSide:
 
     def _kill_node(self, node: str) -> float:
         killed_s = time.time()
-        for pid in [self._agents[node].pid, *_children_of(self._agents[node].pid)]:
+        for pid in family_of(self._agents[node].pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._agents[node].wait()
@@ -278,6 +279,3 @@ def _in_root() -> Iterator[None]:
         os.chdir(before)
 
 
-def _children_of(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task")
-    return sorted(int(child) for task in tasks.glob("*/children") for child in task.read_text().split())

@@ -25,7 +25,7 @@ from typing import Final
 from unittest import mock
 
 from benchmarks.report import Row, at_most
-from remesh.linux.procfs import children_of
+from remesh.linux.procfs import children_of, family_of
 from remesh.mpi.launch import Reach, plan_start
 from remesh.mpi.library.build import LIBRARIES
 from remesh.mpi.lower.pace import SPIN_VARIABLE
@@ -218,17 +218,12 @@ def native_memory(case: CCase) -> float:
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     most: dict[int, float] = {}
     while process.poll() is None:
-        for pid in _descendants(process.pid):
+        for pid in family_of(process.pid):
             with contextlib.suppress(OSError):
                 if Path(f"/proc/{pid}/comm").read_text().strip() == case.program.name:
                     most[pid] = max(most.get(pid, 0.0), memory_of(pid))
         time.sleep(0.5)
     return statistics.median(most.values())
-
-
-def _descendants(pid: int) -> list[int]:
-    children = children_of(pid)
-    return [*children, *(each for child in children for each in _descendants(child))]
 
 
 def switch_row(folder: Path, repeat: int) -> Row:

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from remesh.linux.procfs import children_of, work_of
+from remesh.linux.procfs import family_of, work_of
 from remesh.rounds.job_folder import JobFolder
 from remesh.rounds.leader import Coordinator
 from remesh.testing.quiet_limit import QuietLimit
@@ -18,12 +18,8 @@ _LOOK_S: Final = 1.0
 
 
 def work_below(pid: int) -> int:
-    """Of all that a process has started, and they."""
-    try:
-        children = children_of(pid)
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
-    return sum(work_of(child) + work_below(child) for child in children)
+    """Of all that a process has started, and they; not its own."""
+    return sum(map(work_of, family_of(pid)[1:]))
 
 
 class Patience:

@@ -17,7 +17,7 @@ import pytest
 
 from remesh.comm import messages as frames
 from remesh.errors import ConfigError, FormatError
-from remesh.linux.procfs import children_of, start_of
+from remesh.linux.procfs import family_of, start_of
 from remesh.mpi import stay
 from remesh.mpi.stay import Placement
 from remesh.ranks.hosts import Host
@@ -193,8 +193,8 @@ def test_a_leader_that_is_killed_takes_every_rank_with_it_and_the_last_checkpoin
     said, _ = remesh_cli("checkpoint", str(tmp_path / "j")).communicate(timeout=60)
     assert "checkpoint 1" in said
     shown, _ = remesh_cli("show", str(tmp_path / "j")).communicate(timeout=60)
-    processes = [pid for rank in json.loads(shown)["now"]["ranks"] for pid in _descendants(rank["pid"])]
-    assert len(processes) >= 3 * 4
+    processes = family_of(*(rank["pid"] for rank in json.loads(shown)["now"]["ranks"]))
+    assert len(processes) >= 3 * 4  # lower half, init, program
     leader.kill()
     leader.communicate(timeout=60)
     _wait_for(lambda: all(start_of(pid) is None for pid in processes))
@@ -204,11 +204,6 @@ def test_a_leader_that_is_killed_takes_every_rank_with_it_and_the_last_checkpoin
     ended = job.stay("openmpi", checkpoint=job.folder.checkpoint(None))
     assert ended.outcome.state == "finished", job.events
     assert job.answer == ring.answer
-
-
-def _descendants(pid: int) -> list[int]:
-    """The process and all that it has started: of a lower half its init, and the program."""
-    return [pid, *(each for child in children_of(pid) for each in _descendants(child))]
 
 
 @pytest.mark.netns

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from remesh.linux.procfs import children_of
+from remesh.linux.procfs import family_of
 from remesh.rounds.job_folder import JobFolder
 from remesh.testbed.beds import KnownBed, cut, find_beds
 from tests.procs.torch_jobs import NEEDS_IMAGES, PATIENCE_S, REMESH, TorchJob, run_natively
@@ -58,13 +58,9 @@ def _kill_host(ranks: list[dict[str, Any]], host: str) -> None:
     """All processes of a host at once, as when its power fails; its link stays."""
     keepers = [each["pid"] for each in ranks if each["host"] == host]
     assert keepers
-    for pid in [each for keeper in keepers for each in _family_of(keeper)]:
+    for pid in family_of(*keepers):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-
-
-def _family_of(pid: int) -> list[int]:
-    return [pid, *(each for child in children_of(pid) for each in _family_of(child))]
 
 
 def _bed_of(job: TorchJob) -> KnownBed:
@@ -151,7 +147,7 @@ def test_a_leader_that_is_killed_takes_every_rank_and_every_host_with_it(job: To
     job.run("ddp.py", _ENDLESS, options=_on(_TWO_RANKS))
     job.wait_for(3)
     _take_checkpoint(job)
-    processes = [pid for rank in _ranks(job) for pid in _family_of(rank["pid"])]
+    processes = family_of(*(rank["pid"] for rank in _ranks(job)))
     assert len(processes) >= 3 * 2  # keeper, init, program
     bed = _bed_of(job)
     assert job.leader is not None

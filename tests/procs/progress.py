@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-
-from remesh.linux.procfs import children_of, work_of
+from remesh.linux.procfs import family_of, work_of
 
 _LOOKING_AROUND = 100
 """Ticks. Threads of gloo that wait look around a hundred times a second: a rank of three groups has 20 in a minute."""
-
-
-def family_of(pid: int) -> list[int]:
-    """A process and all that it has started and that still run, but for what they left behind."""
-    family = [pid]
-    for member in family:
-        with contextlib.suppress(OSError):  # it ended just now
-            family += children_of(member)
-    return family
 
 
 class Headway:
@@ -31,7 +20,7 @@ class Headway:
         self._times = 0
 
     def __call__(self) -> int:
-        now = {pid: work_of(pid) for root in self._roots for pid in family_of(root)}
+        now = {pid: work_of(pid) for pid in family_of(*self._roots)}
         if any(pid not in self._before or work - self._before[pid] >= _LOOKING_AROUND for pid, work in now.items()):
             self._before = now
             self._times += 1

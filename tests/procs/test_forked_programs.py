@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from remesh.linux.procfs import start_of, work_of
+from remesh.linux.procfs import family_of, start_of, work_of
 from remesh.testing.quiet_limit import QuietLimit
 from tests.procs import progress
 from tests.procs.forked_programs import ALONE, end, start
-from tests.procs.progress import Headway, family_of
+from tests.procs.progress import Headway
 from tests.procs.torch_jobs import run_natively
 
 _PROGRAM = """\
@@ -76,7 +76,7 @@ def test_the_stacks_of_all_processes_of_a_program_that_stands_still_are_told(tmp
 @pytest.mark.procs
 def test_who_starts_processes_gets_somewhere_and_who_looks_around_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     work, family = dict.fromkeys(range(5), 0), [0]
-    monkeypatch.setattr(progress, "family_of", lambda root: family)
+    monkeypatch.setattr(progress, "family_of", lambda *roots: family)
     monkeypatch.setattr(progress, "work_of", work.__getitem__)
     headway = Headway([0])
     seen = [headway()]

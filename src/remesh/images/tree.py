@@ -6,14 +6,13 @@ those that lost their parent are in it, too.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 from collections.abc import Sequence
 from typing import Final
 
 from remesh.images.family import INIT, Kin
-from remesh.linux.procfs import children_of, inner_id, read_stat, read_status
+from remesh.linux.procfs import children_of, family_of, inner_id, read_stat, read_status
 
 _EXIT_CODE: Final = 51  # its place among the fields of /proc/P/stat
 
@@ -23,17 +22,12 @@ def tree_of(pid: int) -> list[int]:
 
     Raises `ProcessLookupError` when there is no such process.
     """
-    found = [pid]
     try:
         parent = int(read_status(pid)["PPid"])
     except FileNotFoundError:
         raise ProcessLookupError(errno.ESRCH, f"process {pid} has ended") from None
-    if parent and _is_init_of_namespace(parent, pid):
-        found += [child for child in children_of(parent) if child != pid]
-    for each in found:  # grows meanwhile
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended just now
-            found += [child for child in children_of(each) if child not in found]
-    return found
+    siblings = children_of(parent) if parent and _is_init_of_namespace(parent, pid) else []
+    return family_of(pid, *(child for child in siblings if child != pid))
 
 
 def _is_init_of_namespace(parent: int, pid: int) -> bool:

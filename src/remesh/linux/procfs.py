@@ -105,6 +105,18 @@ def children_of(pid: int) -> list[int]:
     return children
 
 
+def family_of(*pids: int) -> list[int]:
+    """Ids of processes and of all that they have started and that still run, parents before their children.
+
+    Ended ones too, until they are waited for; not what somebody left behind whose parent has ended.
+    """
+    family = list(pids)
+    for member in family:  # grows meanwhile
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended just now
+            family += [child for child in children_of(member) if child not in family]
+    return family
+
+
 def seen_from_here(pid: int, path: str) -> str:
     """A path by which this process reaches the file that process ``pid`` calls ``path``."""
     return f"/proc/{pid}/root{path}"

@@ -29,3 +29,22 @@ def test_a_descriptor_that_is_used_again_meanwhile_is_not_refused_and_a_renamed_
 def test_a_thread_that_ends_while_children_are_looked_for_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(procfs, "thread_ids", lambda pid: [pid, (1 << 22) + 1])
     assert procfs.children_of(os.getpid()) == procfs.children_of(os.getpid())
+
+
+def test_a_family_has_each_process_once_though_members_end_and_are_adopted_while_it_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    children = {1: [2, 3], 2: [4], 4: [], 5: []}  # 3 has ended, 5 was started by it and is adopted by 4
+
+    def children_of(pid: int) -> list[int]:
+        if pid not in children:
+            raise FileNotFoundError(pid)
+        if pid == 3:
+            children[4] = [5]
+        return children[pid]
+
+    monkeypatch.setattr(procfs, "children_of", children_of)
+    assert procfs.family_of(1) == [1, 2, 3, 4]
+    children |= {3: [5], 4: [5]}
+    assert procfs.family_of(1) == [1, 2, 3, 4, 5]
+    assert procfs.family_of(4, 2) == [4, 2, 5]
