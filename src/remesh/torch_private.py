@@ -126,10 +126,14 @@ def store_of(group: dist.ProcessGroup) -> dist.Store:
     return store
 
 
+def backends_of(group: dist.ProcessGroup | None) -> dict[str, str]:
+    """The name of a group's backend for each type of device: ``{"cpu": "gloo", "cuda": "nccl"}``."""
+    return dict(entry.split(":", 1) for entry in dist.get_backend_config(group).split(","))
+
+
 def nccl_of(group: dist.ProcessGroup) -> Any | None:
     """What the group has for tensors of CUDA devices, if that is one of torch's ``ProcessGroupNCCL``; else None."""
-    backends = dict(entry.split(":", 1) for entry in dist.get_backend_config(group).split(","))
-    return group._get_backend(torch.device("cuda")) if backends.get("cuda") == "nccl" else None
+    return group._get_backend(torch.device("cuda")) if backends_of(group).get("cuda") == "nccl" else None
 
 
 def nccl_error(group: dist.ProcessGroup) -> str | None:

@@ -41,7 +41,7 @@ from remesh.comm.nccl import agree_on_members, member_here
 from remesh.comm.tree import gather_words
 from remesh.errors import ConfigError, Error, PeerError
 from remesh.options import check_option
-from remesh.torch_private import nccl_error, store_of
+from remesh.torch_private import backends_of, nccl_error, store_of
 
 _HEADER_BYTES = 1024
 _LENGTH = struct.Struct("<Q")
@@ -123,8 +123,7 @@ def is_queued(group: Group = None) -> bool:
     """
     if group is None and not dist.is_initialized():
         return False
-    backends = dict(entry.split(":", 1) for entry in dist.get_backend_config(group).split(","))
-    return backends.get("cpu", "nccl") == "nccl"
+    return backends_of(group).get("cpu", "nccl") == "nccl"
 
 
 def check_end(group: Group, doing: str) -> None:
