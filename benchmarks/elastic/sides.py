@@ -277,5 +277,3 @@ def _in_root() -> Iterator[None]:
         yield
     finally:
         os.chdir(before)
-
-

@@ -39,7 +39,8 @@ _FOREIGN = {
     DistributedType.XLA: "XLA",
 }
 """Engines that keep and save the state of training themselves."""
-_SAVING, _LOADING = (f"{doing} a state with accelerate" for doing in ("saving", "loading"))
+_SAVING = "saving a state with accelerate"
+_LOADING = "loading a state with accelerate"
 
 
 class RemeshAccelerator(Accelerator):

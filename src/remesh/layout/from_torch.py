@@ -75,6 +75,12 @@ def join_pieces(pieces: Sequence[Piece]) -> Piece:
     return Piece(flat, pieces[0].global_shape, tuple(shards), pieces[0].partial)
 
 
+def join_if_alike(old: Piece, new: Piece) -> Piece:
+    """One piece with what both hold of one tensor; ``old`` alone where they cannot be one: addends, or two dtypes."""
+    are_alike = old.partial is new.partial is None and old.tensor.dtype == new.tensor.dtype
+    return join_pieces([old, new]) if are_alike else old
+
+
 def piece_of(tensor: torch.Tensor | Piece) -> Piece:
     """This rank's part of a DTensor (any placement), or all of a plain tensor, as a Piece; a Piece stays itself."""
     if isinstance(tensor, Piece):

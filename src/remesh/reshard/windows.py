@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from remesh.comm.gather import Group, gather_from, group_rank
 from remesh.errors import PlanError
-from remesh.layout.from_torch import Piece, join_pieces, piece_of
+from remesh.layout.from_torch import Piece, join_if_alike, piece_of
 from remesh.options import check_option
 from remesh.reshard.planning.transfer import PlanOptions
 from remesh.reshard.planning.windows import WindowPlan, plan_windows
@@ -93,13 +93,10 @@ class WindowedReshard:
         return made
 
     def _keep_both(self, made: Mapping[str, DTensor]) -> None:
-        """Join new shards to the old ones, where they can be one piece: whole values of one dtype."""
+        """Join new shards to the old ones, where they can be one piece."""
         for name, tensor in made.items():
             old, new = self._give.get(name), piece_of(tensor)
-            if old is None:
-                self._give[name] = new
-            elif piece_of(old).partial is None and piece_of(old).tensor.dtype == new.tensor.dtype:
-                self._give[name] = join_pieces([piece_of(old), new])
+            self._give[name] = new if old is None else join_if_alike(piece_of(old), new)
 
 
 def reshard_by_windows(

@@ -15,6 +15,7 @@ from remesh.layout.dtypes import ITEMSIZE_BYTES
 from remesh.layout.from_torch import (
     Piece,
     dtype_name,
+    join_if_alike,
     layout_of,
     mesh_from_torch,
     piece_of,
@@ -119,6 +120,19 @@ def test_plain_tensor_is_one_whole_shard_and_a_piece_is_itself():
     assert piece.shards == (rl.Shard(0, rl.Box((0, 0), (3, 2))),)
     assert piece_of(piece) is piece
     assert piece_of(torch.tensor(1.0)).shards == (rl.Shard(0, rl.Box((), ())),)
+
+
+@pytest.mark.parametrize(("dtype", "partial"), [(torch.float32, None), (torch.float64, None), (torch.float32, "sum")])
+@pytest.mark.parametrize("sum_first", [True, False])
+def test_pieces_are_joined_where_they_can_be_one(dtype, partial, sum_first):
+    old = Piece(torch.zeros(2), (4,), (rl.Shard(0, rl.Box((0,), (2,))),), partial if sum_first else None)
+    new = Piece(torch.ones(2, dtype=dtype), (4,), (rl.Shard(0, rl.Box((2,), (4,))),), None if sum_first else partial)
+    joined = join_if_alike(old, new)
+    if dtype != torch.float32 or partial:
+        assert joined is old
+    else:
+        assert joined.tensor.tolist() == [0, 0, 1, 1]
+        assert [(shard.box.start, shard.offset) for shard in joined.shards] == [((0,), 0), ((2,), 2)]
 
 
 def test_a_rank_outside_the_mesh_holds_nothing():

@@ -31,7 +31,7 @@ from remesh.comm.gather import all_gather_json, group_rank, is_out_of_memory, st
 from remesh.elastic.state import CarriedState, HeldState
 from remesh.elastic.training.position import Position
 from remesh.errors import ConfigError, StorageError
-from remesh.layout.from_torch import Piece, join_pieces
+from remesh.layout.from_torch import Piece, join_if_alike, join_pieces
 from remesh.reshard.model.tasks import compute_missing_boxes
 from remesh.reshard.planning.plan import Plan
 from remesh.reshard.planning.planner import plan_reshard
@@ -205,11 +205,8 @@ def _both(before: Mapping[str, Piece], filled: Mapping[str, Piece]) -> _Pieces:
     both = dict(before) | dict(filled)
     for name in before.keys() & filled.keys():
         old, new = before[name], filled[name]
-        if {shard.box for shard in old.shards} <= {shard.box for shard in new.shards}:
-            continue
-        # Sums that are still to be made, and another dtype, do not go into one piece.
-        alike = old.partial is None and old.tensor.dtype == new.tensor.dtype
-        both[name] = join_pieces([old, new]) if alike else old
+        if not {shard.box for shard in old.shards} <= {shard.box for shard in new.shards}:
+            both[name] = join_if_alike(old, new)
     return both
 
 

@@ -267,8 +267,8 @@ class Stint:
         """The state to keep while the network is gone.
 
         What it was given, as long as nothing is carried on the new mesh, and what it has there where others may have
-        nothing else any more; None when this rank was hit in the middle of
-        taking a step, so that its state belongs to no step at all.
+        nothing else any more; None when this rank was hit in the middle of taking a step, so that its state belongs to
+        no step at all.
         """
         if self._state is None:
             if self._filling is not None and self._filling.in_doubt is not None:

@@ -158,10 +158,8 @@ class Regions:
         """Write contiguous copies back into the pieces they stand for; names of those that others have written over."""
         for name, copy in self._copies.items():
             put_back(self._pieces[name], copy)
-        return [name for name in self._sharing if name in self._copies and not self._is_there(name)]
-
-    def _is_there(self, name: str) -> bool:
-        return is_there(self._pieces[name], self._copies[name])
+        copied = [name for name in self._sharing if name in self._copies]
+        return [name for name in copied if not is_there(self._pieces[name], self._copies[name])]
 
     def _find_direct(self, number: int, chunk: Chunk, device: torch.device) -> torch.Tensor | None:
         if len(chunk.parts) != 1 or self._is_cast[chunk.parts[0].tensor]:
