@@ -1,4 +1,4 @@
-"""Jobs of hosts that are killed from outside, and what their checkpoints hold."""
+"""Jobs of hosts under torchrun, killed from outside or by themselves, and what their checkpoints hold."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 _PATIENCE_S = 500
+_VARIABLES = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
 
 
 def run_job(
@@ -28,12 +29,15 @@ def run_job(
     killed_when: Path | None = None,
 ) -> str:
     """What a job under torchrun said, run to its end, or killed with all its processes as soon as a file is there."""
-    launch = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks))
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **(variables or {})}
     said = folder / "said.txt"
     with said.open("wb") as file:
         job = subprocess.Popen(
-            (*launch, *command), cwd=folder, env=environment, stdout=file, stderr=file, start_new_session=True
+            _launch(num_ranks, command),
+            cwd=folder,
+            env={**os.environ, **_VARIABLES, **(variables or {})},
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
         )
     deadline = time.monotonic() + _PATIENCE_S
     try:
@@ -49,6 +53,24 @@ def run_job(
     expected = 0 if killed_when is None else None
     assert code == expected, f"the job ended with {code}, expected {expected}:\n{text[-5000:]}"
     return text
+
+
+def run_script(script: Path, *arguments: object, timeout_s: int = 180) -> tuple[int, str]:
+    """How a script under torchrun on two CPU ranks ended, which may end itself, and what it said."""
+    done = subprocess.run(
+        _launch(2, (str(script), *map(str, arguments))),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        env={**os.environ, **_VARIABLES, "ACCELERATE_USE_CPU": "true"},
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def _launch(num_ranks: int, command: Sequence[str]) -> tuple[str, ...]:
+    flags = ("--standalone", "--nproc-per-node", str(num_ranks))
+    return (sys.executable, "-m", "torch.distributed.run", *flags, *command)
 
 
 def stored_tensors(directory: Path) -> dict[str, torch.Tensor]:

@@ -5,33 +5,16 @@ To the bit, so on the same number of processes. Each host has a test of another 
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.hosts.jobs import stored_tensors
+from tests.hosts.jobs import run_script, stored_tensors
 
 pytestmark = [pytest.mark.hosts, pytest.mark.filterwarnings("default")]
 
 _EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "integrations"
-
-
-def _run(script: Path, folder: Path) -> tuple[int, str]:
-    variables = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    launch = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    done = subprocess.run(
-        [*launch, str(script), str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        env=os.environ | variables,
-        check=False,
-    )
-    return done.returncode, done.stdout + done.stderr
 
 
 @pytest.mark.timeout(560)
@@ -41,10 +24,10 @@ def _run(script: Path, folder: Path) -> tuple[int, str]:
 def test_a_killed_job_ends_with_the_bits_of_one_that_was_not(tmp_path: Path, name: str) -> None:
     whole = tmp_path / name
     whole.write_text(re.sub(r"(KILLED_AT.* = \d+, )\d+", r"\g<1>99", (_EXAMPLES / name).read_text()))
-    code, output = _run(_EXAMPLES / name, tmp_path / "killed")
+    code, output = run_script(_EXAMPLES / name, tmp_path / "killed")
     assert code != 0 and "step 5" in output and "step 6" not in output, output
     for script, folder in ((_EXAMPLES / name, "killed"), (whole, "whole")):
-        code, output = _run(script, tmp_path / folder)
+        code, output = run_script(script, tmp_path / folder)
         assert code == 0, output
     found, expected = (stored_tensors(_newest(tmp_path / folder)) for folder in ("killed", "whole"))
     assert found.keys() == expected.keys() and len(expected) > 4

@@ -5,33 +5,22 @@ Several models and optimizers, layers that are tied or frozen, adapters, accumul
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.hosts.jobs import run_script
+
 pytestmark = [pytest.mark.hosts, pytest.mark.filterwarnings("default")]
 
 _SCRIPTS = Path(__file__).with_name("scripts")
 
 
-def _run(script: str, folder: Path, kind: str, killed_at: int, num_ranks: int = 2) -> tuple[int, str]:
+def _run(script: str, folder: Path, kind: str, killed_at: int) -> tuple[int, str]:
     folder.mkdir(exist_ok=True)
-    variables = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    launch = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks))
-    done = subprocess.run(
-        [*launch, str(_SCRIPTS / script), str(folder), kind, str(killed_at)],
-        capture_output=True,
-        text=True,
-        timeout=250,
-        env=os.environ | variables,
-        check=False,
-    )
-    return done.returncode, done.stdout + done.stderr
+    return run_script(_SCRIPTS / script, folder, kind, killed_at, timeout_s=250)
 
 
 @pytest.mark.timeout(800)

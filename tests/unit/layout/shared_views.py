@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -51,3 +51,21 @@ def fit_together(views: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) 
         for view, one in zip(views, values, strict=True)
         for address, byte in bytes_by_address(view, one).items()
     )
+
+
+def fills_or_refuses(
+    fill: Callable[[], object],
+    views: Sequence[torch.Tensor],
+    values: Sequence[torch.Tensor],
+    refusal: type[Exception],
+    says: str,
+) -> bool:
+    """Whether ``fill`` gave each view its values; judges that it did, or refused, in such words, what does not fit."""
+    try:
+        fill()
+    except refusal as raised:
+        assert not fit_together(views, values)
+        assert says in str(raised)
+        return False
+    assert all(torch.equal(view, one) for view, one in zip(views, values, strict=True))
+    return True
