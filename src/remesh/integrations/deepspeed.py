@@ -29,6 +29,8 @@ from remesh.checkpoint.formats.stand_ins import StandIn, without_stand_ins
 from remesh.integrations.stand_ins import read_torch_file
 
 _OWN = ("deepspeed.",)
+_STAGES = {"optimizer_states": 1, "gradients": 2, "weights": 3}
+"""Members of its enumeration of ZeRO's stages, as early releases of Python 3.11 write them."""
 _OF_ENGINE = frozenset(
     {
         *("module", "buffer_names", "optimizer", "param_shapes", "frozen_param_shapes", "frozen_param_fragments"),
@@ -149,7 +151,9 @@ def _check_sum(tag: Path, what: str, found: int, used: int, alignment: int) -> N
 def _partition_of(path: Path) -> _Partition:
     told = _told(_load(path), "optimizer_state_dict", path)
     stage, num_ranks = _told(told, "zero_stage", path), told.get("partition_count")
-    stage = int(stage.values[0] if isinstance(stage, StandIn) else stage)
+    if isinstance(stage, StandIn):
+        stage = _STAGES.get(stage.values[-1], stage.values[0])
+    stage = int(stage)
     num_ranks = max(num_ranks) if isinstance(num_ranks, list) else int(_told(told, "partition_count", path))
     is_even = stage == 3
     if stage not in (1, 2, 3):

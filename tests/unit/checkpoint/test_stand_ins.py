@@ -8,7 +8,7 @@ import random
 import sys
 import types
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from remesh.dist_checkpointing import ShardedTensor
 from tests.profiles import seeds
 
 _PROGRAM = "a_program_of_others.enums"
+_REFUSED = f"{_PROGRAM}.Backend|member of an enumeration"
 RUN: list[str] = []
 
 
@@ -60,9 +61,16 @@ class Schedule(Setting):
         return Schedule, (self.rate, self.names), {"names": [*self.names]}
 
 
-@pytest.fixture
-def program(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """A module that is there until the patch is undone."""
+_WRITTEN: dict[str, Callable[[Any], tuple[Any, ...]]] = {
+    "call": lambda member: (type(member), (member.value,)),
+    "look-up": lambda member: (getattr, (type(member), member.name)),  # as Python 3.11.2 does
+}
+
+
+@pytest.fixture(params=_WRITTEN)
+def program(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[pytest.MonkeyPatch]:
+    """A module that is there until the patch is undone; its enumeration is pickled as some release of Python does."""
+    monkeypatch.setattr(Backend, "__reduce_ex__", lambda member, protocol: _WRITTEN[request.param](member))
     module = types.ModuleType(_PROGRAM)
     for kind in (Backend, Setting, Schedule):
         monkeypatch.setattr(kind, "__module__", _PROGRAM)
@@ -108,12 +116,12 @@ def test_what_was_read_without_its_classes_is_written_as_it_was(seed: int, progr
         absent.delitem(sys.modules, _PROGRAM)
         RUN.clear()
         held = load_object(blob, "a test", with_stand_ins=True)
-        assert isinstance(held["b"], StandIn) and held["b"].values == (1,) and find_stand_in(held) is not None
+        assert isinstance(held["b"], StandIn) and find_stand_in(held) is not None
         assert isinstance(held["c"], Namespace) and held["c"].d is held["b"]
-        assert repr(held["b"]) == f"<{_PROGRAM}.Backend(1)>"
+        assert repr(held["b"]) in (f"<{_PROGRAM}.Backend(1)>", f"<{_PROGRAM}.Backend.FLASH>")
         again = dump_object(held, "a test")
         assert load_object(again, "a test", with_stand_ins=True)["b"] == held["b"]
-        with pytest.raises(CheckpointFormatError, match=f"{_PROGRAM}.Backend"):
+        with pytest.raises(CheckpointFormatError, match=_REFUSED):
             load_object(_saved_only(again, "b"), "a test")
         assert not RUN
     assert _described(torch.load(io.BytesIO(again), weights_only=False)) == told
@@ -140,7 +148,7 @@ def checkpoint(tmp_path: Path, program: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_tools_list_and_convert_it_and_programs_are_told_the_class(checkpoint: Path, tmp_path: Path) -> None:
     shown = CliRunner().invoke(main, ["ckpt", "show", str(checkpoint)], catch_exceptions=False)
-    assert shown.exit_code == 0 and f"{_PROGRAM}.Backend('two')" in shown.output and "w " in shown.output
+    assert shown.exit_code == 0 and f"{_PROGRAM}.Backend" in shown.output and "w " in shown.output
     as_json = CliRunner().invoke(main, ["ckpt", "show", "--json", str(checkpoint)], catch_exceptions=False)
     assert as_json.exit_code == 0 and "Backend" in as_json.output
     assert is_complete(location_of(checkpoint))
@@ -150,9 +158,9 @@ def test_tools_list_and_convert_it_and_programs_are_told_the_class(checkpoint: P
     )
     assert done.exit_code == 0, done.output
     for path in (checkpoint, target):
-        with pytest.raises(CheckpointFormatError, match=f"{_PROGRAM}.Backend") as raised:
+        with pytest.raises(CheckpointFormatError, match=_REFUSED) as raised:
             remesh.load({"w": torch.zeros(6)}, path)
         assert raised.value.reason == "forbidden-global"
-    with torch.serialization.safe_globals([(Backend, f"{_PROGRAM}.Backend")]):
+    with torch.serialization.safe_globals([(Backend, f"{_PROGRAM}.Backend"), getattr]):
         common = dist_checkpointing.load_common_state_dict(str(target))
     assert common["args"] == Namespace(backend=Backend.FUSED, layers=4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import random
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,17 @@ def _check(state: dict[str, Any], job: Job, values: Values) -> None:
 @pytest.mark.parametrize("seed", range(40))
 def test_whole_tensors_come_out_of_any_job(tmp_path: Path, seed: int) -> None:
     job = random_job(random.Random(seed))
+    values = write_zero(tmp_path, job)
+    _check(read_zero(tmp_path), job, values)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_stage_that_was_written_by_its_name_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: int
+) -> None:
+    """As Python 3.11.2 does."""
+    monkeypatch.setattr(enum.IntEnum, "__reduce_ex__", lambda member, _: (getattr, (type(member), member.name)))
+    job = Job(stage, 2)
     values = write_zero(tmp_path, job)
     _check(read_zero(tmp_path), job, values)
 

@@ -127,9 +127,12 @@ def _own_class(name: str) -> type:
     return made
 
 
+_STAGES = {"optimizer_states": 1, "gradients": 2, "weights": 3}
+
+
 def _stage_enum() -> Any:
     """As DeepSpeed tells its stages: by members of an enumeration of its own."""
     name, module = "ZeroStageEnum", sys.modules.setdefault("deepspeed.stand_in", types.ModuleType("deepspeed.stand_in"))
-    made = enum.IntEnum(name, {"one": 1, "two": 2, "three": 3}, module=module.__name__)  # type: ignore[misc]
+    made = enum.IntEnum(name, _STAGES, module=module.__name__)  # type: ignore[misc]
     setattr(module, name, made)
     return made

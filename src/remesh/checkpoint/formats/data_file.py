@@ -39,7 +39,7 @@ from torch.distributed.tensor import DTensor
 
 from remesh.checkpoint.errors import CheckpointFormatError, CheckpointMismatchError
 from remesh.checkpoint.formats.blob_frame import Frame, bytes_of, frame_of
-from remesh.checkpoint.formats.stand_ins import dump_with_stand_ins, find_stand_in, stand_ins_for
+from remesh.checkpoint.formats.stand_ins import LOOK_UP, dump_with_stand_ins, find_stand_in, stand_ins_for
 from remesh.checkpoint.storage import Location, store_of
 from remesh.checkpoint.storage.integrity import BLOCK_BYTES, Trailer
 from remesh.checkpoint.storage.joined_checksums import join_blocks
@@ -351,7 +351,7 @@ def check_object(blob: bytes, name: str) -> None:
     """Raise `CheckpointMismatchError` for a blob of an object that `load_object` would not read back as it is."""
     with torch.serialization.safe_globals(SAFE_GLOBALS):
         unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(blob))
-    if "builtins.getattr" in unsafe:
+    if LOOK_UP in unsafe:
         raise CheckpointMismatchError(
             f"serialising {name}: it holds a member of an enumeration, which this release of Python writes as a call "
             "of getattr, and no load should allow that; save its value instead, or use a later Python"
@@ -408,6 +408,12 @@ def _load(blob: bytes, where: str, with_stand_ins: bool = False) -> Any:
         with torch.serialization.safe_globals([*SAFE_GLOBALS, *unknown]):
             return torch.load(io.BytesIO(blob), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as raised:
+        if f"GLOBAL {LOOK_UP.removeprefix('builtins.')} " in str(raised):
+            raise CheckpointFormatError(
+                "forbidden-global",
+                f"reading {where}: it holds a member of an enumeration, which an early release of Python 3.11 wrote as "
+                "a call of getattr, and no load should allow that; save its value instead, or use a later Python",
+            ) from raised
         raise CheckpointFormatError(
             "forbidden-global",
             f"reading {where}: it needs a class that is not known to be safe ({reason_of(raised)}); if the file is "

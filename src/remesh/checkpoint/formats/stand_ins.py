@@ -19,6 +19,8 @@ from typing import Any, BinaryIO, ClassVar
 
 import torch
 
+LOOK_UP = "builtins.getattr"
+"""Early releases of Python 3.11, such as 3.11.2, write a member of an enumeration as a call of it."""
 _EVERY = ("",)
 
 
@@ -58,10 +60,23 @@ class StandIn:
         return f"<{self.name}({', '.join(map(repr, self.values))})>"
 
 
+class _LookedUp(StandIn):
+    """Stands for what a pickle looks up, by name; nothing is."""
+
+    def __repr__(self) -> str:
+        match self.values:
+            case (type() as kind, str(name)) if issubclass(kind, StandIn):
+                return f"<{kind.name}.{name}>"
+        return super().__repr__()
+
+
 def stand_ins_for(file: str | BinaryIO, names: Sequence[str] = _EVERY) -> list[Any]:
-    """What `torch.serialization.safe_globals` takes so that a file's classes of these beginnings get stand-ins."""
+    """What `torch.serialization.safe_globals` takes so that a file's classes of these beginnings get stand-ins.
+
+    So do members of enumerations that are looked up in them.
+    """
     found = torch.serialization.get_unsafe_globals_in_checkpoint(file)
-    return [(_class_of(name), name) for name in found if name.startswith(tuple(names))]
+    return [(_class_of(name), name) for name in found if name.startswith((LOOK_UP, *names))]
 
 
 def dump_with_stand_ins(value: Any) -> bytes:
@@ -97,7 +112,7 @@ def without_stand_ins(value: Any) -> Any:
 
 @functools.cache
 def _class_of(name: str) -> type[StandIn]:
-    return type("StandIn", (StandIn,), {"name": name})
+    return type("StandIn", (_LookedUp if name == LOOK_UP else StandIn,), {"name": name})
 
 
 class _Pickler(pickle._Pickler):  # the one in C cannot be told how to name a class
