@@ -48,6 +48,7 @@ site_trees = {
         Inside </inside>""",
     "elastic/index": """
         remesh run </elastic/run>
+        /elastic/nodes
         Slurm and Kubernetes </elastic/clusters>
         /elastic/failures""",
     "checkpoint/index": """
@@ -67,6 +68,7 @@ site_trees = {
     ),
     "mpi/index": """
         /mpi/guide
+        /mpi/costs
         /mpi/limits""",
     "torch_programs/index": """
         /torch_programs/limits""",

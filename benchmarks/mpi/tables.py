@@ -74,7 +74,7 @@ def make_costs_page(report: dict) -> str:
         "*Hosts at 10 and 1 Gbit/s* are two on this machine, one rank on each, joined by links of that rate, and the",
         "messages go one way in a row: loopback is as fast as memory, which no network is. *Shared arrays* are NumPy",
         "arrays with `REMESH_SHARED_ARRAYS=1`, *spinning* is `REMESH_SPIN=1`, measured where each of the four",
-        "processes has a core of its own; see the [guide](guide.md).",
+        "processes has a core of its own; see [costs](costs.md).",
         "",
         "Small calls, start and end, and memory are those of a program in C. Start and end are processor time of all",
         "processes together. Memory beside the program is that of its lower half, which has the MPI library in it, and",
