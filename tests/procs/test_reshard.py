@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import remesh
-from remesh.comm.gather import all_gather_json, raise_everywhere
+from remesh.comm.gather import all_gather_json, gather_from
 from remesh.errors import LayoutError, PeerError, PlanError
 from remesh.layout import Box, boxes_of_flat_range
 from remesh.layout import Shard as Held
@@ -397,6 +398,11 @@ def test_batches_of_one_round_move_the_same(ranks: RankPool) -> None:
     assert ranks.run(run_in_batches)[0].num_rounds > 8
 
 
+def _raise(error: BaseException | None) -> None:
+    if error is not None:
+        raise error
+
+
 def raise_here_and_there(kind: int) -> list[tuple[str, str]]:
 
     rank = dist.get_rank()
@@ -413,11 +419,11 @@ def raise_here_and_there(kind: int) -> list[tuple[str, str]]:
             if error is None:
                 all_gather_json({1, 2} if rank == 1 else "fine")
             else:
-                raise_everywhere(error if rank >= kind else None, doing="saving")
+                gather_from(partial(_raise, error if rank >= kind else None), doing="saving")
         except Exception as raised:
             seen.append((type(raised).__name__, str(raised)))
     assert all_gather_json("x" * (3000 * rank)) == ["x" * (3000 * r) for r in range(dist.get_world_size())]
-    raise_everywhere(None)
+    assert gather_from(partial(_raise, None)) == [None] * dist.get_world_size()
     return seen
 
 
@@ -430,7 +436,7 @@ def test_an_error_of_one_rank_is_raised_on_all_with_the_same_type_and_text(ranks
 
 def interrupt_one_rank() -> None:
 
-    raise_everywhere(KeyboardInterrupt() if dist.get_rank() == 1 else None, doing="saving")
+    gather_from(partial(_raise, KeyboardInterrupt() if dist.get_rank() == 1 else None), doing="saving")
 
 
 def test_an_interrupt_stays_one_on_its_rank_and_is_a_lost_peer_elsewhere(ranks: RankPool) -> None:

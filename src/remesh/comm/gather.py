@@ -160,27 +160,13 @@ def all_gather_json(value: Any, group: Group = None) -> list[Any]:
     return gather_from(lambda: value, group, "gathering values from all ranks")
 
 
-def raise_everywhere(error: BaseException | None, group: Group = None, doing: str = "working together") -> None:
-    """Return when no rank has an error; else raise on all ranks the error of the lowest rank that has one.
-
-    Called by every rank of the group, with its own error or None; blocks until all have called it. All ranks raise
-    the same type with the same text, which names the rank. Types known to every rank travel as themselves
-    (children of `Error` by name, built-in exceptions); others as their nearest known base. An interrupt or exit
-    stays what it is on its own rank and is a `PeerError` on the others.
-    """
-
-    def answer() -> None:
-        if error is not None:
-            raise error
-
-    gather_from(answer, group, doing)
-
-
 def gather_from(produce: Callable[[], Any], group: Group = None, doing: str = "working together") -> list[Any]:
-    """Run ``produce`` on every rank and return all its values; if it raised anywhere, all ranks raise that error.
+    """Run ``produce`` on every rank and return all its values; if it raised, all raise the lowest such rank's error.
 
-    One gather does the work of `all_gather_json` and `raise_everywhere`. Called by every rank of the group; blocks
-    until all have called it.
+    Called by every rank of the group; blocks until all have called it. All ranks raise the same type with the same
+    text, which names the rank. Types known to every rank travel as themselves (children of `Error` by name, built-in
+    exceptions); others as their nearest known base. An interrupt or exit stays what it is on its own rank and is a
+    `PeerError` on the others.
     """
     return step_together(produce, group, doing, tell=lambda value: value).told
 
