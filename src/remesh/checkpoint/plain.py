@@ -43,10 +43,13 @@ from remesh.checkpoint.run.reader import (
 from remesh.checkpoint.run.requests import (
     check_asked,
     check_kinds,
+    check_lists,
     check_objects_get_all,
+    check_own_names,
     keep_absent,
     stored_names,
     tell_what_differs,
+    without_torn_lists,
 )
 from remesh.checkpoint.run.steps import take_step
 from remesh.checkpoint.run.writer import RankState, begin_save, commit_save, part_of, store_index, write_part
@@ -208,6 +211,7 @@ def load(state: dict[str, Any], path: Directory, *, group: Group = None, strict:
     tensor may differ from those of the save; values are cast to the dtype of the tensor that they fill. ``path`` may
     also hold a checkpoint of native torch. Every tensor and every other key of ``state`` must be in the checkpoint;
     without ``strict``, those that are not keep their values, and a warning in the log names them. Shapes must match.
+    What is stored and not asked for is in the result, but for tensors, and lists that hold any.
     Objects with ``load_state_dict`` get their state dicts last, and are in the result themselves.
 
     Raises the same error on all ranks; no tensor is changed on any rank before all have planned their reads.
@@ -388,10 +392,12 @@ class _PlannedLoad:
     strict: bool
 
     def run(self) -> dict[str, Any]:
-        state, common = self.state, self.checkpoint.common
-        if self.checkpoint.is_native:
-            common = _native_common(state, self.checkpoint, ())
-        run_fill(self.checkpoint.directory, self.fill)
+        state, checkpoint = self.state, self.checkpoint
+        if checkpoint.is_native:
+            common = _native_common(state, checkpoint, ())
+        else:
+            common = without_torn_lists(checkpoint.common, state, checkpoint.manifest.tensors)
+        run_fill(checkpoint.directory, self.fill)
         filled = {id(leaf): leaf for _, leaf in nested_leaves(state) if _is_tensor(leaf)}
         result = graft(state, common, filled)
         assert isinstance(result, dict)
@@ -418,11 +424,14 @@ def _plan_load(state: dict[str, Any], directory: Location, strict: bool) -> _Pla
         check_asked(taken.state, stored_names(checkpoint))
         check_objects_get_all(taken.state, objects, stored)
         check_kinds(taken.state, checkpoint)
+    check_lists(taken.state, {*taken.whole, *taken.cut}, checkpoint)
     return _PlannedLoad(checkpoint, taken.state, objects, fill, strict)
 
 
 def _tensors_of(state: Mapping[str, Any]) -> _Tensors:
-    return _take_apart(spread_objects(state)[0])
+    tensors = _take_apart(spread_objects(state)[0])
+    check_own_names(tensors.state, [*tensors.whole, *tensors.cut])
+    return tensors
 
 
 def _take_apart(state: Mapping[str, Any]) -> _Tensors:

@@ -103,3 +103,58 @@ def test_what_could_not_be_loaded_again_is_refused_when_it_is_saved(tmp_path: Pa
         remesh.save({"names": np.array(["a", 1], dtype=object)}, tmp_path / "new")
     remesh.save({"names": np.array(["a", "b"])}, tmp_path / "plain")
     assert remesh.load({"names": 0}, tmp_path / "plain")["names"].tolist() == ["a", "b"]
+
+
+_CLASHING: dict[str, dict[Any, Any]] = {
+    "number and text": {0: torch.ones(1), "0": 5},
+    "dot": {"a.b": torch.ones(1), "a": {"b": 3}},
+    "nest and value": {0: {"t": torch.ones(1)}, "0": 5},
+    "empty": {"a.b": torch.ones(1), "a": []},
+}
+
+
+@pytest.mark.parametrize("kind", _CLASHING)
+def test_a_value_under_the_name_of_a_tensor_is_refused_when_it_is_saved(kind: str, tmp_path: Path) -> None:
+    """The state could not be asked for again: one of both would be of the wrong kind."""
+    with pytest.raises(Error, match="has the name '[0ab.]+', under which there is a tensor as well"):
+        remesh.save(_CLASHING[kind], tmp_path)
+
+
+def test_an_empty_text_is_a_key_like_any_other(tmp_path: Path) -> None:
+    remesh.save({"": torch.ones(2), "a": {"": 3, "b": torch.ones(1)}}, tmp_path)
+    loaded = remesh.load({"": torch.zeros(2), "a": {"": 0, "b": torch.zeros(1)}}, tmp_path)
+    assert loaded[""].tolist() == [1, 1] and loaded["a"][""] == 3
+    with pytest.raises(Error, match="not in the checkpoint, 'a.c.'"):
+        remesh.load({"a": {"c": {"": 0}}}, tmp_path)
+
+
+def test_keys_come_in_the_order_of_the_request_then_of_the_checkpoint(tmp_path: Path) -> None:
+    """A program that walks over two dicts side by side would pair what does not belong together."""
+    remesh.save({"x": 1, "w": torch.ones(1), "y": {"n": 2, "t": torch.ones(1), "m": 3}, "z": 4}, tmp_path)
+    loaded = remesh.load({"w": torch.zeros(1), "y": {"m": 0, "t": torch.zeros(1), "n": 0}, "x": 0}, tmp_path)
+    assert [*loaded] == ["w", "y", "x", "z"]
+    assert [*loaded["y"]] == ["m", "t", "n"]
+
+
+def test_a_list_with_tensors_comes_whole_or_not_at_all(tmp_path: Path) -> None:
+    """Its plain values have no place but their order."""
+    saved = {"l": [torch.ones(1), 3, {"t": torch.ones(2), "x": 4}], "d": {"l": [{"t": torch.ones(1)}, 5]}, "n": [6]}
+    remesh.save(saved, tmp_path)
+    assert remesh.load({}, tmp_path) == {"d": {}, "n": [6]}
+    assert remesh.load({"l": [torch.zeros(1), 0, {"t": torch.zeros(2), "x": 0}]}, tmp_path)["l"][1] == 3
+    for part in ([torch.zeros(1), 0, {"x": 0}], [torch.zeros(1), 0]):
+        for strict in (True, False):
+            with pytest.raises(Error, match="list 'l' is asked for without 1 tensors that are stored in it, 'l.2.t'"):
+                remesh.load({"l": part}, tmp_path, strict=strict)
+
+
+@pytest.mark.parametrize("make", [dict, list])
+def test_a_state_that_holds_itself_is_refused(make: type, tmp_path: Path) -> None:
+    inner: Any = make()
+    state = {"t": torch.ones(1), "inner": inner}
+    if isinstance(inner, dict):
+        inner["outer"] = state
+    else:
+        inner.append(inner)
+    with pytest.raises(Error, match="holds itself"):
+        remesh.save(state, tmp_path)

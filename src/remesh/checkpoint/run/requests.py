@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -31,10 +31,62 @@ def stored_names(checkpoint: OpenCheckpoint) -> set[str]:
 def _with_parents(stored: Iterable[str]) -> set[str]:
     names: set[str] = set()
     for name in stored:
-        while name and name not in names:
+        names.add(name)
+        while (name := name.rpartition(".")[0]) and name not in names:
             names.add(name)
-            name = name.rpartition(".")[0]
     return names
+
+
+def check_own_names(state: Any, tensors: Iterable[str]) -> None:
+    """Raise `CheckpointMismatchError` for a plain value of a state under the name of a tensor, or of what has some.
+
+    Whoever asked for both again would be told that one of them is of another kind.
+    """
+    above = _with_parents(tensors)
+    for name in _plain_names(state):
+        if name in above:
+            raise CheckpointMismatchError(
+                f"taking a state apart: a plain value, or an empty dict or list, has the name {name!r}, under which "
+                "there is a tensor as well, expected one name for each; rename one of the keys"
+            )
+
+
+def check_lists(state: Any, asked: Container[str], checkpoint: OpenCheckpoint) -> None:
+    """Raise `CheckpointMismatchError` for a list that is asked for without all tensors that are stored in it.
+
+    Its other values are stored in order alone, and would come at other places.
+    """
+    if checkpoint.is_native:  # whose values have names of their own
+        return
+    above = _with_parents(checkpoint.manifest.tensors)
+    for name in _lists(state):
+        rest = [] if name not in above else _below(name, checkpoint.manifest.tensors)
+        if rest := [one for one in rest if one not in asked]:
+            raise CheckpointMismatchError(
+                f"list {name!r} is asked for without {len(rest)} tensors that are stored in it, {_some(rest)}, "
+                "expected a place for each, since its other values would come at other places; ask for all of it, or "
+                "leave it out"
+            )
+
+
+def without_torn_lists(common: dict[Any, Any], asked: Any, stored: Iterable[str]) -> dict[Any, Any]:
+    """The common data without lists that nobody asks for and in which tensors are stored, too.
+
+    Like tensors that nobody asks for, they are left out: what is here of them would come at other places.
+    """
+    above = _with_parents(stored)
+
+    def keep(node: dict[Any, Any], request: Any, prefix: str) -> dict[Any, Any]:
+        kept = {}
+        for key, value in node.items():
+            wanted = request.get(key) if isinstance(request, dict) else None
+            if isinstance(value, dict):
+                kept[key] = keep(value, wanted, f"{prefix}{key}.")
+            elif not isinstance(value, list) or isinstance(wanted, list) or f"{prefix}{key}" not in above:
+                kept[key] = value
+        return kept
+
+    return keep(common, asked, "")
 
 
 def check_asked(state: Any, stored: set[str]) -> None:
@@ -98,7 +150,7 @@ def _without_kind(state: Any, checkpoint: OpenCheckpoint) -> Iterator[tuple[str,
     above = _with_parents(stored)
     for name in _plain_names(state):
         if name in above and not (checkpoint.is_native and name in checkpoint.manifest.objects):
-            yield name, sorted(one for one in stored if one == name or one.startswith(f"{name}."))
+            yield name, sorted([name] * (name in stored) + _below(name, stored))
 
 
 def _plain_names(nest: Any, prefix: str = "") -> Iterator[str]:
@@ -108,6 +160,19 @@ def _plain_names(nest: Any, prefix: str = "") -> Iterator[str]:
             yield from _plain_names(value, f"{prefix}{key}.")
         elif not isinstance(value, torch.Tensor | Piece | ShardedBase | LocalNonpersistentObject):
             yield f"{prefix}{key}"
+
+
+def _lists(nest: dict[Any, Any], prefix: str = "") -> Iterator[str]:
+    """The names of lists that are in no other list."""
+    for key, value in nest.items():
+        if isinstance(value, dict):
+            yield from _lists(value, f"{prefix}{key}.")
+        elif isinstance(value, list):
+            yield f"{prefix}{key}"
+
+
+def _below(name: str, stored: Iterable[str]) -> list[str]:
+    return sorted(one for one in stored if one.startswith(f"{name}."))
 
 
 def keep_absent(found: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
@@ -132,7 +197,7 @@ def _without_place(state: Any, objects: Iterable[Path], stored: Iterable[str]) -
         for key in path:
             node = node[key]
         asked = {f"{name}.{inner}" for inner in _dotted(node)}
-        if rest := sorted(one for one in stored if one.startswith(f"{name}.") and one not in asked):
+        if rest := [one for one in _below(name, stored) if one not in asked]:
             yield name, rest
 
 

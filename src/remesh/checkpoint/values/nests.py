@@ -202,7 +202,7 @@ def graft(request: Nest, common: Any, filled: dict[int, Any], path: Path = ()) -
 
     ``filled`` maps ``id(leaf)`` of each entity to its value. Other leaves of ``request`` count for nothing except
     as place holders in lists: a list that holds entities and common leaves was saved without its entities, so the
-    common leaves go, in order, to the places where ``request`` has no entity.
+    common leaves go, in order, to the places where ``request`` has no entity. Keys come in the order of ``request``.
     """
     if isinstance(request, list):
         return _graft_list(request, common, filled, path)
@@ -215,7 +215,7 @@ def graft(request: Nest, common: Any, filled: dict[int, Any], path: Path = ()) -
             if id(value) in filled and key in result:
                 raise _cannot_graft((*path, key), "the state dict has a sharded entity, the checkpoint common data")
             result[key] = grafted
-    return result
+    return {key: result[key] for key in request if key in result} | result
 
 
 def without_holes(nest: Any) -> Any:
@@ -293,7 +293,13 @@ def is_stateful(value: Any) -> bool:
 
 def spread_objects(state: Any) -> tuple[Any, tuple[Path, ...]]:
     """The state with the state dict of every such object in its place, and where they are; itself if there is none."""
-    paths = tuple(_paths_of_objects(state))
+    try:
+        paths = tuple(_paths_of_objects(state))
+    except RecursionError:
+        raise CheckpointMismatchError(
+            "taking a state apart: a dict or list in it holds itself, or they are nested too deeply, expected a tree; "
+            "leave the reference to the outer one out"
+        ) from None
     return _spread(state) if paths else state, paths
 
 
