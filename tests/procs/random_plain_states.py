@@ -9,7 +9,7 @@ side by side with those of other names, which some ranks do not have at all. The
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,9 +94,12 @@ def _opaque(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.itemsize])
 
 
-def draw_side(catalogue: Catalogue, seed: int, rank: int, num_ranks: int, *, pieces: bool = True) -> Side:
-    """What ``rank`` holds; all ranks draw the same. Its memory holds nothing of the catalogue yet."""
+def draw_side(
+    catalogue: Catalogue, seed: int, rank: int, num_ranks: int | Sequence[int], *, pieces: bool = True
+) -> Side:
+    """What ``rank`` holds of so many, or of these; all ranks draw the same. Its memory holds no values yet."""
     chance, side = random.Random(seed), Side()
+    ranks = range(num_ranks) if isinstance(num_ranks, int) else num_ranks
     buffers: _Together = []
     in_buffers: set[str] = set()
     for name, whole in catalogue.wholes.items():
@@ -106,12 +109,12 @@ def draw_side(catalogue: Catalogue, seed: int, rank: int, num_ranks: int, *, pie
             if first in side.tensors:  # else this rank has neither
                 side.tensors[name], side.seen[name] = side.tensors[first], side.seen[first]
         elif form == "dtensor":
-            _add_dtensor(side, name, whole, chance, num_ranks)
+            _add_dtensor(side, name, whole, chance, ranks)
         elif form == "piece" and whole.numel():
-            boxes = _cut(chance, Box.of_shape(tuple(whole.shape)), chance.randint(1, 2 * num_ranks))
+            boxes = _cut(chance, Box.of_shape(tuple(whole.shape)), chance.randint(1, 2 * len(ranks)))
             held: dict[int, list[Box]] = {}
             for box in boxes:
-                for holder in chance.sample(range(num_ranks), chance.choice([1, 1, min(2, num_ranks)])):
+                for holder in chance.sample(ranks, chance.choice([1, 1, min(2, len(ranks))])):
                     held.setdefault(holder, []).append(box)
             buffers.append((name, held))
             in_buffers.add(name)
@@ -131,8 +134,8 @@ def _memory_of(whole: torch.Tensor, form: str) -> torch.Tensor:
     return torch.zeros_like(whole)
 
 
-def _add_dtensor(side: Side, name: str, whole: torch.Tensor, chance: random.Random, num_ranks: int) -> None:
-    members = chance.sample(range(num_ranks), chance.randint(1, num_ranks))
+def _add_dtensor(side: Side, name: str, whole: torch.Tensor, chance: random.Random, ranks: Sequence[int]) -> None:
+    members = chance.sample(ranks, chance.randint(1, len(ranks)))
     shape = (2, len(members) // 2) if len(members) % 2 == 0 and chance.random() < 0.5 else (len(members),)
     mesh = DeviceMesh("cpu", torch.tensor(members).reshape(shape), _init_backend=False)
     placements = [chance.choice([Replicate(), *map(Shard, range(whole.ndim))]) for _ in shape]

@@ -111,6 +111,25 @@ def move_a_buffer() -> None:
         reshard_tensor(torch.zeros(3 + 3 * rank), src, [Shard(0)], src, [Shard(0)])
 
 
+def move_a_scalar_to_some_ranks() -> None:
+    """Torch tells a rank outside the mesh that its tensor has the shape (0,)."""
+    rank, some, others = dist.get_rank(), mesh_of([0]), mesh_of([1, 2])
+    give = {"t": on(torch.tensor(7.0), some, Replicate())} if rank == 0 else {}
+    to = Target(others, [Replicate()])
+    made = remesh.reshard(give, to=to).made["t"]
+    refit = Refit({"t": on(torch.tensor(0.0), others, Replicate())})
+    for version in (1, 2):
+        refit.push(give, version if rank == 0 else None)
+    with refit.read() as snapshot:
+        for got in (made, snapshot.tensors["t"]):
+            assert isinstance(got, DTensor) and got.shape == ()
+            assert rank not in (1, 2) or float(got.to_local()) == 7.0
+
+
+def test_a_scalar_goes_to_some_of_the_ranks(ranks: RankPool) -> None:
+    ranks.run(move_a_scalar_to_some_ranks, 3)
+
+
 def test_a_buffer_is_read_in_one_layout_and_written_in_the_other(ranks: RankPool) -> None:
     ranks.run(move_a_buffer)
 

@@ -81,6 +81,20 @@ def join_if_alike(old: Piece, new: Piece) -> Piece:
     return join_pieces([old, new]) if are_alike else old
 
 
+def dtensor_of(
+    local: torch.Tensor,
+    mesh: DeviceMesh,
+    placements: Sequence[torch_placements.Placement],
+    shape: Sequence[int],
+    stride: Sequence[int],
+) -> DTensor:
+    """A DTensor of this global shape around a rank's part, which has no elements outside the mesh. Calls nobody."""
+    if not shape and not local.numel():
+        # Torch takes () for "not given", and tells the shape by that of the local tensor.
+        local = local.new_empty(())
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=tuple(stride))
+
+
 def piece_of(tensor: torch.Tensor | Piece) -> Piece:
     """This rank's part of a DTensor (any placement), or all of a plain tensor, as a Piece; a Piece stays itself."""
     if isinstance(tensor, Piece):

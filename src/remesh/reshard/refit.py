@@ -34,7 +34,7 @@ from torch.distributed.tensor import DTensor
 
 from remesh.comm.gather import Group
 from remesh.errors import PeerError, PlanError
-from remesh.layout.from_torch import Piece
+from remesh.layout.from_torch import Piece, dtensor_of
 from remesh.options import check_option
 from remesh.reshard.planning.transfer import PlanOptions
 from remesh.reshard.running.cache import Resharder
@@ -228,10 +228,7 @@ def _like(tensors: Tensors) -> dict[str, torch.Tensor | Piece]:
     def twin(tensor: torch.Tensor) -> torch.Tensor:
         if isinstance(tensor, DTensor):
             local = twin(tensor.to_local())
-            whole = (tensor.shape, tensor.stride())
-            return DTensor.from_local(
-                local, tensor.device_mesh, tensor.placements, run_check=False, shape=whole[0], stride=whole[1]
-            )
+            return dtensor_of(local, tensor.device_mesh, tensor.placements, tensor.shape, tensor.stride())
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in storages:
             storages[storage.data_ptr()] = storage.clone()  # type: ignore[no-untyped-call]

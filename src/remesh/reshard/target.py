@@ -15,7 +15,7 @@ from torch.distributed.tensor.placement_types import Placement, Shard
 from remesh.comm.gather import Group, gather_from
 from remesh.errors import PlanError
 from remesh.layout import local_shape_at, row_major_strides
-from remesh.layout.from_torch import dtype_name, piece_of, placements_from_torch, torch_dtype
+from remesh.layout.from_torch import dtensor_of, dtype_name, piece_of, placements_from_torch, torch_dtype
 from remesh.layout.placement import check_placements
 from remesh.options import check_option
 from remesh.reshard.running.describe import Tensors, check_tensors
@@ -97,14 +97,8 @@ def _wanted(to: Targets, shapes: Shapes) -> dict[str, tuple[Target, tuple[int, .
 def empty_on(target: Target, shape: Sequence[int], dtype: torch.dtype) -> DTensor:
     """A DTensor of this global shape on its target, with undefined elements. Calls nobody."""
     local = torch.empty(_local_shape(target, shape), dtype=dtype, device=target.mesh.device_type)
-    return DTensor.from_local(
-        local,
-        target.mesh,
-        normalise(target.placements, len(shape)),
-        run_check=False,
-        shape=torch.Size(shape),
-        stride=row_major_strides(tuple(shape)),
-    )
+    placements = normalise(target.placements, len(shape))
+    return dtensor_of(local, target.mesh, placements, shape, row_major_strides(tuple(shape)))
 
 
 def _local_shape(target: Target, shape: Sequence[int]) -> tuple[int, ...]:
