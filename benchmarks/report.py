@@ -62,6 +62,15 @@ def verdict_of(row: Mapping[str, Any]) -> str:
     return "reached" if row["ok"] else "**missed**"
 
 
+def describe_value(value: float, unit: str) -> str:
+    """A value in the unit that people read: ``0.0123, "s"`` is 12.3 ms."""
+    if unit == "s":
+        return f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.3g} s"
+    if unit == "bytes":
+        return f"{value / (1 << 20):.3g} MiB" if value >= 1 << 20 else f"{value / (1 << 10):.3g} KiB"
+    return f"{value:.3g}" if unit == "ratio" else f"{value:.3g} {unit}"
+
+
 def is_quick() -> bool:
     """Whether the smaller set was asked for (``QUICK=1``)."""
     return os.environ.get("QUICK", "") not in ("", "0")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import OUT, header_of, verdict_of
+from benchmarks.report import OUT, describe_value, header_of, verdict_of
 
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "checkpoint" / "measured.md"
 _SECTIONS = (
@@ -77,16 +77,8 @@ def _section_of(case: str) -> str:
 
 
 def _line_of(row: Mapping[str, Any]) -> str:
-    goal = "" if row["goal"] is None else f"{_number(row['goal'], row['unit'])}, {verdict_of(row)}"
-    return f"| {row['case']} | {_number(row['value'], row['unit'])} | {goal} |"
-
-
-def _number(value: float, unit: str) -> str:
-    if unit == "s":
-        return f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.3g} s"
-    if unit == "bytes":
-        return f"{value / (1 << 20):.3g} MiB"
-    return f"{value:.3g}" if unit == "ratio" else f"{value:.3g} {unit}"
+    goal = "" if row["goal"] is None else f"{describe_value(row['goal'], row['unit'])}, {verdict_of(row)}"
+    return f"| {row['case']} | {describe_value(row['value'], row['unit'])} | {goal} |"
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.elastic.attempts import LAUNCHERS, MAX_RESTARTS, MEETINGS
 from benchmarks.elastic.phases import PHASES
 from benchmarks.plots import plot_growth
-from benchmarks.report import OUT, header_of, verdict_of
+from benchmarks.report import OUT, describe_value, header_of, verdict_of
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "elastic"
 PICTURE = "control-plane.svg"
@@ -162,7 +162,7 @@ def _is_in_tables(case: str) -> bool:
 def _others(rows: Sequence[Row]) -> list[str]:
     """The part about all that has no table of its own."""
     found = [
-        f"| {row['case']} | {row['value']:.4g} {row['unit']} | {_goal(row)} |"
+        f"| {row['case']} | {describe_value(row['value'], row['unit'])} | {_goal(row)} |"
         for row in rows
         if not _is_in_tables(row["case"]) and not row["case"].startswith("control plane")
     ]
@@ -211,7 +211,8 @@ def _plane(rows: Sequence[Row]) -> list[str]:
     lines += ["", "| for each agent | value |", "|---|---|"]
     for row in rows:
         if row["case"].startswith("control plane") and _PLANE.fullmatch(row["case"]) is None and row["goal"] is None:
-            lines.append(f"| {row['case'].removeprefix('control plane, ')} | {row['value']:.4g} {row['unit']} |")
+            value = describe_value(row["value"], row["unit"])
+            lines.append(f"| {row['case'].removeprefix('control plane, ')} | {value} |")
     return lines
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.integrations.sync import __doc__ as _ABOUT_SYNC
-from benchmarks.report import OUT, header_of, verdict_of
+from benchmarks.report import OUT, describe_value, header_of, verdict_of
 
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "integrations" / "measured.md"
 _VERB = "make bench ROOM=integrations && .hosts/bin/python -m benchmarks.integrations.tables"
@@ -54,15 +54,7 @@ def make_page(report: Mapping[str, Any]) -> str:
 def _line_of(row: Mapping[str, Any]) -> str:
     goal = "no verdict: busy" if row["bound"] and row["goal"] is None else ""
     goal = goal if row["goal"] is None else f"{row['goal']:g}, {verdict_of(row)}"
-    return f"| {row['case']} | {_number(row['value'], row['unit'])} | {goal} |"
-
-
-def _number(value: float, unit: str) -> str:
-    if unit == "s":
-        return f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.3g} s"
-    if unit == "bytes":
-        return f"{value / (1 << 20):.3g} MiB"
-    return f"{value:.3g} {unit}"
+    return f"| {row['case']} | {describe_value(row['value'], row['unit'])} | {goal} |"
 
 
 if __name__ == "__main__":

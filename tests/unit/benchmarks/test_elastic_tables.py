@@ -17,7 +17,7 @@ from benchmarks.elastic.peers import find_versions
 from benchmarks.elastic.phases import PHASES, Recovery, split_recovery
 from benchmarks.elastic.settings import Settings, estimate_minutes
 from benchmarks.elastic.tables import draw_plane, make_page, make_restarts_page
-from benchmarks.report import Row
+from benchmarks.report import Row, describe_value
 from tests.unit.benchmarks.described import DESCRIBED
 
 
@@ -47,7 +47,7 @@ def test_a_recovery_stands_beside_its_peers_with_its_phases() -> None:
     assert "| one node killed | torchrun | 3 |  | 4.120 |  | **41.2** (20, reached) |  |  |" in page
     assert "| node with the rendezvous killed | torchrun | 3 | 3 |" in page
     assert "| one node killed, p50 | 10 | 10 | 10 | 10 | 10 | 10 |" in page
-    assert "| snapshots | 0.05 ratio | 0.03, **missed** |" in page
+    assert "| snapshots | 0.05 | 0.03, **missed** |" in page
     assert "Not run this time: the control plane, remesh, torchrun, torchft, nvrx." in page
 
 
@@ -164,3 +164,9 @@ def test_rows_of_an_interrupted_run_are_kept_and_a_later_run_may_add_to_them(
 
 def _values(folder: Path) -> dict[str, float]:
     return {row["case"]: row["value"] for row in json.loads((folder / "elastic.json").read_text())["rows"]}
+
+
+def test_values_stand_in_units_that_people_read() -> None:
+    told = [("s", 0.0002417), ("s", 1.5), ("bytes", 12582912.0), ("bytes", 300.0), ("ratio", 1.025), ("x bound", 2.0)]
+    read = ["0.242 ms", "1.5 s", "12 MiB", "0.293 KiB", "1.02", "2 x bound"]
+    assert [describe_value(value, unit) for unit, value in told] == read
