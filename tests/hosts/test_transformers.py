@@ -62,6 +62,86 @@ def test_what_it_cannot_do_is_refused_by_name(tmp_path: Path) -> None:
         RemeshTrainer(torch.nn.Linear(2, 2), arguments).train()
 
 
+class _OfALibrary:
+    """What Trainers of other libraries do around transformers' own: a file beside, and a model of files of theirs."""
+
+    coefficient = 0.0
+
+    def _save_checkpoint(self, model: object, trial: object) -> None:
+        super()._save_checkpoint(model, trial)
+        folder = Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")
+        (folder / "coefficient").write_text(str(self.state.global_step / 2))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            self.coefficient = float(Path(checkpoint, "coefficient").read_text())
+
+    def _load_from_checkpoint(self, checkpoint_path: str) -> None:
+        raise OSError(f"no file of this library's in {checkpoint_path}")
+
+
+def _library_trainer() -> type:
+    from transformers import Trainer  # noqa: PLC0415 - a host may be missing
+
+    return type("LibraryTrainer", (_OfALibrary, Trainer), {})
+
+
+def _words_of(folder: Path, num_steps: int) -> tuple[object, object, object]:
+    from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments  # noqa: PLC0415 - a host may be missing
+
+    torch.manual_seed(3)
+    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=20, n_positions=8))
+    words = [{key: torch.arange(start, start + 8) for key in ("input_ids", "labels")} for start in range(12)]
+    options = {"max_steps": num_steps, "per_device_train_batch_size": 2, "save_steps": 1, "save_total_limit": 1}
+    options["lr_scheduler_type"] = "constant"  # another one would know how long a job is
+    return model, TrainingArguments(str(folder), use_cpu=True, report_to="none", disable_tqdm=True, **options), words
+
+
+def test_under_a_trainer_of_a_library_its_own_saves_and_loads_are_done_too(tmp_path: Path) -> None:
+    from remesh.integrations.transformers import RemeshTrainer  # noqa: PLC0415 - a host may be missing
+
+    kind = type("Ours", (_library_trainer(), RemeshTrainer), {})
+    found = []
+    for folder, lengths in ((tmp_path / "resumed", (4, 6)), (tmp_path / "whole", (6,))):
+        for num_steps in lengths:
+            model, arguments, words = _words_of(folder, num_steps)
+            trainer = kind(model, arguments, train_dataset=words)
+            trainer.train(resume_from_checkpoint=True)
+        assert [path.name for path in folder.iterdir()] == ["checkpoint-6"]
+        found.append((trainer.coefficient, model.state_dict()))
+    (resumed, weights), (_, expected) = found
+    assert resumed == 2.0
+    assert all(weights[name].equal(one) for name, one in expected.items())
+
+
+def test_a_class_that_would_pass_over_a_librarys_saves_is_refused_when_it_is_made() -> None:
+    from remesh.integrations.transformers import RemeshTrainer  # noqa: PLC0415 - a host may be missing
+
+    with pytest.raises(ConfigError, match=r"stands before LibraryTrainer.*class Ours\(LibraryTrainer, RemeshTrainer\)"):
+        type("Ours", (RemeshTrainer, _library_trainer()), {})
+
+
+def test_a_load_of_the_users_own_is_left_to_it() -> None:
+    from remesh.integrations.transformers import RemeshTrainer  # noqa: PLC0415 - a host may be missing
+
+    def own(self: object, *_: object) -> None: ...
+
+    kind = type("Ours", (_library_trainer(), RemeshTrainer), {"_load_from_checkpoint": own})
+    assert kind._load_from_checkpoint is own
+
+
+def test_parameters_of_a_loss_that_no_checkpoint_would_have_are_refused_by_name(tmp_path: Path) -> None:
+    from remesh.integrations.transformers import RemeshTrainer  # noqa: PLC0415 - a host may be missing
+
+    model, arguments, words = _words_of(tmp_path, 1)
+    loss = torch.nn.Linear(3, 2, bias=False)
+    optimizer = torch.optim.AdamW([*model.parameters(), *loss.parameters()])
+    trainer = RemeshTrainer(model, arguments, train_dataset=words, optimizers=(optimizer, None))
+    with pytest.raises(ConfigError, match=r"1 parameters that are not of its model, of shapes \[\(2, 3\)\]"):
+        trainer.train()
+
+
 class _Scored:
     """A Trainer whose model is best at its second step."""
 

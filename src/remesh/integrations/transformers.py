@@ -2,6 +2,9 @@
 
     from remesh.integrations.transformers import RemeshTrainer as Trainer
 
+    class Trainer(SFTTrainer, RemeshTrainer):    # a Trainer of another library: its own first
+        pass
+
 ``checkpoint-N`` has the model, optimizer and scheduler, each rank's random numbers, and the Trainer's own state, all in
 one step: a crash leaves the checkpoint before, and ``train(resume_from_checkpoint=True)`` finds it. Weights alone, for
 ``from_pretrained``, are written by ``save_model`` as ever.
@@ -12,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +41,24 @@ _NAME = re.compile(r"checkpoint-(\d+)")
 
 
 class RemeshTrainer(Trainer):
-    """A ``Trainer`` that saves and resumes with Remesh."""
+    """A ``Trainer`` that saves and resumes with Remesh.
+
+    Under a Trainer of another library it comes last, in the place of transformers' own: what that library does around
+    saves and loads is done around ours. `ConfigError` for a class that names it before such a Trainer.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        behind = cls.__mro__[cls.__mro__.index(RemeshTrainer) + 1 :]
+        if passed_over := [one.__name__ for one in behind if one is not Trainer and issubclass(one, Trainer)]:
+            raise ConfigError(
+                f"making the class {cls.__name__}: RemeshTrainer stands before {', '.join(passed_over)}, whose own "
+                f"saves and loads would be passed over; name it last: class {cls.__name__}({passed_over[0]}, "
+                "RemeshTrainer)"
+            )
+        loads = next(one for one in cls.__mro__ if "_load_from_checkpoint" in vars(one))
+        if not issubclass(loads, RemeshTrainer):  # it looks for the files of transformers
+            cls._load_from_checkpoint = RemeshTrainer._load_from_checkpoint  # type: ignore[method-assign]
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Train as Trainer does; True resumes from the newest complete checkpoint, or starts anew if there is none."""
@@ -81,8 +102,8 @@ class RemeshTrainer(Trainer):
         kept = {*found[-1:], *(one for one in found if best is not None and one == Path(best))}
         num_removed = max(len(found) - max(limit, len(kept)), 0) if limit > 0 else 0
         for old in [one for one in found if one not in kept][:num_removed]:
-            (old / TRAINER_STATE_NAME).unlink(missing_ok=True)
             remove_checkpoint(location_of(old))
+            shutil.rmtree(old, ignore_errors=True)  # the Trainer's state, and what another library has put beside
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Load nothing yet: the model is loaded with its optimizer, once both are wrapped for training."""
@@ -114,8 +135,20 @@ class RemeshTrainer(Trainer):
             replace_whole(folder / TRAINER_STATE_NAME, told.encode())
 
     def _tensors(self) -> dict[str, Any]:
+        self._check_all_are_saved()
         model, optimizer = get_state_dict(self.model_wrapped, self._plain_optimizer())
         return {"model": model, "optimizer": optimizer, "scheduler": self.lr_scheduler.state_dict()}
+
+    def _check_all_are_saved(self) -> None:
+        """Raise `ConfigError` when the optimizer has parameters that are not the model's, as those of a loss."""
+        of_model = {id(one) for one in self.model_wrapped.parameters()}
+        groups = self._plain_optimizer().param_groups
+        if foreign := [tuple(one.shape) for group in groups for one in group["params"] if id(one) not in of_model]:
+            raise ConfigError(
+                f"saving or loading with a Trainer: its optimizer has {len(foreign)} parameters that are not of "
+                f"its model, of shapes {foreign[:5]}, and no checkpoint would have their values; make them a part of "
+                "the model, or take a loss without parameters"
+            )
 
     def _plain_optimizer(self) -> Any:
         return getattr(self.optimizer, "optimizer", self.optimizer)
