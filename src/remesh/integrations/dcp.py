@@ -16,14 +16,12 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint import (
-    BytesStorageMetadata,
     DefaultLoadPlanner,
     LoadPlan,
     LoadPlanner,
@@ -33,36 +31,24 @@ from torch.distributed.checkpoint import (
     StorageReader,
     StorageWriter,
 )
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorProperties,
-    TensorStorageMetadata,
-)
+from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType, ReadItem, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from remesh.checkpoint.errors import CheckpointFormatError, CheckpointMismatchError, told_as_checkpoint_errors
+from remesh.checkpoint.errors import CheckpointMismatchError, told_as_checkpoint_errors
 from remesh.checkpoint.formats.data_file import check_object, load_object, write_data_file
-from remesh.checkpoint.formats.directory import METADATA_FNAME, begin, check_can_save, finish, lone_file_name
-from remesh.checkpoint.formats.fetch import ChunkRead, Destination, fetch, read_blobs
+from remesh.checkpoint.formats.directory import begin, check_can_save, finish, lone_file_name
+from remesh.checkpoint.formats.fetch import fetch, read_blobs
 from remesh.checkpoint.formats.index_files import stage_native_index
-from remesh.checkpoint.formats.inert_pickle import load_inert
 from remesh.checkpoint.formats.torch_format import check_files
-from remesh.checkpoint.plan.manifest import Extent, Index, IndexedTensor, Manifest, StoredTensor
-from remesh.checkpoint.run.reader import OpenCheckpoint, open_checkpoint
-from remesh.checkpoint.storage import Directory, Location, location_of, store_of
+from remesh.checkpoint.run.reader import OpenCheckpoint
+from remesh.checkpoint.storage import Directory, Location, location_of
 from remesh.checkpoint.storage.turns import Turn, held
 from remesh.checkpoint.values.entities import check_has_values
 from remesh.errors import ConfigError
-from remesh.layout import Box
-from remesh.layout.from_torch import dtype_name, torch_dtype
+from remesh.integrations.dcp_index import VERSION, check_planner_data, chunk_reads, index_of, metadata_of, open_native
 from remesh.torch_private import StorageInfo
-
-_VERSION = "1.0.0"
-"""The version of the metadata, as torch's writer gives it."""
 
 
 class Pickles(Enum):
@@ -137,10 +123,10 @@ class DcpWriter(StorageWriter):
         turn, self._turn = self._turn, None
         metadata.storage_data = {one.index: one.storage_data for of_rank in results for one in of_rank}
         metadata.storage_meta = self.storage_meta()
-        metadata.version = _VERSION
-        _check_planner_data(metadata.planner_data, turn.directory)
+        metadata.version = VERSION
+        check_planner_data(metadata.planner_data, turn.directory)
         with held(turn):
-            stage_native_index(turn, _index_of(metadata), pickle.dumps(metadata))
+            stage_native_index(turn, index_of(metadata), pickle.dumps(metadata))
             finish(turn, None)
 
     def storage_meta(self) -> StorageMeta | None:
@@ -184,12 +170,12 @@ class DcpReader(StorageReader):
             self._directory = location_of(checkpoint_id)
 
     def read_metadata(self) -> Metadata:
-        self._opened = _open(_given(self._directory, "loading"))
-        return _metadata_of(self._opened)
+        self._opened = open_native(_given(self._directory, "loading"))
+        return metadata_of(self._opened)
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         if self._opened is None:
-            self._opened = _open(_given(self._directory, "loading"))
+            self._opened = open_native(_given(self._directory, "loading"))
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         return plan
@@ -204,7 +190,7 @@ class DcpReader(StorageReader):
         of_tensors = [item for item in plan.items if item.type is not LoadItemType.BYTE_IO]
         extents = [checkpoint.manifest.objects[item.storage_index.fqn] for item in of_bytes]
         places = [planner.resolve_tensor(item).detach() for item in of_tensors]
-        reads = _chunk_reads(checkpoint, of_tensors, places)
+        reads = chunk_reads(checkpoint, of_tensors, places)
         check_files(checkpoint.directory, [*(read.extent for read in reads), *extents])
         with told_as_checkpoint_errors(f"loading checkpoint {checkpoint.directory}"):
             for item, blob in zip(of_bytes, read_blobs(checkpoint.directory, extents), strict=True):
@@ -265,80 +251,3 @@ def _tensor_of(item: WriteItem, planner: SavePlanner) -> torch.Tensor:
             f"expected {expected[0]} of shape {tuple(expected[1])} as it had planned; correct the planner"
         )
     return tensor
-
-
-def _check_planner_data(planner_data: Any, directory: Location) -> None:
-    """Raise if the planner's data has a class: the whole index could then not be read without running code."""
-    try:
-        load_inert(pickle.dumps(planner_data), directory / METADATA_FNAME)
-    except CheckpointFormatError as raised:
-        raise CheckpointMismatchError(
-            f"saving checkpoint {directory}: the planner's data goes into the index, which is read without running "
-            f"code, and holds more than numbers, texts, tuples, lists and dicts ({raised}); correct the planner"
-        ) from raised
-
-
-def _index_of(metadata: Metadata) -> Index:
-    index, places = Index({}, {}, {}), {}
-    for where, info in metadata.storage_data.items():
-        places[where.fqn, where.offset] = (info.relative_path, info.offset, info.length)
-    for name, told in metadata.state_dict_metadata.items():
-        if isinstance(told, BytesStorageMetadata):
-            index.objects[name] = places[name, None]
-            continue
-        chunks = [(tuple(one.offsets), tuple(one.sizes), places[name, one.offsets]) for one in told.chunks]
-        index.tensors[name] = IndexedTensor(dtype_name(told.properties.dtype), tuple(told.size), chunks)
-    return index
-
-
-def _open(directory: Location) -> OpenCheckpoint:
-    with told_as_checkpoint_errors(f"loading checkpoint {directory}"):
-        checkpoint = open_checkpoint(directory, allow_native=True)
-    if not checkpoint.is_native:
-        raise CheckpointFormatError(
-            "not-dcp",
-            f"loading checkpoint {directory} with dcp: its format is {checkpoint.format}, whose common data torch's "
-            f"planner does not know, expected dcp; load it with remesh.load, or convert it: remesh ckpt convert "
-            f"{directory} TARGET --to dcp",
-        )
-    return checkpoint
-
-
-def _metadata_of(checkpoint: OpenCheckpoint) -> Metadata:
-    path = checkpoint.directory / METADATA_FNAME
-    planner_data = getattr(load_inert(store_of(path).read(path), path), "planner_data", None)
-    told: dict[str, Any] = {name: BytesStorageMetadata() for name in checkpoint.manifest.objects}
-    told |= {name: _tensor_metadata(stored) for name, stored in checkpoint.manifest.tensors.items()}
-    meta = StorageMeta(checkpoint_id=str(checkpoint.directory))
-    return Metadata(told, planner_data=planner_data, storage_meta=meta, version=_VERSION)
-
-
-def _tensor_metadata(stored: StoredTensor) -> TensorStorageMetadata:
-    chunks = [ChunkStorageMetadata(torch.Size(one.box.start), torch.Size(one.box.shape)) for one in stored.chunks]
-    properties = TensorProperties(dtype=torch_dtype(stored.dtype))
-    return TensorStorageMetadata(properties, torch.Size(stored.global_shape), chunks)
-
-
-def _chunk_reads(
-    checkpoint: OpenCheckpoint, items: Sequence[ReadItem], places: Sequence[torch.Tensor]
-) -> list[ChunkRead]:
-    """One read for every chunk that is needed at least in part, in the order of files and places in them."""
-    chunks = _chunks_by_index(checkpoint.manifest, {item.storage_index.fqn for item in items})
-    reads: dict[Extent, ChunkRead] = {}
-    for item, place in zip(items, places, strict=True):
-        name = item.storage_index.fqn
-        box, extent = chunks[MetadataIndex(name, item.storage_index.offset)]
-        destination = Destination(Box.at(tuple(item.storage_offsets), tuple(item.lengths)), place)
-        what = f"a chunk of tensor {name!r} in {checkpoint.directory}"
-        blank = ChunkRead(extent, checkpoint.manifest.tensors[name].dtype, box.shape, (), what)
-        found = reads.get(extent, blank)
-        reads[extent] = replace(found, destinations=(*found.destinations, destination))
-    return [reads[extent] for extent in sorted(reads)]
-
-
-def _chunks_by_index(manifest: Manifest, names: set[str]) -> Mapping[MetadataIndex, tuple[Box, Extent]]:
-    return {
-        MetadataIndex(name, torch.Size(chunk.box.start)): (chunk.box, chunk.extent)
-        for name in names
-        for chunk in manifest.tensors[name].chunks
-    }
