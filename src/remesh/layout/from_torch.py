@@ -61,18 +61,24 @@ class Piece:
 
 
 def join_pieces(pieces: Sequence[Piece]) -> Piece:
-    """One piece that gives what several give of one tensor, one after another in one buffer."""
-    if len(pieces) == 1:
-        return pieces[0]
-    flat = torch.cat([piece.tensor.reshape(-1) for piece in pieces])
-    shards, start, seen = [], 0, set()
+    """One piece that gives what several give of one tensor, one after another in one buffer.
+
+    It lies on the device of the first one. Pieces that add no box are left out: often one is left, and nothing copied.
+    """
+    shards, start, seen, parts = [], 0, set(), []
     for piece in pieces:
-        for shard in piece.shards:
-            if (shard.box, shard.addend) not in seen:
-                shards.append(replace(shard, offset=shard.offset + start))
-                seen.add((shard.box, shard.addend))
+        added = [shard for shard in piece.shards if (shard.box, shard.addend) not in seen]
+        if not added and parts:
+            continue
+        seen |= {(shard.box, shard.addend) for shard in added}
+        shards += [replace(shard, offset=shard.offset + start) for shard in added]
+        parts.append(piece)
         start += piece.tensor.numel()
-    return Piece(flat, pieces[0].global_shape, tuple(shards), pieces[0].partial)
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    flat = torch.cat([piece.tensor.reshape(-1).to(first.tensor.device) for piece in parts])
+    return Piece(flat, first.global_shape, tuple(shards), first.partial)
 
 
 def join_if_alike(old: Piece, new: Piece) -> Piece:

@@ -29,3 +29,15 @@ def test_offers_of_a_step_are_those_of_memory_and_snapshots_together() -> None:
     assert [shard.box for shard in offers.at(0, 7)["w"].shards] == [Box((0,), (4,))]
     assert [shard.box for shard in offers.at(0, 5)["w"].shards] == [Box((4,), (8,))]
     assert offers.at(0, 6) == offers.at(1, 7) == {}
+
+
+def test_what_adds_no_box_is_not_copied() -> None:
+    """As the snapshot that a rank has of its own state at the step that it is at."""
+    own, snapshot = piece(0, 8), piece(0, 8)
+    assert join_pieces([own, snapshot]) is own
+
+
+def test_snapshots_on_the_host_join_what_lies_on_a_device() -> None:
+    on_device = Piece(torch.empty(4, device="meta"), (8,), (Shard(0, Box((0,), (4,))),))
+    joined = join_pieces([on_device, Piece(torch.ones(4), (8,), (Shard(0, Box((4,), (8,))),))])
+    assert (joined.tensor.device, joined.tensor.numel()) == (on_device.tensor.device, 8)
