@@ -65,7 +65,8 @@ def join_pieces(pieces: Sequence[Piece]) -> Piece:
 
     It lies on the device of the first one. Pieces that add no box are left out: often one is left, and nothing copied.
     """
-    shards, start, seen, parts = [], 0, set(), []
+    parts: list[Piece] = []
+    shards, start, seen = [], 0, set()
     for piece in pieces:
         added = [shard for shard in piece.shards if (shard.box, shard.addend) not in seen]
         if not added and parts:

@@ -19,17 +19,16 @@ stands still until its own have (`Lane.wait_gone`, what pipelines do that do not
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
 
 import torch
 
 from remesh.comm.gather import Group
+from remesh.device_streams import CallersStreams
 from remesh.layout import Box, Layout, Shard
 from remesh.layout.from_torch import Piece, dtype_name, torch_dtype
 from remesh.pipeline.pipeline_error import PipelineError
@@ -197,8 +196,7 @@ class Lane:
         self._gone: set[int] = set()
         self._error: BaseException | None = None
         self._is_aborted = False
-        # The threads queue their copies behind what the program has queued, on whatever stream it does.
-        self._stream: Any = torch.cuda.current_stream() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+        self._streams = CallersStreams()
         self.passages: list[Passage] = []
         """In the order in which they ended."""
         self._gives = member.rank in _ranks_of(way.held)
@@ -261,7 +259,7 @@ class Lane:
     def _work(self, share: range) -> None:
         """Carry the micro-batches at these places of the order."""
         try:
-            with contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            with self._streams.followed():
                 for place in share:
                     if self._gives:
                         self._carry_away(self._order[place], self._tag + place % _NUM_AHEAD)

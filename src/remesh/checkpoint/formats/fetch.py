@@ -36,6 +36,7 @@ from remesh.checkpoint.storage import Location
 from remesh.checkpoint.storage.checked_file import WINDOW_BYTES, CheckedFile, start_readers
 from remesh.checkpoint.storage.integrity import Checksums, read_checksums
 from remesh.checksums import crc32
+from remesh.device_streams import CallersStreams
 from remesh.layout import Box, row_major_strides
 from remesh.layout.from_torch import torch_dtype
 
@@ -79,7 +80,7 @@ def fetch(
     """
     checksums = read_checksums(directory)
     num_bytes = 0
-    with start_readers() as readers:
+    with start_readers(CallersStreams().follow) as readers:
         for name, wanted in small.items():
             with open_data(directory, name, checksums, readers) as file:
                 read_small(file, wanted, partial(_read_alone, file, name))

@@ -187,6 +187,7 @@ class CheckedFile:
         return join_groups(np.array(self._trailer.crcs, np.uint32), _GROUP, self._block_bytes)
 
 
-def start_readers() -> ThreadPoolExecutor:
-    """The threads for large reads; to be used as a context manager."""
-    return ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1), thread_name_prefix="remesh-read")
+def start_readers(begin: Callable[[], None] | None = None) -> ThreadPoolExecutor:
+    """The threads for large reads, each of which calls ``begin`` first; to be used as a context manager."""
+    num_threads = min(_MAX_THREADS, os.cpu_count() or 1)
+    return ThreadPoolExecutor(num_threads, thread_name_prefix="remesh-read", initializer=begin)

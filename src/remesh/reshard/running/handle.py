@@ -12,10 +12,8 @@ threads have not. There a run is over when it was started.
 from __future__ import annotations
 
 import threading
-from typing import Any
 
-import torch
-
+from remesh.device_streams import CallersStreams
 from remesh.reshard.running.run import BoundTransfer, Moved
 
 
@@ -28,8 +26,7 @@ class Handle:
         self._done = threading.Event()
         self._moved: Moved | None = None
         self._error: BaseException | None = None
-        # Work that is queued on the caller's stream comes first: the thread goes on with the same stream.
-        self._stream: Any = torch.cuda.current_stream() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+        self._streams = CallersStreams()
         self._thread = threading.Thread(target=self._work, name="remesh-reshard", daemon=True)
 
     def start(self) -> Handle:
@@ -67,11 +64,8 @@ class Handle:
 
     def _work(self) -> None:
         try:
-            if self._stream is None:
+            with self._streams.followed():
                 self._moved = self._job.run(self._tag)
-            else:
-                with torch.cuda.stream(self._stream):
-                    self._moved = self._job.run(self._tag)
         except BaseException as error:  # belongs to whoever asks for the result
             self._error = error
         finally:

@@ -1,0 +1,96 @@
+"""In which order do threads and streams of a device touch the same memory? Two small keepers of that order.
+
+On a device a call returns when its work has been queued on the stream that is current in its thread. Each thread has a
+current stream of its own, at first the default one, which waits for no stream that a program made.
+
+- `CallersStreams`: a thread that works for a caller goes on with the caller's streams, so that its work is queued
+  behind what the caller has queued.
+- `StreamOrder`: memory that one writes and many read, each on whatever stream is current. Work that was queued may
+  still be under way when the host has gone on, so an event stands for the end of each use.
+
+Without a device all of this does nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import torch
+
+
+class CallersStreams:
+    """The device and the streams that are current in the thread that makes this."""
+
+    def __init__(self) -> None:
+        self._device: int | None = None
+        self._streams: list[Any] = []
+        """Those that are not the default ones: to set a stream would make a context on its device."""
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            self._device = torch.cuda.current_device()
+            current = map(torch.cuda.current_stream, range(torch.cuda.device_count()))
+            self._streams = [stream for stream in current if stream != torch.cuda.default_stream(stream.device)]
+
+    @contextlib.contextmanager
+    def followed(self) -> Iterator[None]:
+        """Let these be current in this thread, too, as long as the context lasts."""
+        with contextlib.ExitStack() as stack:
+            for stream in self._streams:
+                stack.enter_context(torch.cuda.stream(stream))
+            if self._device is not None:
+                stack.enter_context(torch.cuda.device(self._device))
+            yield
+
+    def follow(self) -> None:
+        """Let these be current in this thread for good; for threads that do nothing else."""
+        for stream in self._streams:
+            torch.cuda.set_stream(stream)
+        if self._device is not None:
+            torch.cuda.set_device(self._device)
+
+
+class StreamOrder:
+    """The order on devices of those who write some memory and those who read it.
+
+    Who reads and who writes takes turns on the host besides: this is about work that is still queued. Not locked; to be
+    called under the lock that keeps the turns.
+    """
+
+    def __init__(
+        self, devices: Collection[Any], current_stream: Callable[[Any], Any] = torch.cuda.current_stream
+    ) -> None:
+        self._devices = tuple(devices)
+        self._current_stream = current_stream
+        self._written: list[Any] = []
+        """Events behind the last write, one for each device."""
+        self._reads: dict[Any, Any] = {}
+        """Stream to the event behind the last read on it. Those before the last write are in that one's events."""
+
+    @classmethod
+    def of(cls, tensors: Collection[torch.Tensor]) -> StreamOrder:
+        """That of the memory of these tensors."""
+        return cls({tensor.device for tensor in tensors if tensor.is_cuda})
+
+    def begin_read(self) -> None:
+        """What is queued from now on, on the current streams, reads what was written last."""
+        for device in self._devices:
+            for event in self._written:
+                self._current_stream(device).wait_event(event)
+
+    def end_read(self) -> None:
+        """What is queued later may not read any more; what was queued before is still under way."""
+        for device in self._devices:
+            stream = self._current_stream(device)
+            self._reads[stream] = stream.record_event()
+
+    def begin_write(self) -> None:
+        """What is queued from now on, on the current streams, overwrites what nobody reads any more."""
+        for device in self._devices:
+            for event in (*self._written, *self._reads.values()):
+                self._current_stream(device).wait_event(event)
+
+    def end_write(self) -> None:
+        """All has been queued that is written, on the current streams."""
+        self._written = [self._current_stream(device).record_event() for device in self._devices]
+        self._reads.clear()
