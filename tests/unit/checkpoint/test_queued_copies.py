@@ -6,12 +6,14 @@ import gc
 import random
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import remesh
 from remesh.checkpoint.background import queued_copies, saving_thread, staging
+from remesh.checkpoint.background.cuda_devices import CUDA
 from remesh.checkpoint.background.staging import StagingBuffers
 from remesh.checkpoint.errors import CheckpointingException
 from tests.make_believe import MakeBelieveDevice
@@ -119,3 +121,28 @@ def test_a_background_save_writes_what_the_device_had_when_it_was_called(
     remesh.load(found, tmp_path / "s")
     assert found["a"].eq(0).all() and found["b"].eq(1).all()
     assert staging.CUDA.device_of(tensors[0]) is None
+
+
+def test_a_refused_lock_is_told_once_and_not_again_by_the_next_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As CUDA does: the error of a call stays for whoever asks next, as torch does behind every kernel."""
+    out_of_memory, left = 2, [0]
+
+    def register(*_: int) -> int:
+        left[0] = out_of_memory
+        return out_of_memory
+
+    def check(code: int) -> None:
+        if code:
+            raise RuntimeError(f"make-believe error {code}")
+
+    def launch(*_: object, **__: object) -> None:
+        found, left[0] = left[0], 0
+        check(found)
+
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=register))
+    monkeypatch.setattr(torch.cuda, "check_error", check)
+    raw = torch.zeros(8, dtype=torch.uint8)
+    monkeypatch.setattr(torch, "empty", lambda *_, **__: SimpleNamespace(fill_=launch))
+    with pytest.raises(RuntimeError, match="make-believe error 2"):
+        CUDA.lock(raw)
+    launch()

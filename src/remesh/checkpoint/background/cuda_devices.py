@@ -6,6 +6,7 @@ which other processes can map.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Hashable, Sequence
 from functools import cache
 from typing import Any
@@ -41,11 +42,25 @@ class CudaDevices:
 
     def lock(self, raw: torch.Tensor) -> None:
         driver: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        torch.cuda.check_error(int(driver.cudaHostRegister(raw.data_ptr(), raw.nbytes, _FOR_ALL_DEVICES)))
+        _check(driver.cudaHostRegister(raw.data_ptr(), raw.nbytes, _FOR_ALL_DEVICES))
 
     def unlock(self, raw: torch.Tensor) -> None:
         driver: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        torch.cuda.check_error(int(driver.cudaHostUnregister(raw.data_ptr())))
+        _check(driver.cudaHostUnregister(raw.data_ptr()))
+
+
+def _check(answer: Any) -> None:
+    """Raise what the driver answered, unless that was well.
+
+    CUDA keeps the error of a call for whoever asks next in this thread, and that is torch after its next kernel: the
+    program would hear of it a second time, from a kernel that has nothing to do with it. So one that does nothing asks.
+    """
+    try:
+        torch.cuda.check_error(int(answer))
+    except RuntimeError:
+        with contextlib.suppress(RuntimeError):
+            torch.empty(1, device="cuda").fill_(0)
+        raise
 
 
 @cache
