@@ -16,12 +16,18 @@ _GB = 1e9
 _SHAPES = {"8B": (32, 4096, 14336), "30B": (48, 6144, 16384)}
 """Layers, width and inner width of the tensors that have nearly all of the weights."""
 _TENSORS_OF_A_LAYER = 3
+_MOST_GATHERED_BYTES = 32 << 30
+"""What an all-gather of the whole tensor may take on each device."""
+_SENT_AT_ONCE_BYTES = 1 << 30
+"""A plain send is cut into such parts, so that it needs little memory beside what is measured."""
 
 
 def reshard(place: BenchRank) -> Compared:
     """Each rank has rows and wants columns."""
     _need_ranks(place, 2)
-    side = int((place.state_bytes // 2 * place.world_size) ** 0.5) // place.world_size * place.world_size
+    whole_bytes = min(place.state_bytes * place.world_size, _MOST_GATHERED_BYTES)
+    _need_memory(place, whole_bytes + 3 * whole_bytes // place.world_size)
+    side = int((whole_bytes // 2) ** 0.5) // place.world_size * place.world_size
     give = _part(place.rank, place.world_size, 0, (side, side), place.device)
     take = _part(place.rank, place.world_size, 1, (side, side), place.device)
     ours = place.seconds(lambda: remesh.reshard({"w": give}, {"w": take}, group=place.network))
@@ -52,8 +58,8 @@ def _sync(place: BenchRank, num_layers: int, width: int, inner: int) -> Compared
         num_layers, width, inner = 2, width // 64, inner // 64
     half = place.world_size // 2
     is_trainer = place.rank < half
-    needed = 2 * _TENSORS_OF_A_LAYER * num_layers * width * inner * (1 if is_trainer else 2) // half
-    _need_memory(place, needed)
+    held = 2 * _TENSORS_OF_A_LAYER * num_layers * width * inner * (1 if is_trainer else 2) // half
+    _need_memory(place, held + 2 * _SENT_AT_ONCE_BYTES)
     names = [f"{layer}.{number}" for layer in range(num_layers) for number in range(_TENSORS_OF_A_LAYER)]
     share: Callable[[int], Piece] = lambda dim: _part(place.rank % half, half, dim, (inner, width), place.device)  # noqa: E731
     give = {name: share(0) for name in names} if is_trainer else {}
@@ -76,13 +82,17 @@ def _part(index: int, num_parts: int, dim: int, shape: tuple[int, int], device: 
 
 def _plain_send_s(place: BenchRank, num_bytes: int) -> float:
     """Every rank sends so many bytes to the next one, and receives as many."""
-    give, take = (torch.zeros(num_bytes, dtype=torch.uint8, device=place.device) for _ in range(2))
+    most = min(num_bytes, _SENT_AT_ONCE_BYTES)
+    give, take = (torch.zeros(most, dtype=torch.uint8, device=place.device) for _ in range(2))
+    right, left = (place.rank + 1) % place.world_size, (place.rank - 1) % place.world_size
 
     def send() -> None:
-        right, left = (place.rank + 1) % place.world_size, (place.rank - 1) % place.world_size
-        ops = [dist.P2POp(dist.isend, give, right, place.network), dist.P2POp(dist.irecv, take, left, place.network)]
-        for work in dist.batch_isend_irecv(ops):
-            work.wait()
+        for at in range(0, num_bytes, most):
+            size = min(most, num_bytes - at)
+            leaving = dist.P2POp(dist.isend, give[:size], right, place.network)
+            arriving = dist.P2POp(dist.irecv, take[:size], left, place.network)
+            for work in dist.batch_isend_irecv([leaving, arriving]):
+                work.wait()
 
     return place.seconds(send)
 

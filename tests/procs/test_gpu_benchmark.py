@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from benchmarks.gpu.__main__ import ROWS
+from benchmarks.gpu.__main__ import ROWS, main
 from benchmarks.report import OUT
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,3 +58,14 @@ def test_every_row_is_measured_on_as_many_ranks_as_there_are(num_ranks: int) -> 
     lacking = [case for case, line in lines.items() if "not run" in line]
     assert lacking == ([case for case in ROWS if "reshard" in case or "weights" in case] if num_ranks == 1 else [])
     assert all("needs 2 ranks, found 1" in lines[case] for case in lacking)
+
+
+def test_without_a_gpu_every_row_says_so_by_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmarks.gpu"])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    main()
+    *rows, hint = capsys.readouterr().out.splitlines()
+    assert rows == [f"{case:<42} not run: no GPU" for case in ROWS]
+    assert "--device cpu" in hint
