@@ -8,11 +8,15 @@ One refit, in steps:
 
 1. Generators wait until nobody reads the back buffer any more, for a limited time.
 2. All ranks agree on the version and the plan: one small gather, from the second refit on.
-3. The weights move into the back buffers. Readers go on with the front, undisturbed.
+3. The weights move into the back buffers. Readers go on with the front, undisturbed. On a device the stream that moves
+   them waits for what readers have queued there before, and readers' streams for what was moved.
 4. All ranks know that all are done; each generator turns its buffers over.
 
-If a rank dies in step 3, every generator keeps its front: an older version, but a whole one. `regroup` goes on with
-the ranks that are left, or with new ones.
+A generator without room for a second buffer takes *in place*: both are one. Readers wait while a version moves, and a
+version that did not arrive whole is shown to nobody.
+
+If a rank dies in step 3, every generator keeps its front: an older version, but a whole one; who takes in place has
+none until the next has arrived. `regroup` goes on with the ranks that are left, or with new ones.
 
        refit      1         2         3
        buffer A   ====1=====front======....=====3=====front
@@ -33,6 +37,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from remesh.comm.gather import Group
+from remesh.device_streams import CallersStreams, StreamOrder
 from remesh.errors import PeerError, PlanError
 from remesh.layout.from_torch import Piece, dtensor_of
 from remesh.options import check_option
@@ -60,7 +65,8 @@ class Refit:
     """Sends weights from trainers to generators, one version after the other.
 
     ``take`` names the tensors that this rank wants, as they should be: they become one of its two buffers, the other
-    is allocated like them. Empty on a rank that only trains.
+    is allocated like them. Empty on a rank that only trains. With ``in_place`` there is no other, and this rank's
+    readers wait while a version moves, at most ``readers_timeout_s``; ranks may differ in it.
     """
 
     def __init__(
@@ -69,25 +75,33 @@ class Refit:
         *,
         group: Group = None,
         readers_timeout_s: float = _READERS_TIMEOUT_S,
+        in_place: bool = False,
         **options: Unpack[PlanOptions],
     ) -> None:
         check_option(_DOING, "readers_timeout_s", readers_timeout_s, float)
+        check_option(_DOING, "in_place", in_place, bool)
         check_tensors({} if take is None else take, "take")
         self._resharder = Resharder(group, **options)
         self._options = options
         self._group = group
         self._readers_timeout_s = readers_timeout_s
-        self._buffers = (dict(take or {}), _like(take or {}))
+        self._buffers = (dict(take or {}),) if in_place else (dict(take or {}), _like(take or {}))
+        self._is_written_in_place = False
+        """Whether a version is being moved into the buffer that readers see."""
+        self._torn: int | None = None
+        """The version of which a part has been written over what readers saw, and that never arrived."""
         self._front: int | None = None
         self._version: int | None = None
         self._num_readers = [0, 0]
+        self._orders = tuple(map(_order_of, self._buffers))
+        """Of what is queued on devices, for each buffer: a reader that has left may still be at work there."""
         self._under_way: RefitHandle | None = None
         """The last one that was started, until somebody has asked for its result."""
         self._lock = threading.Condition()
 
     @property
     def version(self) -> int | None:
-        """Version that readers of this rank see; None before the first. On a trainer the last that went out."""
+        """Version that readers of this rank see; None while there is none. On a trainer the last that went out."""
         return self._version
 
     @property
@@ -100,8 +114,8 @@ class Refit:
 
         Called by every rank of the group: trainers with what they hold and the version, generators with nothing.
         Blocks until all generators have it. Raises the same error on all ranks, and readers then still see the previous
-        version: `PlanError` when the trainers disagree, or no trainer has a tensor that is wanted; `PeerError` when a
-        rank died, or a reader kept the back buffer for too long.
+        version, if it was not written over in place: `PlanError` when the trainers disagree, or no trainer has a tensor
+        that is wanted; `PeerError` when a rank died, or a reader kept the buffer for too long.
         """
         return self.start(give, version).result()
 
@@ -110,15 +124,20 @@ class Refit:
 
         One refit at a time: `PlanError` on all ranks while some rank has not asked for the result of the previous one.
         """
-        back = 1 if self._front == 0 else 0
+        back = 1 if self._front == 0 and len(self._buffers) > 1 else 0
 
         def tell() -> int | None:
             self._check_is_free()
             self._wait_for_readers(back)
             return version
 
-        meeting = self._resharder.meet(lambda: (give or {}, self._buffers[back]), tell, _DOING)
-        agreed = _agree_on_version(meeting.said)
+        try:
+            meeting = self._resharder.meet(lambda: (give or {}, self._buffers[back]), tell, _DOING)
+            agreed = _agree_on_version(meeting.said)
+        except BaseException:
+            if self._under_way is None:  # nothing has moved
+                self._let_readers_in()
+            raise
         self._under_way = RefitHandle(self, meeting.start(), back, agreed)
         return self._under_way
 
@@ -126,21 +145,30 @@ class Refit:
     def read(self) -> Iterator[Snapshot]:
         """The newest complete version, unchanged until the context ends. For any thread; talks to no other rank.
 
-        Raises `PlanError` before the first version has arrived.
+        Raises `PlanError` before the first version has arrived. Where weights are taken in place it waits for one that
+        is on its way, and raises `PeerError` when that takes too long, `PlanError` when it came to nothing.
         """
         with self._lock:
+            self._wait_for_writer()
+            if self._torn is not None:
+                raise PlanError(
+                    f"reading the weights of a generator: version {self._torn} was moved into them in place and did "
+                    "not arrive whole, expected a whole version; push again"
+                )
             if self._front is None or self._version is None:
                 raise PlanError(
                     "reading the weights of a generator: no version has arrived, expected at least one; push one first"
                 )
             front = self._front
             self._num_readers[front] += 1
+            self._orders[front].begin_read()
             snapshot = Snapshot(self._version, self._buffers[front])
         try:
             yield snapshot
         finally:
             with self._lock:
                 self._num_readers[front] -= 1
+                self._orders[front].end_read()
                 self._lock.notify_all()
 
     def regroup(self, group: Group = None, host_of: Mapping[int, str] | None = None) -> None:
@@ -158,8 +186,25 @@ class Refit:
         with self._lock:
             if self._under_way is handle:
                 self._under_way = None
+                with handle.streams.followed():
+                    self._orders[back].end_write()
                 if has_arrived:
-                    self._front, self._version = back, handle.version
+                    self._front, self._version, self._torn = back, handle.version, None
+                elif self._is_written_in_place:
+                    self._front, self._version, self._torn = None, None, handle.version
+                self._let_readers_in()
+
+    def _let_readers_in(self) -> None:
+        with self._lock:
+            self._is_written_in_place = False
+            self._lock.notify_all()
+
+    def _wait_for_writer(self) -> None:
+        if not self._lock.wait_for(lambda: not self._is_written_in_place, self._readers_timeout_s):
+            raise PeerError(
+                "reading the weights of a generator: a version is being moved into them in place, expected its end "
+                f"after {self._readers_timeout_s} s; call result() of its handle, in another thread than this one"
+            )
 
     def _check_is_free(self) -> None:
         under_way = self._under_way
@@ -176,10 +221,12 @@ class Refit:
                 left_s = until_s - time.monotonic()
                 if left_s <= 0:
                     raise PeerError(
-                        f"{_DOING}: {self._num_readers[buffer]} readers hold a snapshot of the version before last, "
+                        f"{_DOING}: {self._num_readers[buffer]} readers hold a snapshot of what is to be written over, "
                         f"expected none after {self._readers_timeout_s} s; leave `read()` sooner, or copy what is kept"
                     )
                 self._lock.wait(left_s)
+            self._is_written_in_place = len(self._buffers) == 1
+            self._orders[buffer].begin_write()
 
 
 def _agree_on_version(told: Sequence[int | None]) -> int:
@@ -200,6 +247,8 @@ class RefitHandle:
         self._refit = refit
         self._handle = handle
         self._back = back
+        self.streams = CallersStreams()
+        """On which it is written; those of the thread that has started it."""
         self.version = version
         """The version that is on its way."""
 
@@ -219,6 +268,10 @@ class RefitHandle:
             raise
         self._refit.settle(self, self._back, has_arrived=True)
         return moved
+
+
+def _order_of(tensors: Tensors) -> StreamOrder:
+    return StreamOrder.of([one.tensor if isinstance(one, Piece) else one for one in tensors.values()])
 
 
 def _like(tensors: Tensors) -> dict[str, torch.Tensor | Piece]:
