@@ -93,6 +93,17 @@ class Gradients:
                 parameter.grad = torch.zeros_like(parameter)
                 self._kept[name] = parameter.grad.detach()
 
+    def lacking(self) -> dict[str, torch.nn.Parameter]:
+        """The parameters without a kept gradient, by the gradient's name."""
+        return {name: parameter for name, parameter in self._parameters.items() if name not in self._kept}
+
+    def make(self, wanted: Collection[str]) -> None:
+        """Make those that ``wanted`` names and that are not there, to be filled afterwards."""
+        for name, parameter in self.lacking().items():
+            if name in wanted:
+                parameter.grad = torch.zeros_like(parameter)
+                self._kept[name] = parameter.grad.detach()
+
     def drop(self) -> None:
         """Forget what a step that came to nothing has added up; what was kept stays kept."""
         for model in self._models.values():

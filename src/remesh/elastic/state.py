@@ -10,6 +10,7 @@ parameter again on any mesh; likewise a gradient that waits for more, ``<paramet
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -122,9 +123,13 @@ class CarriedState:
             if not isinstance(one, torch.Tensor):
                 one.load_state_dict(values[name])
 
-    def pieces(self) -> dict[str, Piece]:
-        """The place of each of this rank's tensors in its global tensor."""
-        return {name: piece_of(tensor) for name, tensor in self.tensors().items()}
+    def pieces(self, names: Collection[str] | None = None) -> dict[str, Piece]:
+        """The place of each of this rank's tensors in its global tensor; of these tensors alone, if any are named."""
+        return {name: piece_of(tensor) for name, tensor in self.tensors().items() if names is None or name in names}
+
+    def num_bytes(self) -> int:
+        """Of all tensors of this rank."""
+        return sum(piece.tensor.nbytes for piece in self.pieces().values())
 
     def hold(self, step: int, samples: int, line: int) -> HeldState:
         """The state to keep while there are no process groups. The tensors are not copied."""
@@ -145,6 +150,41 @@ class CarriedState:
         self._allocated.clear()
         self.gradients.allocate(())
 
+    def unit_of(self, name: str) -> str:
+        """What a tensor can only be made together with: all moments of a parameter have one name here. The same on all
+        ranks, whichever tensors they have."""
+        is_moment = any(name.startswith(f"{optim}.state.") for optim in self._optims)
+        return name.rpartition(".")[0] if is_moment else name
+
+    def sizes_to_make(self, wanted: Collection[str]) -> dict[str, tuple[int, int]]:
+        """By unit the elements of the parameters whose moments or gradients are wanted and not there: all, and this
+        rank's."""
+        units = {self.unit_of(name) for name in wanted}
+        lacking = {
+            f"{name}.state.{path}": parameter
+            for name, optim in self._optims.items()
+            for parameter, path in self._parameters_of(name, optim)
+            if parameter not in optim.state
+        }
+        found = {}
+        for unit, parameter in (lacking | self.gradients.lacking()).items():
+            if unit in units:
+                piece = piece_of(parameter)
+                found[unit] = (math.prod(piece.global_shape), piece.tensor.numel())
+        return found
+
+    def make(self, units: Collection[str]) -> None:
+        """Make the moments and gradients of these units that are not there, to be filled afterwards."""
+        for name, optim in self._optims.items():
+            lacking = [
+                parameter
+                for parameter, path in self._parameters_of(name, optim)
+                if f"{name}.state.{path}" in units and parameter not in optim.state
+            ]
+            if lacking:
+                _take_empty_step(optim, lacking)
+        self.gradients.make(units)
+
     def _parameters_of(self, name: str, optim: torch.optim.Optimizer) -> list[tuple[torch.Tensor, str]]:
         found = []
         for group in optim.param_groups:
@@ -159,18 +199,20 @@ class CarriedState:
         return found
 
 
-def _take_empty_step(optim: torch.optim.Optimizer) -> None:
+def _take_empty_step(optim: torch.optim.Optimizer, some: Collection[torch.Tensor] | None = None) -> None:
     """One step with zero gradients and zero learning rate: optimizers allocate lazily, and know their own moments best.
 
-    Whatever the step writes into the moments is overwritten by what is carried; the parameters do not move.
+    Of ``some`` parameters alone, if given: optimizers pass over those without a gradient. Whatever the step writes into
+    the moments is overwritten by what is carried; the parameters do not move.
     """
     rates = [group["lr"] for group in optim.param_groups]
     parameters = [parameter for group in optim.param_groups for parameter in group["params"]]
     kept = [parameter.grad for parameter in parameters]
     for group in optim.param_groups:
         group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], torch.Tensor) else 0.0
+    chosen = None if some is None else set(map(id, some))
     for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter)
+        parameter.grad = torch.zeros_like(parameter) if chosen is None or id(parameter) in chosen else None
     optim.step()
     for group, rate in zip(optim.param_groups, rates, strict=True):
         group["lr"] = rate

@@ -75,6 +75,7 @@ def main() -> None:
     parser.add_argument("--timeout-s", type=float, default=30.0)
     parser.add_argument("--accumulate", type=int, default=1, help="commits to one step of the optimizer")
     parser.add_argument("--reduce-late", action="store_true", help="gradients are added up before that step alone")
+    parser.add_argument("--window-bytes", type=int, help="carry by windows")
     parser.add_argument("--hold", help="STEP:FILE: wait at that step until the file is there")
     parser.add_argument("--slow", help="NODE/SLOT of a worker that takes 0.3 s longer for a step")
     options = parser.parse_args()
@@ -92,7 +93,8 @@ def main() -> None:
             fully_shard(model, mesh=job.mesh["dp"])
         optim = torch.optim.AdamW(model.parameters(), lr=1e-2)
         data: Samples | Stream = Stream(STREAMS[options.stream]()) if options.stream else Samples()
-        job.carry(model=model, optim=optim, **({"data": data} if options.stream else {}))
+        carried = {"model": model, "optim": optim} | ({"data": data} if options.stream else {})
+        job.carry(window_bytes=options.window_bytes, **carried)
         attempt = job.attempt if options.attempt else contextlib.nullcontext
         for indices, x in job.batches(data, BATCH_SIZE, max_steps=options.steps):
             with attempt():

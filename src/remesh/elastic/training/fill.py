@@ -6,7 +6,8 @@
    reshard plan for all tensors;
 3. a step at which some box has no holder is left out on all ranks alike, so that no rank mixes two steps; the last
    checkpoint comes in its place among the steps, after memory of the same step;
-4. a job that lost a box before its first checkpoint could be there begins anew, as if it had been started again.
+4. the newest step goes by windows, if the program has asked for them (`remesh.elastic.training.windows`);
+5. a job that lost a box before its first checkpoint could be there begins anew, as if it had been started again.
 
 *Lines.* A job that goes back makes some steps a second time, and not always to the same bits. So every state knows the
 generation in which the job last began or went back, its line; holders of one step give together only if their lines are
@@ -27,18 +28,20 @@ from remesh.checkpoint.plain import latest_complete, load
 from remesh.checkpoint.plan.step_names import step_of
 from remesh.checkpoint.run.reader import open_checkpoint
 from remesh.checkpoint.storage import Location, location_of
-from remesh.comm.gather import all_gather_json, group_rank, is_out_of_memory, step_together
+from remesh.comm.gather import all_gather_json, group_rank, step_together
 from remesh.elastic.state import CarriedState, HeldState
+from remesh.elastic.training.offers import Offers, keep_both
 from remesh.elastic.training.position import Position
+from remesh.elastic.training.windows import DOING, FilledWindows, Source, fill_by_windows, tell_of_memory
 from remesh.errors import ConfigError, StorageError
-from remesh.layout.from_torch import Piece, join_if_alike, join_pieces
+from remesh.layout.from_torch import Piece
 from remesh.reshard.model.tasks import compute_missing_boxes
 from remesh.reshard.planning.plan import Plan
 from remesh.reshard.planning.planner import plan_reshard
 from remesh.reshard.running.describe import describe_all, moves_of
 from remesh.reshard.running.run import Moved, UnfilledError, run_plan
+from remesh.reshard.running.telemetry import BytesByPair
 
-_DOING = "filling the new mesh"
 _Pieces = dict[str, Piece]
 
 
@@ -62,6 +65,10 @@ class Filled:
     """Bytes that no plan could have kept off the busiest host's network."""
     move_s: float = 0.0
     """How long this rank was at moving them."""
+    num_windows: int = 0
+    """In so many windows; 0 for all at once."""
+    peak_bytes: int = 0
+    """With windows: what this rank was planned to hold of the old and the new state at one time, at the most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,36 +83,22 @@ class FillRules:
     """Of a job that goes back or begins now: the generation's number."""
     is_behind: bool = False
     """Whether the state in memory is of an earlier stay, so that a checkpoint may be newer."""
+    window_bytes: int | None = None
+    """What a rank may make at a time, beside what it holds; None: all."""
 
     def may_begin_anew(self, step: int) -> bool:
         """Whether a job at this step need not have a checkpoint yet: the first is due, or on its way, at most."""
         return self.checkpoint is not None and self.save_every is not None and step < 2 * self.save_every
 
 
-@dataclass(frozen=True, slots=True)
-class Offers:
-    """The state that one rank can give."""
-
-    held: HeldState | None
-    """The state in its own memory, if it belongs to a step."""
-    snapshots: tuple[HeldState, ...] = ()
-    """Snapshots in its node's memory, its own and others'."""
-
-    def at(self, line: int, step: int) -> dict[str, Piece]:
-        """Everything of this step of this line, by tensor."""
-        found: dict[str, list[Piece]] = {}
-        for one in (self.held, *self.snapshots):
-            if one is not None and (one.line, one.step) == (line, step):
-                for name, piece in one.pieces.items():
-                    found.setdefault(name, []).append(piece)
-        return {name: join_pieces(pieces) for name, pieces in found.items()}
-
-
 def fill_state(state: CarriedState, offers: Offers, host_of: Mapping[int, str], rules: FillRules) -> Filled:
     """Fill ``state`` on all ranks alike; every rank of the default group calls it, and blocks on the others."""
-    find, tell = partial(_find_own, state, offers.held), partial(_tell, offers, state)
-    met = step_together(find, None, _DOING, tell=tell, translate=_tell_of_memory)
+    # By windows nothing is made before it is known what moves.
+    held = offers.held if rules.window_bytes is None else None
+    find, tell = partial(_find_own, state, held), partial(_tell, offers, state, rules)
+    met = step_together(find, None, DOING, tell=tell, translate=tell_of_memory)
     everywhere = met.told
+    _check_windows([each["window_bytes"] for each in everywhere])
     is_new = all(each["is_new"] for each in everywhere)
     state.is_new = False
     summaries = [summary for each in everywhere for summary in each["told"]]
@@ -120,8 +113,18 @@ def fill_state(state: CarriedState, offers: Offers, host_of: Mapping[int, str], 
             continue
         at_step = [summary for summary in summaries if _moment(summary) == (line, step)]
         names = frozenset(name for summary in at_step for name in summary["names"])
+        is_newest = (line, step) == newest
+        reached = Position(step, int(at_step[0]["samples"]), line if is_newest else rules.line)
+        becomes = HeldState(step, reached.samples, {}, at_step[0]["values"], reached.line)
+        if rules.window_bytes is not None and is_newest and not rules.is_behind:
+            started_s = time.monotonic()
+            windows = fill_by_windows(state, Source(offers, names, becomes, host_of), rules.window_bytes)
+            if windows is not None:
+                state.set_values(becomes.values)
+                state.is_torn = False
+                return _filled_by(windows, reached, time.monotonic() - started_s)
         make = partial(_make_sides, state, names, offers, (line, step))
-        sides = step_together(make, None, _DOING, tell=lambda made: describe_all(*made), translate=_tell_of_memory)
+        sides = step_together(make, None, DOING, tell=lambda made: describe_all(*made), translate=tell_of_memory)
         moves = moves_of(sides.told)
         missing = compute_missing_boxes(moves)
         if missing:
@@ -135,9 +138,6 @@ def fill_state(state: CarriedState, offers: Offers, host_of: Mapping[int, str], 
         plan = plan_reshard(moves, host_of)
         state.is_torn = offers.held is not None and (offers.held.line, offers.held.step) != (line, step)
         started_s = time.monotonic()
-        is_newest = (line, step) == newest
-        reached = Position(step, int(at_step[0]["samples"]), line if is_newest else rules.line)
-        becomes = HeldState(step, reached.samples, {}, at_step[0]["values"], reached.line)
         moved = _move(state, plan, sides.mine, offers.held, becomes)
         move_s = time.monotonic() - started_s
         state.set_values(becomes.values)
@@ -168,22 +168,30 @@ def fill_state(state: CarriedState, offers: Offers, host_of: Mapping[int, str], 
     return Filled(Position(line=rules.line), "fresh", f"{'; '.join(reasons)}, {begins}")
 
 
+def _filled_by(windows: FilledWindows, reached: Position, move_s: float) -> Filled:
+    taken: Counter[int] = Counter()
+    for one in windows.moved:
+        taken.update(_bytes_taken(one))
+    return Filled(
+        reached,
+        "peers",
+        f"every shard is held by a living rank; moved in {len(windows.moved)} windows",
+        bytes_by_pair=BytesByPair(lambda: windows.bytes_by_pair),
+        bytes_taken=taken,
+        bytes_kept=sum(one.bytes_local for one in windows.moved),
+        bound_bytes=sum(one.lower_bound_bytes for one in windows.moved),
+        move_s=move_s,
+        num_windows=len(windows.moved),
+        peak_bytes=windows.peak_bytes,
+    )
+
+
 def _make_sides(
     state: CarriedState, names: frozenset[str], offers: Offers, moment: tuple[int, int]
 ) -> tuple[_Pieces, _Pieces]:
     """What this rank gives of a step, and the memory that is to be filled."""
     state.allocate(names)
     return offers.at(*moment), state.pieces()
-
-
-def _tell_of_memory(doing: str, raised: BaseException) -> BaseException:
-    if not is_out_of_memory(raised):
-        return raised
-    found = str(raised).strip().splitlines()[0]
-    return ConfigError(
-        f"{doing}: a rank has no memory left for its part of the state ({found}), expected room for it beside what the "
-        "rank holds; nothing has moved; let a mesh have more ranks, or the state fewer bytes"
-    )
 
 
 def _move(
@@ -196,18 +204,8 @@ def _move(
     except UnfilledError as lost:
         if not lost.unfilled:
             before = {} if state.is_torn or held is None else held.pieces
-            state.in_doubt = replace(becomes, pieces=_both(before, take))
+            state.in_doubt = replace(becomes, pieces=keep_both(before, take))
         raise
-
-
-def _both(before: Mapping[str, Piece], filled: Mapping[str, Piece]) -> _Pieces:
-    """What a rank held and what it was filled with: others may have given up either."""
-    both = dict(before) | dict(filled)
-    for name in before.keys() & filled.keys():
-        old, new = before[name], filled[name]
-        if not {shard.box for shard in old.shards} <= {shard.box for shard in new.shards}:
-            both[name] = join_if_alike(old, new)
-    return both
 
 
 def _find_own(state: CarriedState, held: HeldState | None) -> list[tuple[Piece, Piece]] | None:
@@ -231,12 +229,25 @@ def _lie_alike(taken: Piece, given: Piece) -> bool:
     )
 
 
-def _tell(offers: Offers, state: CarriedState, own: Sequence[tuple[Piece, Piece]] | None) -> dict[str, Any]:
+def _check_windows(told: Sequence[int | None]) -> None:
+    """Raise, on all ranks alike, for windows that differ: ranks would not do the same."""
+    other = next((rank for rank, one in enumerate(told) if one != told[0]), None)
+    if other is not None:
+        raise ConfigError(
+            f"{DOING}: rank {other} carries with window_bytes={told[other]}, rank 0 with {told[0]}, expected one "
+            "number; give all ranks the same"
+        )
+
+
+def _tell(
+    offers: Offers, state: CarriedState, rules: FillRules, own: Sequence[tuple[Piece, Piece]] | None
+) -> dict[str, Any]:
     """The description of the state that this rank can give, for the others."""
     return {
         "in_memory": offers.held is not None,
         "told": [_summary(one) for one in (offers.held, *offers.snapshots) if one is not None],
         "is_new": state.is_new,
+        "window_bytes": rules.window_bytes,
         "own_bytes": None if own is None else sum(taken.tensor.nbytes for taken, _ in own),
     }
 

@@ -68,13 +68,17 @@ class Job:
         """Number of samples that the job has trained on, over all epochs."""
         return self._stint.position.samples
 
-    def carry(self, **objects: Any) -> None:
+    def carry(self, *, window_bytes: int | None = None, **objects: Any) -> None:
         """Fill models, optimizers and other objects with the job's state; called once, by all ranks.
 
         Each shard comes from the memory of a rank that holds it at the newest step. If no rank or snapshot holds some
         shard, all state comes from the last checkpoint. A new job leaves the objects as they are. Blocks on all ranks.
+
+        With ``window_bytes`` the moments of fresh optimizers are made a few at a time, so many bytes in one go on each
+        rank, and old shards are given up as they leave. A rank that is lost meanwhile takes along what it alone has
+        by then, as at any time after: keep replicas, snapshots or checkpoints.
         """
-        self._stint.carry(objects)
+        self._stint.carry(objects, window_bytes)
 
     def batches(
         self,

@@ -25,12 +25,14 @@ from remesh.elastic.events import EventLog
 from remesh.elastic.gradients import ADVICE as GRADIENT_ADVICE
 from remesh.elastic.gradients import Gradients, find_unlike
 from remesh.elastic.state import CarriedState, HeldState
-from remesh.elastic.training.fill import FillRules, Offers, fill_state
+from remesh.elastic.training.fill import FillRules, fill_state
+from remesh.elastic.training.offers import Offers
 from remesh.elastic.training.place import Caller, JobOptions, Leave, RankPlace
 from remesh.elastic.training.position import Position
 from remesh.elastic.training.safekeeping import Safekeeping
 from remesh.elastic.training.stream import ORDER_ADVICE, Stream
 from remesh.errors import ConfigError, PeerError
+from remesh.options import check_option
 
 _STALE_GROUP = "not initialized in the world group map"
 """What torch says of a group that was dropped."""
@@ -79,23 +81,26 @@ class Stint:
         self._num_steps_here = 0
         """Batches resolved since this rank entered its generation."""
 
-    def carry(self, objects: Mapping[str, Any]) -> None:
-        """Fill these objects with the job's state."""
+    def carry(self, objects: Mapping[str, Any], window_bytes: int | None = None) -> None:
+        """Fill these objects with the job's state, in windows if their size is given."""
+        check_option("carrying", "window_bytes", window_bytes, int | None)
         if self._state is not None:
             raise ConfigError("carrying: this generation already carries state; name all objects in one call")
         if self._is_pretended:
             self._caller.bind()
             self._is_pretended = False
         self.boundary()
-        self._fill(CarriedState(objects))
+        self._fill(CarriedState(objects), window_bytes)
 
-    def _fill(self, state: CarriedState) -> None:
+    def _fill(self, state: CarriedState, window_bytes: int | None = None) -> None:
         self._filling = state
         started_s = time.monotonic()
         host_of = {member.rank: self.plan.hosts[member.node] for member in self.plan.members}
         offers = Offers(self._held, self._snapshots)
         options = self.options
-        rules = FillRules(options.checkpoint, options.save_every, self.plan.number, self.plan.is_behind)
+        # Where a rank takes a seat in a mesh that stays, the others keep what they have, and make nothing.
+        window = None if self.plan.in_place else window_bytes
+        rules = FillRules(options.checkpoint, options.save_every, self.plan.number, self.plan.is_behind, window)
         filled = fill_state(state, offers, host_of, rules)
         state.gradients.settle()
         self._held, self._snapshots = None, ()
@@ -114,6 +119,8 @@ class Stint:
             bytes_from_disk=filled.bytes_from_disk,
             bound_bytes=filled.bound_bytes,
             move_seconds=filled.move_s,
+            windows=filled.num_windows,
+            peak_bytes=filled.peak_bytes,
             seconds=time.monotonic() - started_s,
         )
 
