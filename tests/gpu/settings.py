@@ -6,6 +6,7 @@ A setting that this machine lacks is skipped by the name of what it needs. Setti
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -52,6 +53,12 @@ class Place:
     def share_of(self, length: int) -> tuple[int, int]:
         """The part of so many rows that is this rank's: first, and behind the last."""
         return self.rank * length // self.world_size, (self.rank + 1) * length // self.world_size
+
+    def own_stream(self) -> contextlib.AbstractContextManager[object]:
+        """A new stream as the current one, which waits for no other; nothing on the CPU."""
+        if self.device.type == "cpu":
+            return contextlib.nullcontext()
+        return torch.cuda.stream(torch.cuda.Stream(self.device))  # type: ignore[no-untyped-call]
 
 
 CPU = Setting("gloo", 2, 0)

@@ -99,6 +99,26 @@ def test_a_reshard_is_in_order_with_the_current_stream(ranks: RankPool, setting:
     setting.run(ranks, give_what_kernels_are_still_making)
 
 
+def read_behind_kernels(place: Place) -> None:
+    """Readers leave while their work is queued, on streams of their own; two more versions come meanwhile."""
+    refit = remesh.Refit({"w": columns_of(torch.zeros(SHAPE), place)}, group=place.group)
+    seen = []
+    for version in range(1, 7):
+        refit.push({"w": rows_of(torch.full(SHAPE, float(version)), place)}, version)
+        with place.own_stream(), refit.read() as weights:
+            tensor = piece_of(weights.tensors["w"]).tensor
+            busy = torch.ones(1 << 20, device=place.device)
+            for _ in range(50):
+                busy.mul_(1.0)
+            seen.append((tensor.min() * busy[0], tensor.max() * busy[0]))
+    assert [(low.item(), high.item()) for low, high in seen] == [(v, v) for v in map(float, range(1, 7))]
+
+
+@in_settings(CPU, SHARED, ALONE, TWO)
+def test_readers_of_a_refit_may_leave_before_their_kernels_are_through(ranks: RankPool, setting: Setting) -> None:
+    setting.run(ranks, read_behind_kernels)
+
+
 def push_two_versions(place: Place) -> list[float]:
     take = columns_of(torch.zeros(SHAPE), place)
     refit = remesh.Refit({"w": take}, group=place.group)

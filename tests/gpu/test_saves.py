@@ -17,7 +17,9 @@ from remesh.elastic.snapshots.opened import read_snapshot
 from remesh.elastic.snapshots.shared_memory import SnapshotBuffer
 from remesh.elastic.snapshots.taker import Shelf, SnapshotTaker
 from remesh.elastic.state import HeldState
-from remesh.layout.from_torch import piece_of
+from remesh.elastic.training.offers import Offers
+from remesh.layout import Box, Shard
+from remesh.layout.from_torch import Piece, piece_of
 from remesh.testing.pool import RankPool
 from remesh.testing.quiet_limit import QuietLimit
 from tests.gpu.settings import ALONE, CPU, SHARED, TWO, Place, Setting, in_settings
@@ -73,6 +75,46 @@ def load_in_another_layout(place: Place, folder: Path) -> None:
 @in_settings(CPU, SHARED, ALONE, TWO)
 def test_a_checkpoint_loads_onto_devices_in_another_layout(ranks: RankPool, setting: Setting, tmp_path: Path) -> None:
     setting.run(ranks, load_in_another_layout, tmp_path)
+
+
+def load_behind_kernels(place: Place, folder: Path) -> None:
+    """On a stream of the program's own, with work that is still under way when threads read from files."""
+    whole = torch.arange(float(LARGE))
+    remesh.save({"w": whole.to(place.device)}, folder, group=place.group)
+    with place.own_stream():
+        take = torch.zeros(LARGE, device=place.device)
+        for _ in range(200):
+            take.add_(1.0)
+        remesh.load({"w": take}, folder, group=place.group)
+        take.mul_(2.0)
+        found = take.cpu()
+    assert torch.equal(found, 2 * whole)
+
+
+@in_settings(CPU, SHARED, ALONE, TWO)
+def test_a_load_is_in_order_with_the_current_stream(ranks: RankPool, setting: Setting, tmp_path: Path) -> None:
+    setting.run(ranks, load_behind_kernels, tmp_path)
+
+
+def join_host_and_device(place: Place) -> None:
+    """A survivor has half of a tensor on its device, and on the host what a lost rank had of it."""
+    whole = random_bits("float32", seed=6)
+    half = len(whole) // 2
+    shape = tuple(whole.shape)
+    lower, upper = Box((0, 0), (half, shape[1])), Box((half, 0), shape)
+    own = Piece(whole[lower.slices()].to(place.device), shape, (Shard(0, lower),))
+    lost = Piece(whole[upper.slices()].clone(), shape, (Shard(0, upper),))
+    held, snapshot = HeldState(5, 50, {"w": own}, {}), HeldState(5, 50, {"w": lost}, {})
+    give = Offers(held, (snapshot,)).at(0, 5)
+    assert give["w"].tensor.device == place.device
+    take = columns_of(torch.zeros_like(whole), place)
+    remesh.reshard(give, {"w": take}, group=place.group)
+    assert torch.equal(bits_of(take.tensor), bits_of(columns_of(whole, place).tensor))
+
+
+@in_settings(CPU, SHARED, ALONE, TWO)
+def test_a_snapshot_on_the_host_joins_what_lies_on_the_device(ranks: RankPool, setting: Setting) -> None:
+    setting.run(ranks, join_host_and_device)
 
 
 def snap_and_change(place: Place) -> None:
