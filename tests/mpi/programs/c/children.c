@@ -1,4 +1,8 @@
-/* Each rank keeps a child that squares numbers behind two pipes, and calls system(); what comes is summed over all ranks. */
+/* Each rank keeps a child that squares numbers behind two pipes, and calls system(); what comes is summed over all ranks.
+ *
+ * `children ROUNDS PAUSE SIGN`, the pause in us: in one round the shells of system() wait for the file SIGN, and
+ * make SIGN.awaited0 and so on.
+ */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,9 +27,12 @@ int main(int argc, char **argv) {
     close(from[1]);
     long total = 0;
     for (int round = 0; round < rounds; round++) {
-        char command[64];
+        char command[4096], *sign = argv[3];
         long number = 10 * round + rank, sum;
         snprintf(command, sizeof command, "sleep 0.0%d; exit %d", pause_us / 10000, round % 7 + rank);
+        if (round == 3)
+            snprintf(command, sizeof command, "touch %s.awaited%d; until [ -e %s ]; do sleep 0.05; done; exit %d", sign,
+                     rank, sign, round % 7 + rank);
         if (write(to[1], &number, sizeof number) != sizeof number) return 2;
         number = WEXITSTATUS(system(command));
         MPI_Allreduce(&number, &sum, 1, MPI_LONG, MPI_SUM, MPI_COMM_WORLD);
