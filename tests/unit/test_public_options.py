@@ -99,6 +99,17 @@ def test_a_value_of_the_wrong_type_is_refused_by_name(name: str, call: Callable[
         call()
 
 
+def test_a_folder_in_which_nothing_can_be_saved_is_refused_before_the_first_save_is_due(tmp_path: Path) -> None:
+    """Also by root, whom no rights keep out."""
+    (tmp_path / "file").write_text("in the way")
+    for place in (tmp_path / "file" / "run", tmp_path / "file", Path("/proc/1/runs")):
+        with pytest.raises(ConfigError, match="checkpoints cannot be written under"):
+            remesh.elastic(lambda job: None, {"dp": -1}, checkpoint=place, save_every=10)
+    with pytest.raises(ConfigError, match="this process has no agent"):
+        remesh.elastic(lambda job: None, {"dp": -1}, checkpoint=tmp_path / "new", save_every=10)
+    assert not list((tmp_path / "new").iterdir())
+
+
 def test_checkpoints_without_a_place_are_refused_before_the_first_one_is_due() -> None:
     with pytest.raises(ConfigError, match="save_every=10 without a place for checkpoints; give checkpoint="):
         remesh.elastic(lambda job: None, {"dp": -1}, save_every=10)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+import uuid
 from collections.abc import Callable
 from typing import Any, TypedDict, Unpack
 
-from remesh.checkpoint.storage import location_of
+from remesh.checkpoint.storage import Location, location_of, store_of
 from remesh.elastic.link import connect_agent, refuse_job
 from remesh.elastic.mesh_policy import Axes, Template, make_template
 from remesh.elastic.training.job import Job
 from remesh.elastic.training.place import JobOptions
 from remesh.elastic.training.worker import Exit, TrainingWorker
-from remesh.errors import ConfigError
+from remesh.errors import ConfigError, StorageError
 from remesh.exit_codes import ExitCode
 from remesh.options import check_option, check_options
 
@@ -60,6 +61,8 @@ def elastic(
             )
         template = mesh if isinstance(mesh, Template) else make_template(mesh)
         root = None if checkpoint is None else location_of(checkpoint)
+        if root is not None and save_every is not None:
+            _check_can_keep(root)
         options = JobOptions(tuning.get("seed", 0), root, save_every, tuning.get("snapshot_every"))
     except ConfigError as error:
         if link_path:
@@ -82,3 +85,20 @@ def elastic(
         if not end.ok:
             # The agent prints the cause, once for its node.
             sys.exit(ExitCode.FAILED)
+
+
+def _check_can_keep(root: Location) -> None:
+    """Raise `ConfigError` unless this process may write into the folder, which is made if need be.
+
+    The first save may be hours away, and would end the job.
+    """
+    store, trial = store_of(root), root / f".remesh-trial-{uuid.uuid4().hex}"
+    try:
+        store.make_directory(root)
+        store.put(trial, b"")
+        store.remove(trial)
+    except (OSError, StorageError) as error:
+        raise ConfigError(
+            f"{_DOING}: checkpoints cannot be written under {root} ({error}), expected a folder in which every worker "
+            "may make files; give another checkpoint=..., mend the rights or the space, or leave save_every out"
+        ) from error
