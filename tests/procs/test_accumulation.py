@@ -24,6 +24,10 @@ def script(*flags: str, steps: int = STEPS) -> list[str]:
 
 @pytest.fixture(scope="module")
 def of_one_process() -> dict[int, float]:
+    return checksums_of_one_process(EVERY, MANY_STEPS)
+
+
+def checksums_of_one_process(every: int, num_steps: int) -> dict[int, float]:
     """Commit -> checksum of the weights, by plain torch in this process."""
     seed_everything(derive_seed(tiny.SEED))
     shape = {"dtype": torch.float64}
@@ -32,13 +36,13 @@ def of_one_process() -> dict[int, float]:
     model = torch.nn.Sequential(*layers)
     optim = torch.optim.AdamW(model.parameters(), lr=1e-2)
     position, found = Position(), {}
-    for step in range(1, MANY_STEPS + 1):
+    for step in range(1, num_steps + 1):
         size, count = tiny.BATCH_SIZE, tiny.NUM_SAMPLES
         batch = plan_batch(position, num_samples=count, batch_size=size, seed=tiny.SEED, num_epochs=None)
         position = position.after(len(batch))
         x = torch.stack([torch.randn(width, generator=torch.Generator().manual_seed(i), **shape) for i in batch])
         (model(x) - x.roll(1, -1)).square().mean().backward()
-        if step % EVERY == 0:
+        if step % every == 0:
             optim.step()
             optim.zero_grad()
         found[step] = tiny.checksum(model)
