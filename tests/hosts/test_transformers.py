@@ -142,6 +142,27 @@ def test_parameters_of_a_loss_that_no_checkpoint_would_have_are_refused_by_name(
         trainer.train()
 
 
+def test_a_parameter_that_never_had_a_gradient_goes_on_without_moments(tmp_path: Path) -> None:
+    from transformers import Trainer  # noqa: PLC0415 - a host may be missing
+
+    from remesh.integrations.transformers import RemeshTrainer  # noqa: PLC0415
+
+    found = []
+    for kind, lengths in ((RemeshTrainer, (4, 6)), (Trainer, (6,))):
+        for num_steps in lengths:
+            model, arguments, words = _words_of(tmp_path / kind.__name__, num_steps)
+            model.unseen = torch.nn.Linear(3, 2)
+            trainer = kind(model, arguments, train_dataset=words)
+            trainer.train(resume_from_checkpoint=num_steps == 6 and kind is RemeshTrainer)
+        states = trainer.optimizer.optimizer.state
+        assert not [name for name, one in model.unseen.named_parameters() if states.get(one)]
+        moments = [value for one in model.parameters() for value in states.get(one, {}).values()]
+        found.append([*model.state_dict().values(), *moments])
+    resumed, expected = found
+    assert len(resumed) == len(expected) > 30
+    assert all(one.equal(other) for one, other in zip(resumed, expected, strict=True))
+
+
 class _Scored:
     """A Trainer whose model is best at its second step."""
 

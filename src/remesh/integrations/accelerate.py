@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_model_state_dict
 
 from remesh.checkpoint.plain import load, save
 from remesh.checkpoint.run.reader import OpenCheckpoint, is_complete, open_checkpoint
@@ -27,6 +27,7 @@ from remesh.checkpoint.storage import location_of
 from remesh.comm.gather import gather_from, group_rank
 from remesh.errors import ConfigError
 from remesh.integrations.hosts import check_host
+from remesh.integrations.moments import set_moments, stored_moments
 from remesh.integrations.random_numbers import random_rows, rows_to_load, take_random_rows
 
 check_host("accelerate", (1, 10))
@@ -81,11 +82,15 @@ class RemeshAccelerator(Accelerator):
             state["random"] = rows  # another number of processes goes on with the seeds that its script has set
         for name in self._loaded_by_hooks(str(place)):
             del state["models"][name]
-        loaded = load(state, place)
+        stored = stored_names(checkpoint)
+        wanted = {name: stored_moments(one, f"optimizers.{name}", stored) for name, one in state["optimizers"].items()}
+        loaded = load({**state, "optimizers": wanted}, place)
         for model, optimizers, told in self._with_optimizers():
             weights, moments = (loaded.get(kind, {}).get(told, {}) for kind in ("models", "optimizers"))
-            if weights or moments:
-                set_state_dict(model, optimizers, model_state_dict=weights, optim_state_dict=moments)
+            if weights:
+                set_model_state_dict(model, weights)
+            if moments:
+                set_moments(model, optimizers, moments)
         if "random" in loaded:
             take_random_rows(loaded["random"])
         self.step = loaded["step"]

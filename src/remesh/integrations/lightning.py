@@ -18,16 +18,18 @@ from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
     get_optimizer_state_dict,
     set_model_state_dict,
-    set_optimizer_state_dict,
 )
 
 from remesh.checkpoint.errors import CheckpointPathError, told_as_checkpoint_errors
 from remesh.checkpoint.formats.data_file import dump_object, load_object
 from remesh.checkpoint.plain import load, save
 from remesh.checkpoint.run.housekeeping import remove_checkpoint
+from remesh.checkpoint.run.reader import open_checkpoint
+from remesh.checkpoint.run.requests import stored_names
 from remesh.checkpoint.storage import location_of, store_of
 from remesh.errors import ConfigError
 from remesh.integrations.hosts import check_host
+from remesh.integrations.moments import set_moments, stored_moments
 
 check_host("lightning", (2, 5))
 
@@ -102,14 +104,18 @@ class RemeshModelParallelStrategy(ModelParallelStrategy):
         _refuse_code(path, weights_only)
         assert self.model is not None, "Lightning sets a model up before it loads"
         optimizers = {str(number): one for number, one in enumerate(self.optimizers)}
+        stored = stored_names(open_checkpoint(location_of(path)))
         wanted = {
             "state_dict": get_model_state_dict(self.model),
-            "optimizers": {name: get_optimizer_state_dict(self.model, one) for name, one in optimizers.items()},
+            "optimizers": {
+                name: stored_moments(get_optimizer_state_dict(self.model, one), f"optimizers.{name}", stored)
+                for name, one in optimizers.items()
+            },
         }
         loaded = load(wanted, path)
         set_model_state_dict(self.model, loaded["state_dict"])
         for name, one in optimizers.items():
-            set_optimizer_state_dict(self.model, one, optim_state_dict=loaded["optimizers"][name])
+            set_moments(self.model, one, loaded["optimizers"][name])
         rest: dict[str, Any] = load_object(loaded["rest"], f"{_REST} in {path}")
         return rest
 

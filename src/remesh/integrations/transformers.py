@@ -19,16 +19,18 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_model_state_dict
 
 from remesh.checkpoint.plain import load, save
 from remesh.checkpoint.run.housekeeping import remove_checkpoint
 from remesh.checkpoint.run.reader import is_complete, open_checkpoint
+from remesh.checkpoint.run.requests import stored_names
 from remesh.checkpoint.storage import location_of
 from remesh.comm.gather import all_gather_json, step_together
 from remesh.errors import ConfigError
 from remesh.files import replace_whole
 from remesh.integrations.hosts import check_host
+from remesh.integrations.moments import set_moments, stored_moments
 from remesh.integrations.random_numbers import random_rows, rows_to_load, take_random_rows
 
 check_host("transformers", (5, 0))
@@ -111,13 +113,11 @@ class RemeshTrainer(Trainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None:
             return
-        loaded = load(self._tensors(), checkpoint)
-        set_state_dict(
-            self.model_wrapped,
-            self._plain_optimizer(),
-            model_state_dict=loaded["model"],
-            optim_state_dict=loaded["optimizer"],
-        )
+        wanted, stored = self._tensors(), stored_names(open_checkpoint(location_of(checkpoint)))
+        wanted["optimizer"] = stored_moments(wanted["optimizer"], "optimizer", stored)
+        loaded = load(wanted, checkpoint)
+        set_model_state_dict(self.model_wrapped, loaded["model"])
+        set_moments(self.model_wrapped, self._plain_optimizer(), loaded["optimizer"])
         self.lr_scheduler.load_state_dict(loaded["scheduler"])
 
     def _load_scaler(self, checkpoint: str | None) -> None:
