@@ -61,14 +61,16 @@ static int64_t inline_bytes(const Request *request, int64_t room, uint8_t *where
     return length > EAGER_BYTES || length > room ? -1 : length;
 }
 
+static char *payload_bytes(const Request *request) {
+    PyObject *payload = request->payload;
+    return PyBytes_Check(payload) ? PyBytes_AsString(payload) : PyByteArray_AsString(payload);
+}
+
 static char *put_completion(char *to, const Request *request, uint8_t where, int64_t length) {
     *(Completion *)to = (Completion){.source = request->source, .tag = request->message_tag, .error = request->error,
                                      .num_bytes = request->message_bytes, .where = where};
     to += sizeof(Completion);
-    if (length) {
-        PyObject *payload = request->payload;
-        memcpy(to, PyBytes_Check(payload) ? PyBytes_AsString(payload) : PyByteArray_AsString(payload), length);
-    }
+    if (length) memcpy(to, payload_bytes(request), length);
     return to + length;
 }
 
@@ -99,40 +101,60 @@ void fail(Engine *e, int slot, const char *what, int code) {
     answer(e, slot);
 }
 
-/* How many of the requests that one `wait` asks for are over and are to be told, or -1; in `is_long`, whether their
- * payloads are more than its reply has room for.
- */
-static int64_t count_over(Engine *e, const uint64_t *asked, uint32_t count, uint8_t mode, int *is_long) {
-    int64_t over = 0, room = BODY_BYTES - (int64_t)sizeof(WaitReply);
+enum { ENDED_BYTES = sizeof(Index) + sizeof(Completion) };
+
+/* Of the requests that one `wait` asks for, those that are over and are to be told. */
+typedef struct {
+    int64_t count;
+    int64_t room;    /* bytes that their payloads leave of its reply; below 0: the reply cannot have all of them */
+    int has_unplaced; /* one has a payload whose place in the program is not known */
+} Over;
+
+static Over count_over(Engine *e, const uint64_t *asked, uint32_t count, uint8_t mode) {
+    Over over = {0, BODY_BYTES - (int64_t)sizeof(WaitReply), 0};
     uint8_t where;
-    for (uint32_t i = 0; i < count && !(mode == MODE_ANY && over); i++) {
+    for (uint32_t i = 0; i < count && !(mode == MODE_ANY && over.count); i++) {
         Request *request = find_request(e, asked[i]);
         if (request != NULL && !request->done) continue;
-        over++;
-        room -= (int64_t)(sizeof(Index) + sizeof(Completion));
-        int64_t length = request == NULL ? 0 : inline_bytes(request, room, &where);
-        if (length < 0) *is_long = 1;
-        else room -= length;
+        over.count++;
+        over.room -= ENDED_BYTES;
+        if (request == NULL) continue;
+        int64_t length = inline_bytes(request, EAGER_BYTES, &where);
+        over.room -= length < 0 ? BODY_BYTES : length;
+        over.has_unplaced |= request->num_bytes == PARCEL;
     }
-    if (room < 0) *is_long = 1;
     return over;
+}
+
+/* Choose how a completion's payload reaches the program: by the reply, which has so much room for it, or else into its
+ * buffer now. How many bytes the reply gets, or -1 with an exception.
+ */
+static int64_t place_payload(Engine *e, const Request *request, int64_t room, uint8_t *where) {
+    int64_t length = inline_bytes(request, room, where);
+    if (length >= 0) return length;
+    *where = PAYLOAD_WRITTEN;
+    length = PyObject_Size(request->payload);
+    if (length > request->num_bytes) length = request->num_bytes;
+    return carry_memory(e, request->address, payload_bytes(request), length, 1) ? -1 : 0;
 }
 
 /* Write how so many of them ended into a reply. Who is asked for twice is forgotten with the first answer, and unknown
  * then: so all are looked for again.
  */
 static int put_ended(Engine *e, char *to, const uint64_t *asked, uint32_t count, int64_t over) {
+    const char *end = to + BODY_BYTES - sizeof(WaitReply);
     uint8_t where;
     for (uint32_t i = 0; i < count && over; i++) {
         Request *request = find_request(e, asked[i]);
         if (request != NULL && !request->done) continue;
-        over--;
+        int64_t room = end - to - over-- * ENDED_BYTES;
         to = put_32(to, i);
         if (request == NULL) {
             *(Completion *)to = (Completion){.error = e->err_request};
             to += sizeof(Completion);
         } else {
-            int64_t length = inline_bytes(request, BODY_BYTES, &where);
+            int64_t length = place_payload(e, request, room, &where);
+            if (length < 0) return -1;
             to = put_completion(to, request, where, length);
             forget(e, request);
         }
@@ -160,20 +182,19 @@ int try_wait(Engine *e, int slot) {
     if (count > sizeof asked / sizeof *asked)
         return damaged(slot, "a wait for %u requests", count);
     memcpy(asked, call + 1, count * sizeof *asked);
-    int is_open = mode == MODE_ALL ? is_one_open(e, slot, asked, count) : 0, is_long = 0;
+    int is_open = mode == MODE_ALL ? is_one_open(e, slot, asked, count) : 0;
     if (is_open) return is_open < 0 ? -1 : 0;
-    int64_t over = count_over(e, asked, count, mode, &is_long);
-    if (over < 0) return -1;
+    Over over = count_over(e, asked, count, mode);
     /* Modes ANY and SOME want one at least, ALL wants all. */
-    if (mode == MODE_ALL ? over < count : over == 0) return 0;
-    if (is_long) {
+    if (mode == MODE_ALL ? over.count < count : over.count == 0) return 0;
+    if (over.has_unplaced && over.room < 0) {
         e->attention = 1;
         PyObject *done = PyObject_CallFunction(e->tell_wait, "i", slot);
         if (done == NULL) return -1;
         Py_DECREF(done);
     } else {
-        if (put_ended(e, body + sizeof(WaitReply), asked, count, over)) return -1;
-        *(WaitReply *)body = (WaitReply){OK, (uint32_t)over};
+        if (put_ended(e, body + sizeof(WaitReply), asked, count, over.count)) return -1;
+        *(WaitReply *)body = (WaitReply){OK, (uint32_t)over.count};
     }
     answer(e, slot);
     return 1;

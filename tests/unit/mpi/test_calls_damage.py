@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from remesh.mpi.calls.table import (
     WAIT_REPLY,
     CallFlag,
     Kind,
+    PayloadPlace,
     WaitFor,
 )
 from remesh.mpi.calls.wire_messages import HEADER, What
@@ -171,7 +173,7 @@ def _wait(half: _Half, numbers: list[int]) -> list[tuple[Any, ...]]:
         (index,) = INDEX.unpack_from(body, position)
         source, _, num_bytes, error, where, _ = COMPLETION.unpack_from(body, position + INDEX.size)
         position += INDEX.size + COMPLETION.size
-        data = bytes(body[position : position + num_bytes]) if where == 1 else b""
+        data = bytes(body[position : position + num_bytes]) if where == PayloadPlace.INLINE else b""
         position += len(data)
         told.append((index, source, num_bytes, error, data))
     return told
@@ -184,6 +186,29 @@ def test_a_request_that_is_waited_for_twice_is_told_once(tmp_path: Path) -> None
     half.turn()
     unknown = (0, 0, CLASSES["ERR_REQUEST"], b"")
     assert _wait(half, [FIRST_POSTED] * 3) == [(0, 1, 3, 0, b"abc"), (1, *unknown), (2, *unknown)]
+    assert not half.requests.by_number
+
+
+def test_payloads_that_a_reply_has_no_room_for_are_written_into_their_buffers(tmp_path: Path) -> None:
+    half = _Half(str(tmp_path / "channel"))  # its `tell_wait`, of Python, tells nothing
+    half.engine.attach(os.getpid())
+    payloads = [bytes([number]) * (EAGER_BYTES - 6 + number) for number in range(1, 6)]
+    buffers = [bytearray(EAGER_BYTES) for _ in payloads]
+    numbers = [FIRST_POSTED + index for index in range(len(payloads))]
+    for number, buffer in zip(numbers, buffers, strict=True):
+        room = EAGER_BYTES - 4  # too little for the last three
+        assert Port(half.upper, 1).start_receive(number, 7, 1, 3, room, NATIVE.address_of(buffer))
+    for payload in payloads:
+        half.arrive(3, payload)
+    half.turn()
+    told = _wait(half, numbers)
+    assert [(index, num_bytes) for index, _, num_bytes, _, _ in told] == [*enumerate(map(len, payloads))]
+    assert [error for *_, error, _ in told] == [0] * 2 + [CLASSES["ERR_TRUNCATE"]] * 3
+    wanted = [payload[: EAGER_BYTES - 4] for payload in payloads]
+    for index, (*_, data) in enumerate(told):
+        assert (data or bytes(buffers[index][: len(wanted[index])])) == wanted[index]
+        assert not any(buffers[index][len(wanted[index]) :])
+    assert [bool(data) for *_, data in told] == [True] + [False] * 4
     assert not half.requests.by_number
 
 
