@@ -1,4 +1,7 @@
-"""All experiments of the room but the matrix (``python -m benchmarks.mpi.matrix``); ``QUICK=1`` for fewer."""
+"""All experiments of the room but the matrix (``python -m benchmarks.mpi.matrix``); ``QUICK=1`` for fewer.
+
+What carrying a program costs comes first, and its page is written then; images follow.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from benchmarks.report import is_quick, write_report
 
 def main() -> None:
     quick = is_quick()
-    rows = costs.rows(500 if quick else 2000, 3 if quick else 7, costs.ONE_HOST[: 2 if quick else None])
-    rows += images.rows(64 if quick else 256, repeat=3 if quick else 5)
+    costs.main([])
+    rows = images.rows(64 if quick else 256, repeat=3 if quick else 5)
     rows += images.object_rows()
     rows += engine.rows(num_mib=64 if quick else 256, repeat=3 if quick else 7)
     write_report("mpi", rows)
