@@ -1,7 +1,8 @@
-"""Builds what `remesh.mpi` and `remesh.images` have in C beside its source, if a C compiler is there; goes on if not.
+"""Builds what rooms have in C beside its source, if a C compiler is there; goes on if not.
 
-``python hatch_build.py`` does the same for a checkout. Without it all of Remesh works but MPI programs;
-``remesh mpi`` says so then. ``CC`` names the compiler, with its arguments; ``REMESH_PURE=1`` makes a wheel without any.
+``python hatch_build.py`` does the same for a checkout. Without it all of Remesh works but MPI programs, of which
+``remesh mpi`` says so then, and small collectives of `remesh torch` take longer. ``CC`` names the compiler, with its
+arguments; ``REMESH_PURE=1`` makes a wheel without any.
 """
 
 from __future__ import annotations
@@ -23,26 +24,33 @@ except ImportError:  # run as a script
     BuildHookInterface = object
 
 _FOLDER = Path(__file__).resolve().parent / "src" / "remesh" / "mpi"
-_EXTENSION = _FOLDER / "_fast.abi3.so"
+_EXTENSIONS = [_FOLDER / "_fast.abi3.so", _FOLDER.parent / "torch_programs" / "_short.abi3.so"]
+"""Each of all files in C whose names begin with `_` in its folder."""
 _REAPER = _FOLDER.parent / "images" / "built" / "remesh-init"
 
 
-def build_extension() -> Path | None:
-    """The built extension, or None with a line on stderr that says why there is none."""
+def build_extensions() -> list[Path]:
+    """The built extensions, empty with a line on stderr that says why one could not be built."""
+    built = [path for path in _EXTENSIONS if _build_extension(path)]
+    return built if len(built) == len(_EXTENSIONS) else []
+
+
+def _build_extension(wanted: Path) -> bool:
+    name = wanted.name.partition(".")[0]
     compiler, *arguments = shlex.split(os.environ.get("CC") or "cc")
     if shutil.which(compiler) is None:
-        print("building _fast: no C compiler on PATH (CC or cc); going on without", file=sys.stderr)  # noqa: T201
-        return None
-    unfinished = _EXTENSION.with_suffix(f".{os.getpid()}")
+        print(f"building {name}: no C compiler on PATH (CC or cc); going on without", file=sys.stderr)  # noqa: T201
+        return False
+    unfinished = wanted.with_suffix(f".{os.getpid()}")
     flags = ["-O2", "-Wall", "-fPIC", "-fvisibility=hidden", "-shared", "-I", sysconfig.get_path("include")]
-    sources = sorted(map(str, _FOLDER.glob("_*.c")))
+    sources = sorted(map(str, wanted.parent.glob("_*.c")))
     command = [compiler, *arguments, *flags, *sources, "-o", str(unfinished)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
-        print(f"building _fast: {compiler} failed; going on without\n{done.stderr}", file=sys.stderr)  # noqa: T201
-        return None
-    unfinished.replace(_EXTENSION)
-    return _EXTENSION
+        print(f"building {name}: {compiler} failed; going on without\n{done.stderr}", file=sys.stderr)  # noqa: T201
+        return False
+    unfinished.replace(wanted)
+    return True
 
 
 def build_reaper() -> list[Path]:
@@ -84,10 +92,10 @@ class BuildHook(BuildHookInterface):
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        extension = None if os.environ.get("REMESH_PURE") else build_extension()
-        others = [] if extension is None else [*build_library(), *build_reaper()]
-        if extension is not None and version != "editable":
-            for built in (extension, *others):
+        extensions = [] if os.environ.get("REMESH_PURE") else build_extensions()
+        others = [*build_library(), *build_reaper()] if extensions else []
+        if extensions and version != "editable":
+            for built in (*extensions, *others):
                 build_data["force_include"][str(built)] = str(built.relative_to(_FOLDER.parents[1]))
             build_data["pure_python"] = False
             platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
@@ -95,4 +103,4 @@ class BuildHook(BuildHookInterface):
 
 
 if __name__ == "__main__":
-    sys.exit(build_extension() is None or not build_library() or not build_reaper())
+    sys.exit(not build_extensions() or not build_library() or not build_reaper())

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from remesh.torch_programs.anew import rule_of
-from remesh.torch_programs.gate import Entrant, Gate
-from remesh.torch_programs.works import ENDED
+from remesh.torch_programs import anew, groups
+from remesh.torch_programs.short import SHORT
 
 _CLOCKS = {"passed": time.perf_counter, "computed": time.thread_time}
 """The second is that of the thread that calls."""
@@ -30,29 +29,9 @@ class Forwards:
         return native.allreduce(*args, **options)
 
 
-class Counts:
-    """Beside that it waits, and counts the collective at a gate."""
-
-    def allreduce(self, *args: Any, **options: Any) -> Any:
-        gate.enter(tally, entrant := Entrant())
-        native.allreduce(*args, **options).wait()
-        del tally.under_way[entrant]
-        return ENDED
-
-
-class Keeps:
-    """Beside that it keeps a copy of what the collective changes in place."""
-
-    def allreduce(self, *args: Any, **options: Any) -> Any:
-        gate.enter(tally, entrant := Entrant())
-        kept = rule(args, options, rank)
-        native.allreduce(*args, **options).wait()
-        del tally.under_way[entrant], kept
-        return ENDED
-
-
-def time_burst(group: Any) -> dict[str, float]:
-    """Seconds of an all_reduce of 4 bytes by each clock."""
+def time_burst(group: Any, extension: Any) -> dict[str, float]:
+    """Seconds of an all_reduce of 4 bytes by each clock, with or without the short way in C."""
+    groups.SHORT = anew.SHORT = extension
     dist.barrier(native)
     began = {name: clock() for name, clock in _CLOCKS.items()}
     for _ in range(_BURST):
@@ -65,12 +44,16 @@ if sys.argv[2:] == ["apart"]:
     usable = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {usable[rank % len(usable)]})
 dist.init_process_group("gloo")
-small, gate, rule = torch.zeros(1), Gate(), rule_of("allreduce")
-tally = gate.add_tally("rungs")
+small = torch.zeros(1)
 carried: Any = dist.group.WORLD
 native = carried.real
-rungs = {"native": native, "forwards": Forwards(), "counts": Counts(), "keeps": Keeps(), "ours": carried}
-turns = [{name: time_burst(group) for name, group in rungs.items()} for _ in range(num_turns)]
+rungs = {
+    "native": (native, None),
+    "forwards": (Forwards(), None),
+    "python": (carried, None),
+    "ours": (carried, SHORT),
+}
+turns = [{name: time_burst(*rung) for name, rung in rungs.items()} for _ in range(num_turns)]
 if rank == 0:
     found = {
         clock: {

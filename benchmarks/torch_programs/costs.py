@@ -30,8 +30,7 @@ _STEP_RANKS = 4
 _APART = ", a processor for each rank"
 _RUNGS = {
     "forwards": "by a Python method that forwards",
-    "counts": "if it counts, too",
-    "keeps": "if it counts and keeps its input, too",
+    "python": "if all of ours is in Python",
 }
 _CHUNK_BYTES = 1 << 20
 _PAUSE_S = 0.002
@@ -85,8 +84,8 @@ def write_page(rows: list[Row]) -> None:
         "",
         "Native and carried runs of one program take turns on one host, gloo over the loopback. All_reduces are of",
         "two ranks, and those of torch alone go through the real group beneath ours in the same processes. Where Linux",
-        "puts both ranks on one processor, a call takes as long as both together compute. Groups that do a part of",
-        "what ours do say where the time goes; none that keeps a cut possible does less than the last of them.",
+        "puts both ranks on one processor, a call takes as long as both together compute. A group that only forwards,",
+        "and ours without its extension in C, say where the time goes.",
         "Checkpoints and restarts are of two ranks, beside one process that writes or reads as many bytes; of two ways",
         "to read, the faster.",
         "",

@@ -126,8 +126,9 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "stay",
     ),
     "torch_programs": _layers(
-        "anew children environment gate hook host notice reach store_server",
-        "control store works",
+        "children environment gate hook host notice reach short store_server",
+        "anew control store",
+        "works",
         "groups",
         "reunion",
         "cut",

@@ -23,8 +23,13 @@ from typing import Any, Final
 
 import torch
 
+from remesh.torch_programs.short import SHORT
+
 MOST_COPIED_BYTES: Final = 1 << 16
 """The most bytes copied of tensors that a collective changes in place: to copy more would slow each step."""
+
+IN_PLACE: Final = ("allreduce", "allreduce_coalesced")
+"""The collectives that leave their output in their input on all ranks."""
 
 Kept = Sequence[tuple[torch.Tensor, torch.Tensor | bytes]]
 """Tensors that a collective changes in place, each with a copy of its former values, or of their bytes."""
@@ -52,6 +57,8 @@ def restore(kept: Kept) -> None:
 def _in_place(arguments: Sequence[Any], options: Mapping[str, Any], rank: int) -> Kept | None:
     if options:  # torch passes tensors by place
         return None
+    if SHORT is not None and (copies := SHORT.keep(arguments[0], MOST_COPIED_BYTES)) is not None:
+        return copies  # type: ignore[no-any-return]
     left_bytes = MOST_COPIED_BYTES
     kept = []
     for tensor in arguments[0]:
@@ -106,7 +113,7 @@ def _never(arguments: Sequence[Any], options: Mapping[str, Any], rank: int) -> K
 
 _RULES: Final[Mapping[str, Rule]] = {
     "barrier": _always,
-    **dict.fromkeys(("allreduce", "allreduce_coalesced"), _in_place),
+    **dict.fromkeys(IN_PLACE, _in_place),
     **dict.fromkeys(("allgather", "allgather_coalesced", "_allgather_base", "allgather_into_tensor_coalesced"), _apart),
     **dict.fromkeys(("all_gather_single", "all_gather_single_coalesced"), _apart),
     **dict.fromkeys(("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced"), _apart),

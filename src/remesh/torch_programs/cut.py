@@ -15,6 +15,7 @@ from remesh.torch_programs.gate import Entrant
 from remesh.torch_programs.groups import Groups
 from remesh.torch_programs.reunion import Reunion
 from remesh.torch_programs.store import CarriedStore, StoreLink
+from remesh.torch_programs.works import see_under_way
 
 _NOTHING: Final = Surroundings(frozenset(), frozenset())
 _COLLECT_AFTER_S: Final = 0.2
@@ -85,7 +86,7 @@ class GroupsAtCut:
         groups, gate = self._groups, self._groups.gate
         with gate.changed:
             counts = {key: tally.entered for key, tally in gate.tallies.items()}
-            under_way = {key: list(tally.under_way) for key, tally in gate.tallies.items()}
+            under_way = {key: see_under_way(gate, tally) for key, tally in gate.tallies.items()}
             held, is_closed, num_passing = gate.held_keys(), gate.is_closed, gate.num_passing
             targets = {key: gate.target_of(key) for key in counts}
         for group in groups.live:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from remesh.errors import ConfigError
 
@@ -52,8 +53,9 @@ class Tally:
     """The same text on all members, and on no other group of the job."""
     entered: int = 0
     """Number of collectives entered since the program's start; the building of the group is the first one."""
-    under_way: dict[Entrant, None] = field(default_factory=dict)
-    """Those that have not ended, in their order. Who ends one takes it out, without the gate's lock."""
+    under_way: dict[Any, None] = field(default_factory=dict)
+    """Those that have not ended, in their order; on the short way, what stands for one. Who ends one takes it out
+    without the gate's lock."""
 
 
 class Gate:
@@ -61,8 +63,9 @@ class Gate:
 
     def __init__(self) -> None:
         # Taken as it is by what every collective calls: a condition takes twice as long.
-        self._lock = threading.Lock()
-        self.changed = threading.Condition(self._lock)
+        self.lock = threading.Lock()
+        """That of `changed`."""
+        self.changed = threading.Condition(self.lock)
         """Notified whenever more may pass than before; its lock guards all fields below."""
         self.tallies: dict[str, Tally] = {}
         """By key."""
@@ -77,13 +80,13 @@ class Gate:
 
     def add_tally(self, key: str) -> Tally:
         """Add the tally of a group that is about to be made."""
-        with self._lock:
+        with self.lock:
             tally = self.tallies[key] = Tally(key)
         return tally
 
     def enter(self, tally: Tally, entrant: Entrant) -> None:
         """Wait until the collective may be entered, and count it."""
-        with self._lock:
+        with self.lock:
             if not self.is_open:
                 self._wait_for(tally)
             tally.entered = entrant.number = tally.entered + 1
@@ -91,7 +94,7 @@ class Gate:
 
     def leave(self, tally: Tally, entrant: Entrant, *, was_begun: bool) -> None:
         """Say that nothing is left to wait for; a collective that the library refused does not count as entered."""
-        with self._lock:
+        with self.lock:
             del tally.under_way[entrant]
             if not was_begun:
                 tally.entered -= 1

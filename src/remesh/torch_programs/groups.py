@@ -20,9 +20,10 @@ from torch.distributed import ProcessGroup, Store, Work
 
 from remesh.errors import PeerError
 from remesh.torch_private import FakeProcessGroup
-from remesh.torch_programs.anew import rule_of
+from remesh.torch_programs.anew import IN_PLACE, MOST_COPIED_BYTES, rule_of
 from remesh.torch_programs.gate import Entrant, Gate
-from remesh.torch_programs.works import ENDED, Collective, CollectiveWork, MessageWork
+from remesh.torch_programs.short import SHORT
+from remesh.torch_programs.works import ENDED, Collective, CollectiveWork, MessageWork, is_short, see_under_way
 
 COLLECTIVES: Final = (
     *("allreduce", "allreduce_coalesced", "broadcast", "reduce", "barrier"),
@@ -33,7 +34,10 @@ COLLECTIVES: Final = (
     *("gather", "scatter", "alltoall", "alltoall_base", "all_to_all_single"),
 )
 """Methods of a group that are collectives and return a work."""
-_REFUSED: Final = ("split_group", "merge_remote_group", "_start_coalescing", "_end_coalescing", "abort")
+_REFUSED: Final = (
+    *("split_group", "merge_remote_group", "_start_coalescing", "_end_coalescing", "abort"),
+    "_get_sequence_number_for_group",
+)
 """Methods that are refused by name: what they do has no counterpart after a cut."""
 
 
@@ -192,7 +196,7 @@ class CarriedGroup(ProcessGroup):
     def _settle_oldest(self) -> None:
         """Let go of what has ended and is waited for by nobody."""
         for each in list(self._tally.under_way):
-            if not each.settle():
+            if is_short(each) or not each.settle():
                 break
 
     def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool = False) -> None:
@@ -251,7 +255,8 @@ class CarriedGroup(ProcessGroup):
     @property
     def _open(self) -> Sequence[Collective]:
         """The collectives that have not ended, in their order; all calls have returned."""
-        return [each for each in list(self._tally.under_way) if isinstance(each, Collective) and not each.settle()]
+        under_way = see_under_way(self._gate, self._tally)
+        return [each for each in under_way if isinstance(each, Collective) and not each.settle()]
 
     def count_messages(self, sent: dict[int, int], received: dict[int, int]) -> None:
         """Add the numbers of messages that have ended, by world rank."""
@@ -324,12 +329,23 @@ class _Options:
 
 
 def _forwarded(name: str) -> Callable[..., Work]:
-    rule = rule_of(name)
+    rule, is_in_place = rule_of(name), name in IN_PLACE
 
     # One function, and not several: small calls feel each of them.
     def method(self: CarriedGroup, *args: Any, **options: Any) -> Work:
         # torch's functions say in the options, their last argument, that they wait themselves.
         has_work = not args or getattr(args[-1], "asyncOp", True)
+        if SHORT is not None and not has_work and not options:
+            kept = SHORT.keep(args[0], MOST_COPIED_BYTES) if is_in_place else None
+            if kept is None:
+                kept = rule(args, options, self.place.rank)
+            ended = SHORT.run(self, self._gate, self._gate.lock, self._tally, name, kept, args)
+            if ended is True:
+                return ENDED
+            if ended is not None:
+                self._gate.wait_until_open()
+                ended.wait()
+                return ENDED
         entered = Collective(self._gate, self._tally, (name, args, options), has_work)
         self._gate.enter(self._tally, entered)
         try:

@@ -4,7 +4,8 @@ A work of gloo keeps its group's connections, so the real one is dropped as soon
 some thread waits for them (gloo's reduce-scatter), and to wait twice would copy the result twice. So the thread that
 waits holds the turn, and during a round a thread of Remesh waits for what no other thread waits for.
 
-What small calls cost is felt, so a collective that its call waits for makes no work at all.
+What small calls cost is felt, so a collective that its call waits for makes no work at all; and where there is the
+extension in C, it is no `Collective` before a round asks for it.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import contextlib
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch.distributed import ProcessGroup, Work
 
 from remesh.torch_programs.anew import Kept, Rule, restore
 from remesh.torch_programs.gate import Entrant, Gate, Tally
+from remesh.torch_programs.short import SHORT
 
 _NO_TIMEOUT = timedelta(0)
 """The value by which torch says that no timeout was given."""
@@ -78,6 +80,8 @@ class Collective(_UnderWay, Entrant):
     _future: torch.futures.Future[Any] | None = None
     _is_future_ours = False
     _error: RuntimeError | None = None
+    _short: Any = None
+    """What stands for it in its tally, if it began on the short way."""
 
     def __init__(self, gate: Gate, tally: Tally, call: Call, has_work: bool) -> None:
         """``has_work`` says that the program gets a work for it, and may ask for its future; else its call waits."""
@@ -139,14 +143,16 @@ class Collective(_UnderWay, Entrant):
         try:
             inner.wait(timeout) if timeout else inner.wait()
         except RuntimeError as error:
-            # What can begin anew ends on nobody once all gates are closed, and none opens before all have let go.
-            if self.can_begin_anew and self._gate.is_closed:
-                return
-            self._fail(error)
+            self._hear(error)
         else:
             if self._has_work:
                 self._keep_future_of(inner)
             self._be_over()
+
+    def _hear(self, error: RuntimeError) -> None:
+        # What can begin anew ends on nobody once all gates are closed, and none opens before all have let go.
+        if not (self.can_begin_anew and self._gate.is_closed):
+            self._fail(error)
 
     def _keep_future_of(self, inner: Work) -> None:
         found = _future_of(inner)
@@ -164,7 +170,27 @@ class Collective(_UnderWay, Entrant):
     def _be_over(self) -> None:
         """Mark it as over, and keep neither the real work nor its tensors."""
         self.is_over, self._inner, self._call, self._kept = True, None, None, None
-        self._tally.under_way.pop(self, None)
+        self._tally.under_way.pop(self if self._short is None else self._short, None)
+        self._short = None
+
+    # --- the short way ---
+
+    @classmethod
+    def heir_of(cls, short: Any, gate: Gate, tally: Tally) -> Collective:
+        """What goes on in place of a collective on the short way, whose thread waits and has the turn."""
+        heir = cls(gate, tally, (short.name, short.arguments, {}), has_work=False)
+        heir.number, heir.is_inside, heir._short = short.number, False, short
+        heir._kept, heir._inner = short.kept, short.inner
+        heir._turn.acquire()
+        return heir
+
+    def outlast(self, error: RuntimeError | None) -> None:
+        """Hear from the thread that has waited on the short way how the wait has ended, and take the turn from it."""
+        if error is None:
+            self._be_over()
+        else:
+            self._hear(error)
+        self._turn.release()
 
     # --- a cut ---
 
@@ -208,6 +234,28 @@ class Collective(_UnderWay, Entrant):
     def result(self) -> Any:
         inner = self._inner
         return self.get_future().value() if inner is None else inner.result()
+
+
+def is_short(entrant: object) -> bool:
+    """Whether it began on the short way."""
+    return SHORT is not None and isinstance(entrant, SHORT.Waiting)
+
+
+def see_under_way(gate: Gate, tally: Tally) -> list[Entrant]:
+    """What is under way, in its order, for the thread that prepares a cut; what is on the short way gets an heir."""
+    found = (_see_short(each, gate, tally) if is_short(each) else each for each in list(tally.under_way))
+    return [each for each in found if each is not None]
+
+
+def _see_short(short: Any, gate: Gate, tally: Tally) -> Entrant | None:
+    if short.heir is not None:
+        return cast(Collective, short.heir)
+    if short.inner is None:
+        inside = Entrant()
+        inside.number = short.number
+        return inside
+    heir = Collective.heir_of(short, gate, tally)
+    return heir if short.name_heir(heir) else None
 
 
 class CollectiveWork(Work):

@@ -10,7 +10,17 @@ import pytest
 import torch
 from torch.distributed import AllreduceOptions, BroadcastOptions, GatherOptions, ReduceOptions, ScatterOptions
 
+from remesh.torch_programs import anew
 from remesh.torch_programs.anew import MOST_COPIED_BYTES, Kept, restore, rule_of
+
+
+@pytest.fixture(autouse=True, params=["built", "not built"])
+def _extension(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the extension in C, and without."""
+    if request.param == "not built":
+        monkeypatch.setattr(anew, "SHORT", None)
+    elif anew.SHORT is None:
+        pytest.skip("needs the C extension of torch_programs: python hatch_build.py")
 
 
 def _keep(name: str, arguments: Sequence[Any], rank: int, **options: Any) -> Kept | None:

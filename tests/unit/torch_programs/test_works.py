@@ -10,11 +10,22 @@ import pytest
 import torch
 from torch.distributed import AllreduceOptions, ProcessGroup, Work
 
+from remesh.torch_programs import anew, groups
 from remesh.torch_programs.gate import Gate
 from remesh.torch_programs.groups import CarriedGroup, GroupPlace, Recipe
-from remesh.torch_programs.works import ENDED
+from remesh.torch_programs.works import ENDED, see_under_way
 
 _PATIENCE_S: Final = 20.0
+
+
+@pytest.fixture(autouse=True, params=["built", "not built"])
+def _extension(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the extension in C, and without."""
+    if request.param == "not built":
+        for module in (anew, groups):
+            monkeypatch.setattr(module, "SHORT", None)
+    elif groups.SHORT is None:
+        pytest.skip("needs the C extension of torch_programs: python hatch_build.py")
 
 
 class _Real:
@@ -100,6 +111,7 @@ def test_a_call_that_is_cut_off_while_it_waits_ends_in_the_next_group() -> None:
     def cut_off() -> None:
         gate.hold({})
         gate.close()
+        see_under_way(gate, group._tally)  # as who answers a round does
         value.fill_(5)  # gloo leaves partial sums
         threading.Thread(target=go_on).start()
         raise RuntimeError("connection closed")
@@ -135,6 +147,80 @@ def test_a_collective_that_the_real_group_refuses_was_never_entered() -> None:
     with pytest.raises(ValueError, match="no member"):
         group.broadcast([torch.ones(1)], _options(is_async=True))
     assert (group._tally.entered, group._tally.under_way) == (1, {})
+
+
+def test_what_is_refused_to_a_call_that_waits_was_never_entered() -> None:
+    group = _group(_Real())
+    with pytest.raises(ValueError, match="no member"):
+        group.broadcast([torch.ones(1)], _options(is_async=False))
+    assert (group._tally.entered, group._tally.under_way) == (1, {})
+
+
+def test_a_call_that_has_not_returned_is_seen_as_inside_and_one_that_waits_as_waiting() -> None:
+    real, seen = _Real(), []
+
+    class Looks(_Real):
+        def allreduce(self, tensors: list[torch.Tensor], options: AllreduceOptions) -> Any:
+            look()
+            return real.allreduce(tensors, options)
+
+    def look() -> None:
+        (one,) = see_under_way(group._gate, group._tally)
+        seen.append((one.number, one.is_inside, one.can_begin_anew and not one.is_inside, one.is_waited_for))
+
+    group = _group(Looks())
+    real.on_wait.append(look)
+    assert group.allreduce([torch.ones(1)], _options(is_async=False)) is ENDED
+    assert [each[:3] for each in seen] == [(2, True, False), (2, False, True)]
+    assert seen[1][3]
+    assert not group._tally.under_way
+
+
+def test_a_call_that_fails_while_a_round_looks_at_it_raises_once_the_gate_is_open() -> None:
+    real = _Real()
+    group = _group(real)
+
+    def fail() -> None:
+        see_under_way(group._gate, group._tally)
+        raise RuntimeError("peer is gone")
+
+    real.on_wait.append(fail)
+    with pytest.raises(RuntimeError, match="peer is gone"):
+        group.allreduce([torch.ones(1)], _options(is_async=False))
+    assert not group.has_open_ends and not group._tally.under_way
+
+
+def test_a_call_that_waits_is_held_by_a_gate_that_is_not_open() -> None:
+    real = _Real()
+    group = _group(real)
+    group._gate.hold({"0": 1})
+    caller = threading.Thread(target=lambda: group.allreduce([torch.ones(1)], _options(is_async=False)))
+    caller.start()
+    while not group._gate.held_keys():
+        assert caller.is_alive()
+    assert (group._tally.entered, real.waits) == (1, [])
+    group._gate.open()
+    caller.join(_PATIENCE_S)
+    assert (group._tally.entered, len(real.waits)) == (2, 1)
+
+
+def test_threads_that_call_at_once_get_numbers_of_their_own() -> None:
+    real, num_calls = _Real(), 200
+    group = _group(real)
+    callers = [
+        threading.Thread(
+            target=lambda is_async: [
+                group.allreduce([torch.ones(1)], _options(is_async=is_async)).wait() for _ in range(num_calls)
+            ],
+            args=(number % 2 == 0,),
+        )
+        for number in range(4)
+    ]
+    for each in callers:
+        each.start()
+    for each in callers:
+        each.join(_PATIENCE_S)
+    assert (group._tally.entered, group._tally.under_way) == (1 + 4 * num_calls, {})
 
 
 def test_a_barrier_of_torch_can_be_dropped_at_a_cut() -> None:
