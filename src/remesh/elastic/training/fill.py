@@ -43,6 +43,7 @@ from remesh.reshard.running.run import Moved, UnfilledError, run_plan
 from remesh.reshard.running.telemetry import BytesByPair
 
 _Pieces = dict[str, Piece]
+_ALL_HELD = "every shard is held by a living rank"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +143,7 @@ def fill_state(state: CarriedState, offers: Offers, host_of: Mapping[int, str], 
         move_s = time.monotonic() - started_s
         state.set_values(becomes.values)
         state.is_torn = False
-        reasons.append(
-            "every shard is held by a living rank" if is_newest else f"went back to the snapshots of step {step}"
-        )
+        reasons.append(_ALL_HELD if is_newest else f"went back to the snapshots of step {step}")
         return Filled(
             reached,
             "peers" if is_newest else "snapshots",
@@ -158,14 +157,17 @@ def fill_state(state: CarriedState, offers: Offers, host_of: Mapping[int, str], 
     if found is not None:
         return _load_checkpoint(state, found, "; ".join(reasons), rules.line)
     if newest is not None and not (is_new and rules.may_begin_anew(newest[1])):
-        raise StorageError(
-            f"filling the new mesh: {'; '.join(reasons)}, and found no checkpoint in {rules.checkpoint}; a job needs "
-            "one of these to continue; run with checkpoint=... and save_every=..., with snapshot_every=..., or use "
-            "replicas"
-        )
+        raise _nothing_to_continue_from(reasons, rules)
     state.forget_allocated()
     begins = "and there is no checkpoint" if newest is None else "and no checkpoint was due yet: the job begins anew"
     return Filled(Position(line=rules.line), "fresh", f"{'; '.join(reasons)}, {begins}")
+
+
+def _nothing_to_continue_from(reasons: Sequence[str], rules: FillRules) -> StorageError:
+    return StorageError(
+        f"filling the new mesh: {'; '.join(reasons)}, and found no checkpoint in {rules.checkpoint}; a job needs one "
+        "of these to continue; run with checkpoint=... and save_every=..., with snapshot_every=..., or use replicas"
+    )
 
 
 def _filled_by(windows: FilledWindows, reached: Position, move_s: float) -> Filled:
@@ -175,7 +177,7 @@ def _filled_by(windows: FilledWindows, reached: Position, move_s: float) -> Fill
     return Filled(
         reached,
         "peers",
-        f"every shard is held by a living rank; moved in {len(windows.moved)} windows",
+        f"{_ALL_HELD}; moved in {len(windows.moved)} windows",
         bytes_by_pair=BytesByPair(lambda: windows.bytes_by_pair),
         bytes_taken=taken,
         bytes_kept=sum(one.bytes_local for one in windows.moved),
