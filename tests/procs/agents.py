@@ -1,4 +1,4 @@
-"""Agents of ``remesh run`` as processes, for tests of restart mode."""
+"""Agents of ``remesh run`` as processes, for tests of restart mode. They are forked of one that has torch already."""
 
 from __future__ import annotations
 
@@ -9,17 +9,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from remesh.elastic.store.server import is_listening
 from remesh.linux.procfs import children_of, start_of, work_of
 from remesh.testing.quiet_limit import QuietLimit
+from tests.procs.forked_programs import ForkedProgram, start
 from tests.procs.scripts import plain
 
 SCRIPT = str(Path(plain.__file__))
 TIMEOUT_S = 60.0
+
+
+Agent = ForkedProgram | subprocess.Popen[bytes]
 
 
 class Agents:
@@ -30,7 +34,7 @@ class Agents:
         self.told = folder / "told"
         self.told.mkdir()
         self._launcher = launcher
-        self.agents: list[subprocess.Popen[bytes]] = []
+        self.agents: list[Agent] = []
 
     def __enter__(self) -> Self:
         return self
@@ -45,18 +49,17 @@ class Agents:
 
     def start(self, *flags: str, actions: Sequence[str] = (), script: str = SCRIPT, **environment: str) -> int:
         """Start one agent; returns its place in :attr:`agents`."""
-        command = [sys.executable, "-m", self._launcher, *flags, script, str(self.told), *actions]
+        words = ["-m", self._launcher, *flags, script, str(self.told), *actions]
         index = len(self.agents)
-        with self._log_of(index).open("wb") as log:
-            self.agents.append(
-                subprocess.Popen(
-                    command,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env={**os.environ, "TMPDIR": str(self.folder), **environment},
-                )
-            )
+        log = self._log_of(index)
+        log.touch()
+        variables = {**os.environ, "TMPDIR": str(self.folder), **environment}
+        self.agents.append(self.start_agent(words, variables, log))
         return index
+
+    def start_agent(self, words: Sequence[str], variables: Mapping[str, str], log: Path) -> Agent:
+        """A process that appends to a log."""
+        return start(words, Path.cwd(), variables, log, log)
 
     def end(self, index: int = 0) -> tuple[int, str]:
         """Exit code and output of an agent, once it has ended."""
@@ -117,6 +120,14 @@ class Agents:
         # torch may make a cache of its own there.
         ours = [path.name for path in self.folder.iterdir() if path.name.startswith(("remesh", "torchelastic"))]
         return running + ours
+
+
+class PlainAgents(Agents):
+    """Agents that Python starts: they have what their environment alone gives them."""
+
+    def start_agent(self, words: Sequence[str], variables: Mapping[str, str], log: Path) -> Agent:
+        with log.open("ab") as file:
+            return subprocess.Popen([sys.executable, *words], stdout=file, stderr=file, env=variables)
 
 
 def meeting_flags(port: int, nnodes: str = "2", backend: str = "c10d", **conf: object) -> list[str]:

@@ -1,4 +1,4 @@
-"""A job on this machine whose agents are forked of a process that has torch already: each starts two seconds sooner."""
+"""A job on this machine whose processes are forked of one that has torch already: each starts seconds sooner."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from types import TracebackType
 from typing import Any
 
 from remesh.testing.local_job import LocalJob
-from tests.procs.forked_programs import ForkedProgram, start
+from tests.procs.forked_programs import ForkedProgram, module_of, start
 
 
 class ForkedJob(LocalJob):
-    """Its agents start their workers as in any job. What an agent looks like from outside is a forked Python."""
+    """What an agent looks like from outside is a forked Python."""
+
+    preloads = False
+    """Whether each agent loads what its workers need in a process of its own, as agents do elsewhere."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -26,5 +29,5 @@ class ForkedJob(LocalJob):
 
     def start_agent(self, command: Sequence[str], path: Path) -> Any:
         path.touch()
-        _, _, *words = command  # python -m
-        return start(words, Path.cwd(), {}, path, path)
+        _, _, module, *words = command  # python -m
+        return start(["-m", module if self.preloads else module_of(words), *words], Path.cwd(), {}, path, path)

@@ -59,6 +59,9 @@ class ForkedProgram:
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)
 
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
     def end_with_stacks(self) -> None:
         """End it, and all that it has started, if it runs; where they stood is at the end of its errors."""
         if self.poll() is None:
@@ -69,7 +72,7 @@ class ForkedProgram:
 def start(
     words: Sequence[str], folder: Path, environment: Mapping[str, str], output: Path, errors: Path
 ) -> ForkedProgram:
-    """Start a program, or a command of ours, in a folder; what it prints is put behind what is there."""
+    """Start a program, or ``-m`` and a module, in a folder; what it prints is put behind what is there."""
     told = {
         "OUTPUT": str(output),
         "ERRORS": str(errors),
@@ -82,6 +85,12 @@ def start(
     )
     process.start()
     return ForkedProgram(process, output, errors)
+
+
+def module_of(words: Sequence[str]) -> str:
+    """The module behind ``remesh`` with these words; behind an agent, one that has its workers forked likewise."""
+    forks = words[0] == "run" and "--no-preload" not in words
+    return "tests.procs.forked_agent" if forks else "remesh"
 
 
 def end(programs: Sequence[ForkedProgram], quiet_s: float = QUIET_S) -> list[int | None]:

@@ -59,6 +59,7 @@ def test_killed_worker_is_replaced_and_no_sample_is_lost(
     """One of three workers is killed: two go on as dp=2, a new process takes its place, dp=3 again."""
     hold = Hold(tmp_path, 6)
     with ForkedJob(tmp_path, script("--full-size", "3", *hold.flags, steps=80), nnodes="1", workers_per_node=3) as job:
+        job.preloads = True
         job.start_node("a")
         hold.wait(job, 3, QUIET_S)
         job.kill_worker("a", 1)

@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.elastic.etcd_server import etcd_server, why_no_etcd
 from remesh.comm.free_ports import free_port
-from tests.procs.agents import TIMEOUT_S, Agents, last_event_of_agent, meeting_flags
+from tests.procs.agents import TIMEOUT_S, Agents, PlainAgents, last_event_of_agent, meeting_flags
 
 pytestmark = pytest.mark.procs
 
@@ -29,7 +29,7 @@ _BESIDE_TORCHRUN = ["remesh.run", pytest.param("torch.distributed.run", marks=py
 def own_variables(folder: Path, launcher: str) -> dict[str, dict[str, str]]:
     """Rank -> what a launcher put into a worker's environment."""
     folder.mkdir()
-    with Agents(folder, launcher) as agents:
+    with PlainAgents(folder, launcher) as agents:
         agents.start("--nproc-per-node=2", "--max_restarts=2", "--role=trainer", actions=["x", "${local_rank}"])
         code, output = agents.end()
         assert code == 0, output

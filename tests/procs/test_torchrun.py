@@ -11,7 +11,7 @@ import pytest
 
 from remesh.comm.free_ports import free_port
 from remesh.linux.procfs import children_of
-from tests.procs.agents import TIMEOUT_S, Agents, meeting_flags
+from tests.procs.agents import TIMEOUT_S, PlainAgents, meeting_flags
 
 pytestmark = pytest.mark.procs
 
@@ -35,7 +35,7 @@ def _flags(port: int, nnodes: str, **conf: object) -> list[str]:
 def test_job_goes_on_when_the_host_of_its_store_is_killed(tmp_path: Path) -> None:
     """Three nodes; the first hosts the store, and is gone with its worker: the other two meet in another store."""
     port, variables = free_port(), _with_entry_point(tmp_path)
-    with Agents(tmp_path, "torch.distributed.run") as agents:
+    with PlainAgents(tmp_path, "torch.distributed.run") as agents:
         for _ in range(3):
             agents.start(*_flags(port, "2:3"), actions=["fail-when-told", "wait-for-5"], **variables)
             agents.wait_for_store(port)
@@ -60,7 +60,7 @@ def test_job_goes_on_when_the_host_of_its_store_is_killed(tmp_path: Path) -> Non
 
 def test_a_node_that_joins_later_restarts_the_others(tmp_path: Path) -> None:
     port, variables = free_port(), _with_entry_point(tmp_path)
-    with Agents(tmp_path, "torch.distributed.run") as agents:
+    with PlainAgents(tmp_path, "torch.distributed.run") as agents:
         agents.start(*_flags(port, "1:2"), actions=["end-when-told"], **variables)
         agents.wait_for_workers(1)
         agents.start(*_flags(port, "1:2"), actions=["end-when-told"], **variables)
@@ -75,7 +75,7 @@ def test_a_node_that_joins_later_restarts_the_others(tmp_path: Path) -> None:
 
 def test_a_node_with_another_token_is_kept_out(tmp_path: Path) -> None:
     port, variables = free_port(), _with_entry_point(tmp_path)
-    with Agents(tmp_path, "torch.distributed.run") as agents:
+    with PlainAgents(tmp_path, "torch.distributed.run") as agents:
         agents.start(*_flags(port, "1:2"), actions=["sleep"], REMESH_TOKEN="0123456789abcdef", **variables)
         agents.wait_for_workers(1)
         agents.start(*_flags(port, "1:2"), REMESH_TOKEN="fedcba9876543210", **variables)
@@ -84,7 +84,7 @@ def test_a_node_with_another_token_is_kept_out(tmp_path: Path) -> None:
 
 
 def test_conf_that_nobody_knows_is_refused(tmp_path: Path) -> None:
-    with Agents(tmp_path, "torch.distributed.run") as agents:
+    with PlainAgents(tmp_path, "torch.distributed.run") as agents:
         agents.start(*_flags(free_port(), "1", colour="blue"), **_with_entry_point(tmp_path))
         code, output = agents.end()
         assert code == 1 and "['colour']" in output

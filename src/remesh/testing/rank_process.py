@@ -20,6 +20,7 @@ _BODIES = "remesh.testing.rank_worker"
 _PRELOADED = (
     *("torch.distributed.tensor", "torch.distributed.fsdp", "torch.distributed.checkpoint"),
     "torch._dynamo",  # which the first step of any optimizer imports
+    "remesh.elastic.training.worker",
     _BODIES,
 )
 START_LIMIT_S = 60.0

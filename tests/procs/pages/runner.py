@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from remesh.comm.free_ports import free_port
-from tests.procs.forked_programs import ALONE, QUIET_S, end, start
+from tests.procs.forked_programs import ALONE, QUIET_S, end, module_of, start
 from tests.procs.pages.blocks import Command
 
 
@@ -20,7 +20,9 @@ def run(command: Command, folder: Path) -> str:
         words = command.words[command.words.index("--nproc-per-node") + 2 :]
     else:
         environments = [{}]
-        words = command.words[1:] if command.words[0] == "python" else command.words
+        words = command.words[1:]
+        if command.words[0] == "remesh":
+            words = ["-m", module_of(words), *words]
     return _run_processes(command, folder, words, environments)
 
 

@@ -5,9 +5,12 @@ import ctypes
 import faulthandler
 import multiprocessing.forkserver
 import os
+import runpy
 import signal
 import sys
-import types
+import tempfile
+
+from tests.procs import main_script
 
 # Told by the server from which this process was forked: children of the program would be made by such a server, too.
 multiprocessing.set_start_method(None, force=True)
@@ -22,20 +25,10 @@ for descriptor, path in ((1, OUTPUT), (2, ERRORS)):
 faulthandler.enable(2)
 os.chdir(FOLDER)
 os.environ.update(ENVIRONMENT)
-sys.argv = list(WORDS)
-if WORDS[0] == "remesh":
-    from remesh.cli import main
-
+tempfile.tempdir = None  # the next who asks finds it by these variables
+if WORDS[0] == "-m":
+    sys.argv = list(WORDS[1:])
     sys.path[0] = FOLDER
-    main(prog_name="remesh")
+    runpy.run_module(WORDS[1], run_name="__main__", alter_sys=True)
 else:
-    sys.path[0] = os.path.dirname(os.path.abspath(WORDS[0]))
-    program = types.ModuleType("__main__")
-    program.__file__ = WORDS[0]
-    # What a program has, Python lets go of last of all; `runpy` does at the program's last line. There torch may stand
-    # still: who lets go of a group of gloo waits, and holds the interpreter, for gloo's thread, which needs that to let
-    # go of a tensor. Here all lasts as long as the process, under the second name that `multiprocessing` has for it.
-    sys.modules["__main__"] = sys.modules["__mp_main__"] = program
-    with open(WORDS[0], "rb") as source:
-        code = compile(source.read(), WORDS[0], "exec", dont_inherit=True)
-    exec(code, vars(program))
+    main_script.run(WORDS)

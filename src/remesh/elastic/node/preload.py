@@ -66,7 +66,7 @@ class Preload:
     """The preloaded process as the agent sees it. A context manager; not to be used from several threads."""
 
     def __init__(self, plan: PreloadPlan, environment: Mapping[str, str], tell: Callable[[str], object]) -> None:
-        self._plan = plan
+        self.plan = plan
         self._environment = _without_rank(environment)
         self._tell = tell
         self._surroundings: Mapping[str, str] | None = None
@@ -79,27 +79,31 @@ class Preload:
     def __enter__(self) -> Self:
         """Start to load."""
         own, others = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        python_path = self._environment.get("PYTHONPATH")
-        order = {
-            "socket": others.fileno(),
-            "modules": self._plan.modules,
-            "path": None if python_path is None else as_text(python_path),
-            "command": [as_text(part) for part in self._plan.command],
-        }
-        path = os.pathsep.join([str(_HOOK_FOLDER), *([python_path] if python_path else [])])
         with others:
             self._line = own
-            self._process = subprocess.Popen(
-                # It gives place to a worker's command once it is known that Python goes where it is to stop.
-                [self._plan.command[0], "-u", "-c", "raise SystemExit('sitecustomize was not imported')"],
-                env={**self._environment, "PYTHONPATH": path, ORDER: json.dumps(order)},
-                pass_fds=[others.fileno()],
-                start_new_session=True,
-            )
+            self._process = self.start_process(others)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._end()
+
+    def start_process(self, line: socket.socket) -> subprocess.Popen[bytes]:
+        """The process that loads, and hears of the agent by the other end of this line."""
+        python_path = self._environment.get("PYTHONPATH")
+        order = {
+            "socket": line.fileno(),
+            "modules": self.plan.modules,
+            "path": None if python_path is None else as_text(python_path),
+            "command": [as_text(part) for part in self.plan.command],
+        }
+        path = os.pathsep.join([str(_HOOK_FOLDER), *([python_path] if python_path else [])])
+        return subprocess.Popen(
+            # It gives place to a worker's command once it is known that Python goes where it is to stop.
+            [self.plan.command[0], "-u", "-c", "raise SystemExit('sitecustomize was not imported')"],
+            env={**self._environment, "PYTHONPATH": path, ORDER: json.dumps(order)},
+            pass_fds=[line.fileno()],
+            start_new_session=True,
+        )
 
     @property
     def is_loading(self) -> bool:
@@ -116,7 +120,7 @@ class Preload:
         """
         while self.is_loading:
             self._hear(_POLL_S)
-        if self._line is None or tuple(command) != self._plan.command:
+        if self._line is None or tuple(command) != self.plan.command:
             return None
         if why := self._difference(environment):
             self._tell(f"a worker is started without the preloaded process: {why}")

@@ -73,6 +73,11 @@ def serve(hook_folder: str, loaded_by_python: Collection[str]) -> None:
     gc.collect()
     # What is there stays for good; a worker's collector would copy its pages for nothing.
     gc.freeze()
+    fork_workers(line)
+
+
+def fork_workers(line: socket.socket) -> None:
+    """Say that all is loaded, then fork at each request. Returns in a worker alone; the process itself exits."""
     _answer(line, {"surroundings": read_surroundings()})
     while True:
         _, descriptors, _, _ = socket.recv_fds(line, 1, NUM_DESCRIPTORS)
