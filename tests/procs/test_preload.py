@@ -90,10 +90,11 @@ def test_torch_works_in_a_forked_script_as_in_a_plain_one(threads: str, tmp_path
     assert forked == plain
 
 
-def test_a_script_sees_the_same_of_its_process_when_torch_was_loaded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("modules", [("torch",), pytest.param(("torch", "torch._dynamo"), marks=pytest.mark.slow)])
+def test_a_script_sees_the_same_of_its_process_when_torch_was_loaded(modules: tuple[str, ...], tmp_path: Path) -> None:
     """What it names is loaded by both."""
     names = ("ids", "age", "registered", "loggers", "warnings", "threads", "interpreter", "start method", "temporary")
-    _check_alike(1, tmp_path, modules=("torch", "torch._dynamo"), telling=names)
+    _check_alike(1, tmp_path, modules=modules, telling=names)
 
 
 _KEPT = """\
@@ -273,11 +274,11 @@ def test_a_module_beside_the_script_that_would_be_found_first_is_a_reason_to_sta
     _fork(_case(tmp_path, "import colorsys\nassert colorsys.HERE", "colorsys", PYTHONPATH=str(tmp_path)))
 
 
-@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("number", [0, *(pytest.param(number, marks=pytest.mark.slow) for number in (1, 2))])
 def test_workers_of_an_agent_with_a_closed_stream_are_started_plainly(number: int, tmp_path: Path) -> None:
     """As that of a launcher which a daemon starts; the agent's own files may have its number then."""
     script, events = tmp_path / "script.py", tmp_path / "events"
-    script.write_text("import sys, torch\nopen(sys.argv[1], 'w').write(repr([sys.stdin, sys.stdout, sys.stderr]))")
+    script.write_text("import sys, remesh\nopen(sys.argv[1], 'w').write(repr([sys.stdin, sys.stdout, sys.stderr]))")
     told = []
     for flags in ([], ["--no-preload"]):
         line = ["-m", "remesh.run", "--events-dir", str(events), *flags, str(script), str(tmp_path / "told")]
@@ -365,7 +366,7 @@ def test_a_python_that_does_not_stop_before_the_script_runs_nothing(tmp_path: Pa
 _SCRIPT = """\
 import ctypes, json, os, signal, sys, time
 from pathlib import Path
-import torch
+import remesh
 folder = Path(sys.argv[1])
 ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG: to end with the agent
 told = {"pid": os.getpid(), "parent": os.getppid(), **os.environ}

@@ -63,6 +63,7 @@ def serve(hook_folder: str, loaded_by_python: Collection[str]) -> None:
     _hide_hook(hook_folder, order["path"])
     line = socket.socket(fileno=order["socket"])
     try:
+        _check_streams(line.fileno())
         for name in order["modules"]:
             importlib.import_module(name)
         check_fit_to_fork(line.fileno(), loaded_by_python)
@@ -109,6 +110,12 @@ def _hide_hook(folder: str, python_path: str | None) -> None:
     sys.path_importer_cache.pop(folder, None)
 
 
+def _check_streams(line: int) -> None:
+    """Raise `_UnfitError` when one of the standard streams is closed, or is this line of ours by its number."""
+    if closed := [name for name, number, _ in _STANDARD if getattr(sys, name) is None or number == line]:
+        raise _UnfitError(f"{closed[0]} of the agent is closed")
+
+
 def check_fit_to_fork(line: int, loaded_by_python: Collection[str]) -> None:
     """Raise `_UnfitError` for what a forked worker would have that a fresh process has not, or the other way round."""
     # A trial: threads that end themselves before a fork, as those of OpenBLAS, are none that could be lost.
@@ -122,8 +129,6 @@ def check_fit_to_fork(line: int, loaded_by_python: Collection[str]) -> None:
         raise _UnfitError(f"loading its modules left {os.readlink(f'/proc/self/fd/{strange[0]}')} open")
     if _has_children():
         raise _UnfitError("loading its modules left a process running")
-    if closed := [name for name, number, _ in _STANDARD if getattr(sys, name) is None or number == line]:
-        raise _UnfitError(f"{closed[0]} of the agent is closed")
     if sys.gettrace() is not None or sys.getprofile() is not None or _is_monitored():
         raise _UnfitError("a tracer or a profiler is at work")
     if name := _shadowed_by(_folder_of_script(), set(sys.modules).difference(loaded_by_python)):
