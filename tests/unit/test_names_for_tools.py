@@ -113,13 +113,13 @@ _WRONG = (
 
 
 def _check(script: Path) -> tuple[int, str]:
-    """mypy's exit code and what it says; it remembers what it knows of torch where the project's own check does."""
+    """mypy's exit code and what it says; what it knows of torch it remembers where `make check` does."""
     command = [sys.executable, "-m", "mypy", "--strict", "--config-file", str(_ROOT / "pyproject.toml"), str(script)]
     done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.procs
+@pytest.mark.slow
 def test_a_type_checker_sees_every_documented_name(tmp_path: Path) -> None:
     script = tmp_path / "user.py"
     script.write_text(script_of_a_user())
@@ -128,7 +128,7 @@ def test_a_type_checker_sees_every_documented_name(tmp_path: Path) -> None:
     assert status == 0, said[-4000:]
 
 
-@pytest.mark.procs
+@pytest.mark.slow
 def test_a_type_checker_tells_what_is_wrong(tmp_path: Path) -> None:
     script = tmp_path / "user.py"
     script.write_text("import remesh\n" + "".join(f"print({wrong})\n" for wrong in _WRONG))
