@@ -184,6 +184,14 @@ _COSTLY_WITHOUT_CLOCK = {
 }
 """Without a clock each has more than 20,000 worlds, and is not among those that are tried by default."""
 
+_COSTLY_GOING_ON = {
+    "a communicator that is freed by who is ahead",
+    "one that tells behind one that is started",
+    "a root that is two ahead",
+    "one that is started, and one behind it that cannot begin anew",
+}
+"""Seconds each; by default only the cut that stops is tried."""
+
 _MOST_WORLDS, _MOST_WORLDS_SLOW = 200_000, 6_000_000
 """More of them is a mistake in a script; three ranks have millions, which take ten minutes and some GiB."""
 
@@ -199,6 +207,7 @@ def _params(jobs: dict[str, Any]) -> list[Any]:
         )
         for name in jobs
         for stop in (True, False)
+        if stop or name not in _COSTLY_GOING_ON or so_many(1, quick=0)
     ]
 
 
