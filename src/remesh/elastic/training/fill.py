@@ -32,7 +32,7 @@ from remesh.comm.gather import all_gather_json, group_rank, step_together
 from remesh.elastic.state import CarriedState, HeldState
 from remesh.elastic.training.offers import Offers, keep_both
 from remesh.elastic.training.position import Position
-from remesh.elastic.training.windows import DOING, FilledWindows, Source, fill_by_windows, tell_of_memory
+from remesh.elastic.training.windows import DOING, FilledWindows, FillSource, fill_by_windows, tell_of_memory
 from remesh.errors import ConfigError, StorageError
 from remesh.layout.from_torch import Piece
 from remesh.reshard.model.tasks import compute_missing_boxes
@@ -119,7 +119,7 @@ def fill_state(state: CarriedState, offers: Offers, host_of: Mapping[int, str], 
         becomes = HeldState(step, reached.samples, {}, at_step[0]["values"], reached.line)
         if rules.window_bytes is not None and is_newest and not rules.is_behind:
             started_s = time.monotonic()
-            windows = fill_by_windows(state, Source(offers, names, becomes, host_of), rules.window_bytes)
+            windows = fill_by_windows(state, FillSource(offers, names, becomes, host_of), rules.window_bytes)
             if windows is not None:
                 state.set_values(becomes.values)
                 state.is_torn = False

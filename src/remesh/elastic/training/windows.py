@@ -41,7 +41,7 @@ DOING = "filling the new mesh"
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class FillSource:
     """The step that a mesh is filled with."""
 
     offers: Offers
@@ -75,7 +75,7 @@ class FilledWindows:
         return total
 
 
-def fill_by_windows(state: CarriedState, source: Source, window_bytes: int) -> FilledWindows | None:
+def fill_by_windows(state: CarriedState, source: FillSource, window_bytes: int) -> FilledWindows | None:
     """Fill ``state`` with a step, in windows in which no rank makes more than so many bytes, but for larger parameters.
 
     Called by every rank of the default group; blocks on the others. None, and nothing is changed, where windows cannot
@@ -119,7 +119,7 @@ def tell_of_memory(doing: str, raised: BaseException) -> BaseException:
     )
 
 
-def _tell(state: CarriedState, source: Source) -> dict[str, Any]:
+def _tell(state: CarriedState, source: FillSource) -> dict[str, Any]:
     """What this rank says of itself before anything is planned."""
     boxes, there = source.offers.boxes_at(*source.moment), state.pieces()
     is_strange = not there.keys() <= source.names or any(one.partial is not None for one in boxes.values())
@@ -167,7 +167,7 @@ def _plan(
 
 def _move_window(
     state: CarriedState,
-    source: Source,
+    source: FillSource,
     units: Mapping[str, Sequence[str]],
     window: Collection[str],
     kept: dict[str, Piece],
