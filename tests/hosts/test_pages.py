@@ -11,15 +11,7 @@ from tests.procs.pages.runner import run
 
 pytestmark = [pytest.mark.hosts, pytest.mark.filterwarnings("default")]
 
-_FIRST_LINE = "# needs the package "
-_APART = ("megatron.core", "vllm")
-"""Hosts that are not in this environment."""
-_PROGRAMS = [
-    one
-    for page in pages()
-    for one in commands_of(page)
-    if one.program.startswith(_FIRST_LINE) and not one.program.removeprefix(_FIRST_LINE).startswith(_APART)
-]
+_PROGRAMS = [one for page in pages() for one in commands_of(page) if one.is_run_with_hosts]
 
 
 @pytest.mark.parametrize("program", _PROGRAMS, ids=lambda one: one.place)

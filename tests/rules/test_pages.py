@@ -12,7 +12,7 @@ import pytest
 from remesh.cli import main
 from tests.procs.pages.blocks import LANGUAGES, ROOT, blocks_of, commands_of, indented_code_of, pages
 
-MOST_LEFT_OUT = 30
+MOST_LEFT_OUT = 26
 """Command lines that no test runs, over all pages: to be lowered when one more can be run, and never raised lightly."""
 
 _INLINE = re.compile(r"(?<!`)`((?:remesh|make) [^`\n]+)`(?!`)")
@@ -21,7 +21,8 @@ _PLACEHOLDER = re.compile(r"[\[\]<>|…]|\.\.\.")
 
 def test_what_is_not_run_is_few_and_is_known_to_the_parsers() -> None:
     left_out = [command for page in pages() for command in commands_of(page) if command.left_out]
-    assert len(left_out) <= MOST_LEFT_OUT, [f"{one.place}: {' '.join(one.words)}" for one in left_out]
+    untried = [command for command in left_out if not command.is_run_with_hosts]
+    assert len(untried) <= MOST_LEFT_OUT, [f"{one.place}: {' '.join(one.words)}" for one in untried]
     for command in left_out:
         check_words(command.words, command.place)
 

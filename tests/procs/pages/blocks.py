@@ -27,6 +27,9 @@ LEFT_OUT = (
 )
 """What the comment beside a command, or in the first line of a program, says where this machine cannot run it."""
 
+_NEEDS_PACKAGE = "# needs the package "
+_APART = ("megatron.core", "vllm")
+"""Hosts that are not in the environment of tests/hosts."""
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"(?<=\n\n)    \S.*")
 _STARTED_BY = re.compile(r"# (?P<command>(?:torchrun|remesh run) .*?(?P<name>\w+\.py))(?: .*)?\n")
@@ -56,9 +59,15 @@ class Command:
     """Of the file that the program stands in; empty for a command of the page."""
     program: str = ""
     left_out: str = ""
-    """Why no test runs it: an entry of `LEFT_OUT`."""
+    """Why no test of the default tier runs it: an entry of `LEFT_OUT`."""
     prints: str | None = None
     """What the page shows of its output; None where it shows nothing."""
+
+    @property
+    def is_run_with_hosts(self) -> bool:
+        """Whether it needs the package of a host that stands in the environment of tests/hosts, which run it there."""
+        package = self.program.removeprefix(_NEEDS_PACKAGE)
+        return package != self.program and not package.startswith(_APART)
 
 
 def pages() -> list[str]:
