@@ -45,7 +45,6 @@ from remesh.checkpoint.run.requests import (
     check_kinds,
     check_lists,
     check_objects_get_all,
-    check_own_names,
     keep_absent,
     stored_names,
     tell_what_differs,
@@ -65,6 +64,7 @@ from remesh.checkpoint.values.entities import (
 from remesh.checkpoint.values.nests import (
     NESTS,
     Path,
+    check_own_names,
     give_to_objects,
     graft,
     items_of,

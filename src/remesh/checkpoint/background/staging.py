@@ -88,6 +88,12 @@ class StagingBuffers:
         """A new one with the same options."""
         return StagingBuffers(self._max_bytes, may_guard=self._copier is not None, devices=self._devices)
 
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the buffers whose copies are not written yet."""
+        with self._changed:
+            return self._used_bytes
+
     def copy(self, tensors: Sequence[torch.Tensor]) -> Copies:
         """Copies that nobody else changes. Waits while the cap leaves no room for them."""
         starts, num_bytes = [], 0

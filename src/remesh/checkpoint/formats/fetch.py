@@ -80,7 +80,9 @@ def fetch(
     """
     checksums = read_checksums(directory)
     num_bytes = 0
-    with start_readers(CallersStreams().follow) as readers:
+    # Readers copy to devices: where a device is in use, in the order of what the caller has queued there.
+    follow = CallersStreams().follow if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+    with start_readers(follow) as readers:
         for name, wanted in small.items():
             with open_data(directory, name, checksums, readers) as file:
                 read_small(file, wanted, partial(_read_alone, file, name))

@@ -11,13 +11,10 @@ import logging
 from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
-import torch
-
 from remesh.checkpoint.errors import CheckpointMismatchError
 from remesh.checkpoint.run.reader import OpenCheckpoint
 from remesh.checkpoint.values.entities import LocalNonpersistentObject, ShardedBase
-from remesh.checkpoint.values.nests import NESTS, Path, items_of
-from remesh.layout.from_torch import Piece
+from remesh.checkpoint.values.nests import Path, plain_names, with_parents
 
 logger = logging.getLogger(__name__)
 _MOST_NAMED = 3
@@ -25,30 +22,7 @@ _MOST_NAMED = 3
 
 def stored_names(checkpoint: OpenCheckpoint) -> set[str]:
     """The names of all that is stored, and of the dicts that it is in: paths joined by dots."""
-    return _with_parents([*checkpoint.manifest.tensors, *checkpoint.manifest.objects, *_dotted(checkpoint.common)])
-
-
-def _with_parents(stored: Iterable[str]) -> set[str]:
-    names: set[str] = set()
-    for name in stored:
-        names.add(name)
-        while (name := name.rpartition(".")[0]) and name not in names:
-            names.add(name)
-    return names
-
-
-def check_own_names(state: Any, tensors: Iterable[str]) -> None:
-    """Raise `CheckpointMismatchError` for a plain value of a state under the name of a tensor, or of what has some.
-
-    Whoever asked for both again would be told that one of them is of another kind.
-    """
-    above = _with_parents(tensors)
-    for name in _plain_names(state):
-        if name in above:
-            raise CheckpointMismatchError(
-                f"taking a state apart: a plain value, or an empty dict or list, has the name {name!r}, under which "
-                "there is a tensor as well, expected one name for each; rename one of the keys"
-            )
+    return with_parents([*checkpoint.manifest.tensors, *checkpoint.manifest.objects, *_dotted(checkpoint.common)])
 
 
 def check_lists(state: Any, asked: Container[str], checkpoint: OpenCheckpoint) -> None:
@@ -58,7 +32,7 @@ def check_lists(state: Any, asked: Container[str], checkpoint: OpenCheckpoint) -
     """
     if checkpoint.is_native:  # whose values have names of their own
         return
-    above = _with_parents(checkpoint.manifest.tensors)
+    above = with_parents(checkpoint.manifest.tensors)
     for name in _lists(state):
         rest = [] if name not in above else _below(name, checkpoint.manifest.tensors)
         if rest := [one for one in rest if one not in asked]:
@@ -74,7 +48,7 @@ def without_torn_lists(common: dict[Any, Any], asked: Any, stored: Iterable[str]
 
     Like tensors that nobody asks for, they are left out: what is here of them would come at other places.
     """
-    above = _with_parents(stored)
+    above = with_parents(stored)
 
     def keep(node: dict[Any, Any], request: Any, prefix: str) -> dict[Any, Any]:
         kept = {}
@@ -147,19 +121,10 @@ def _without_kind(state: Any, checkpoint: OpenCheckpoint) -> Iterator[tuple[str,
     stored = [*checkpoint.manifest.tensors]
     if checkpoint.is_native:  # which has no container in one piece
         stored += checkpoint.manifest.objects
-    above = _with_parents(stored)
-    for name in _plain_names(state):
+    above = with_parents(stored)
+    for name in plain_names(state):
         if name in above and not (checkpoint.is_native and name in checkpoint.manifest.objects):
             yield name, sorted([name] * (name in stored) + _below(name, stored))
-
-
-def _plain_names(nest: Any, prefix: str = "") -> Iterator[str]:
-    """Where a nest asks for a value of its own: leaves that are no tensors, and containers of nothing."""
-    for key, value in items_of(nest):
-        if isinstance(value, NESTS) and value:
-            yield from _plain_names(value, f"{prefix}{key}.")
-        elif not isinstance(value, torch.Tensor | Piece | ShardedBase | LocalNonpersistentObject):
-            yield f"{prefix}{key}"
 
 
 def _lists(nest: dict[Any, Any], prefix: str = "") -> Iterator[str]:

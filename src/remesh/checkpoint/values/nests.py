@@ -339,3 +339,36 @@ def _state_of(value: Any) -> Mapping[str, Any]:
             "dict; make one of it"
         )
     return found
+
+
+def with_parents(stored: Iterable[str]) -> set[str]:
+    """The names, and those of all dicts and lists that they are in: paths joined by dots."""
+    names: set[str] = set()
+    for name in stored:
+        names.add(name)
+        while (name := name.rpartition(".")[0]) and name not in names:
+            names.add(name)
+    return names
+
+
+def plain_names(nest: Any, prefix: str = "") -> Iterator[str]:
+    """Where a nest asks for a value of its own: leaves that are no tensors, and containers of nothing."""
+    for key, value in items_of(nest):
+        if isinstance(value, NESTS) and value:
+            yield from plain_names(value, f"{prefix}{key}.")
+        elif not isinstance(value, torch.Tensor | Piece | ShardedBase | LocalNonpersistentObject):
+            yield f"{prefix}{key}"
+
+
+def check_own_names(state: Any, tensors: Iterable[str]) -> None:
+    """Raise `CheckpointMismatchError` for a plain value of a state under the name of a tensor, or of what has some.
+
+    Whoever asked for both again would be told that one of them is of another kind.
+    """
+    above = with_parents(tensors)
+    for name in plain_names(state):
+        if name in above:
+            raise CheckpointMismatchError(
+                f"taking a state apart: a plain value, or an empty dict or list, has the name {name!r}, under which "
+                "there is a tensor as well, expected one name for each; rename one of the keys"
+            )
