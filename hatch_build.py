@@ -42,7 +42,8 @@ def _build_extension(wanted: Path) -> bool:
         print(f"building {name}: no C compiler on PATH (CC or cc); going on without", file=sys.stderr)  # noqa: T201
         return False
     unfinished = wanted.with_suffix(f".{os.getpid()}")
-    flags = ["-O2", "-Wall", "-fPIC", "-fvisibility=hidden", "-shared", "-I", sysconfig.get_path("include")]
+    flags = ["-O2", "-Wall", "-Werror=implicit", "-fPIC", "-fvisibility=hidden", "-shared"]
+    flags += ["-I", sysconfig.get_path("include")]
     sources = sorted(map(str, wanted.parent.glob("_*.c")))
     command = [compiler, *arguments, *flags, *sources, "-o", str(unfinished)]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -35,7 +35,7 @@ ARENA: Final = "libremesh_arena.so"
 """A library in place of malloc for large blocks that are to be in memory that both halves share."""
 ALL: Final = (*LIBRARIES.values(), *OTHER_NAMES, *(f"{FORTRAN_FOLDER}/{name}" for name in FORTRAN), ARENA)
 """Every file that is made, by its path in ``built/``."""
-_OPTIONS: Final = ("-O2", "-g1", "-std=gnu11", "-Wall", "-Wextra", "-fPIC", "-shared", "-pthread")
+_OPTIONS: Final = ("-O2", "-g1", "-std=gnu11", "-Wall", "-Wextra", "-Werror=implicit", "-fPIC", "-shared", "-pthread")
 
 
 def build(into: Path = BUILT) -> list[Path]:

@@ -2,7 +2,9 @@
  *
  * Two sets are there, which every MPI has. No MPI library is asked: the ranks of a job stay the same over checkpoints.
  */
+#include "channel.h"
 #include "comm.h"
+#include "entry.h"
 #include "environment.h"
 #include "errors.h"
 #include "group.h"
