@@ -31,8 +31,14 @@ def compiler() -> list[str]:
         return ["gfortran"]
     if fetched.exists():
         folder = ROOT / "usr/lib/gcc/x86_64-linux-gnu/12"
-        return [str(fetched), f"-B{folder}/", f"-L{folder}"]
+        return [str(fetched), f"-B{folder}/", f"-B{_folder_of_gcc()}/", f"-L{folder}"]
     pytest.skip("no gfortran: install it, or fetch Debian's with `make mpi-programs`")
+
+
+def _folder_of_gcc() -> Path:
+    """Where the machine's C compiler has what every program is linked with."""
+    asked = subprocess.run(["gcc-12", "-print-file-name=crtbeginS.o"], capture_output=True, text=True, check=True)
+    return Path(asked.stdout.strip()).parent
 
 
 def need_headers(face: str) -> None:
