@@ -88,10 +88,7 @@ class Gradients:
         for name in self._kept.keys() - wanted:
             self._parameters[name].grad = None
         self._kept = {}
-        for name, parameter in self._parameters.items():
-            if name in wanted:
-                parameter.grad = torch.zeros_like(parameter)
-                self._kept[name] = parameter.grad.detach()
+        self.make(wanted)
 
     def lacking(self) -> dict[str, torch.nn.Parameter]:
         """The parameters without a kept gradient, by the gradient's name."""

@@ -160,14 +160,11 @@ class CarriedState:
         """By unit the elements of the parameters whose moments or gradients are wanted and not there: all, and this
         rank's."""
         units = {self.unit_of(name) for name in wanted}
-        lacking = {
-            f"{name}.state.{path}": parameter
-            for name, optim in self._optims.items()
-            for parameter, path in self._parameters_of(name, optim)
-            if parameter not in optim.state
-        }
+        lacking: dict[str, torch.Tensor] = {**self.gradients.lacking()}
+        for name, optim in self._optims.items():
+            lacking |= self._without_moments(name, optim)
         found = {}
-        for unit, parameter in (lacking | self.gradients.lacking()).items():
+        for unit, parameter in lacking.items():
             if unit in units:
                 piece = piece_of(parameter)
                 found[unit] = (math.prod(piece.global_shape), piece.tensor.numel())
@@ -176,14 +173,15 @@ class CarriedState:
     def make(self, units: Collection[str]) -> None:
         """Make the moments and gradients of these units that are not there, to be filled afterwards."""
         for name, optim in self._optims.items():
-            lacking = [
-                parameter
-                for parameter, path in self._parameters_of(name, optim)
-                if f"{name}.state.{path}" in units and parameter not in optim.state
-            ]
+            lacking = [one for unit, one in self._without_moments(name, optim).items() if unit in units]
             if lacking:
                 _take_empty_step(optim, lacking)
         self.gradients.make(units)
+
+    def _without_moments(self, name: str, optim: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+        """The parameters whose moments are not there, by unit."""
+        own = self._parameters_of(name, optim)
+        return {f"{name}.state.{path}": parameter for parameter, path in own if parameter not in optim.state}
 
     def _parameters_of(self, name: str, optim: torch.optim.Optimizer) -> list[tuple[torch.Tensor, str]]:
         found = []

@@ -137,7 +137,7 @@ def fill_state(state: CarriedState, offers: Offers, host_of: Mapping[int, str], 
             found = found or _find_checkpoint(rules.checkpoint)
             continue
         plan = plan_reshard(moves, host_of)
-        state.is_torn = offers.held is not None and (offers.held.line, offers.held.step) != (line, step)
+        state.is_torn = offers.held is not None and not offers.holds(line, step)
         started_s = time.monotonic()
         moved = _move(state, plan, sides.mine, offers.held, becomes)
         move_s = time.monotonic() - started_s
