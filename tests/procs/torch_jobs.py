@@ -118,10 +118,10 @@ class TorchJob:
             time.sleep(0.005)
 
     def close(self) -> None:
-        if self.leader is not None and self.leader.poll() is None:
-            # Its keepers end when it is gone, however it ends.
-            self.leader.kill()
-            self.leader.communicate(timeout=PATIENCE_S)
+        if self.leader is not None:
+            with self.leader:  # closes its pipe, also when it ended by itself
+                # Its keepers end when it is gone, however it ends.
+                self.leader.kill()
 
 
 def stop_and_compare(

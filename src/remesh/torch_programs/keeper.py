@@ -13,9 +13,7 @@ import contextlib
 import os
 import queue
 import shutil
-import socket
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Sequence
@@ -48,6 +46,7 @@ from remesh.ranks.room import make_room
 from remesh.rounds.control import Control
 from remesh.rounds.job_folder import Checkpoint, JobFolder, rank_name
 from remesh.rounds.status import Activity, Status
+from remesh.torch_programs.door import Door
 from remesh.torch_programs.environment import program_command
 from remesh.torch_programs.notice import GROWTH_PREFIX, INTERFACE_VARIABLE, Notice, write_notice
 
@@ -56,10 +55,10 @@ _LOOK_S: Final = 0.05
 _SETTLE_S: Final = 2.0
 """The time within which threads and descriptors that a program has let go of must be gone."""
 _SETTLE_PAUSE_S: Final = 0.02
-_PROOF_S: Final = 20.0
+_LAST_WORDS_S: Final = 5.0
+"""How long an ended program's line is heard to its end: a child that has inherited it may hold it open."""
 _PASSING: Final = ("socket:", "[eventpoll]", "[eventfd]", "pipe:")
 """Descriptors that groups and our own lines have while the program runs; checked only once those are shed."""
-_LOOPBACK: Final = "127.0.0.1"
 
 
 class StayOver(PeerError):
@@ -87,14 +86,16 @@ class Keeper:
         self._outputs = outputs
         self._events: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._control = Control(line, self._on_control)
-        self._listener = socket.create_server((_LOOPBACK, 0))
-        self._listener.set_inheritable(False)
+        self._door = Door(folder.read_token(), self._on_program)
         self._program: Line | None = None
         self._upper: Upper | None = None
         self._frozen: Frozen | None = None
         self._number = 0
         """The number of the last notice."""
+        self._gone_s: float | None = None
+        """When the program was first seen to have ended."""
         self._ended: int | None = None
+        """Its exit status, once it has ended and all that it said has been heard."""
         self._final: Status | None = None
         """The last status of the program, before it ended."""
         self._activity = ""
@@ -161,7 +162,7 @@ class Keeper:
         self._number += 1
         notice = Notice(
             self._number,
-            self._listener.getsockname()[:2],
+            self._door.address,
             self._surround.store,
             self._folder.read_token().secret.hex(),
             GROWTH_PREFIX + growth,
@@ -171,24 +172,11 @@ class Keeper:
         write_notice(self._surround.channel, notice)
 
     def _listen(self) -> None:
-        threading.Thread(target=self._take_callers, name="keeper-door", daemon=True).start()
+        self._door.open()
         self._control.start()
 
-    def _take_callers(self) -> None:
-        token = self._folder.read_token()
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            with contextlib.suppress(Error, OSError):
-                line = Line.answer(connection, token, patience_s=_PROOF_S)
-                threading.Thread(target=self._hear, args=(line,), name="keeper-ear", daemon=True).start()
-
-    def _hear(self, line: Line) -> None:
-        with contextlib.suppress(Error, OSError):
-            while (message := line.receive(float(threading.TIMEOUT_MAX))) is not None:
-                self._events.put({"type": "program", "message": message, "line": line})
+    def _on_program(self, message: Message, line: Line) -> None:
+        self._events.put({"type": "program", "message": message, "line": line})
 
     def _on_control(self) -> None:
         if (message := self._control.take()) is not None:
@@ -212,6 +200,8 @@ class Keeper:
             output.copy()
         if self._upper is None or self._ended is not None or (code := self._upper.poll()) is None:
             return
+        if self._may_hear_more():
+            return
         self._ended = code
         for output in self._outputs:
             output.copy()
@@ -226,6 +216,13 @@ class Keeper:
             self._answer_for_the_ended(self._pending)
         if self._request is not None:
             self._write_image()
+
+    def _may_hear_more(self) -> bool:
+        """Whether the last words of the program, which has ended, may still be on their way."""
+        self._gone_s = self._gone_s or time.monotonic()
+        if time.monotonic() > self._gone_s + _LAST_WORDS_S:
+            return False
+        return not self._door.is_silent() or not self._events.empty()
 
     def _obey(self, message: Message) -> bool:
         """Do what the coordinator says; False when the keeper is to end."""
@@ -402,7 +399,7 @@ class Keeper:
         self._thaw()
         for output in self._outputs:
             output.copy()
-        self._listener.close()
+        self._door.close()
         self._control.send({"type": "left"})
 
 
