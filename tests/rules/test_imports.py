@@ -126,7 +126,7 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "stay",
     ),
     "torch_programs": _layers(
-        "children environment gate hook host notice reach short store_server",
+        "callers children environment gate hook host notice reach short store_server",
         "anew control store",
         "works",
         "groups",

@@ -46,7 +46,7 @@ from remesh.ranks.room import make_room
 from remesh.rounds.control import Control
 from remesh.rounds.job_folder import Checkpoint, JobFolder, rank_name
 from remesh.rounds.status import Activity, Status
-from remesh.torch_programs.door import Door
+from remesh.torch_programs.callers import Callers
 from remesh.torch_programs.environment import program_command
 from remesh.torch_programs.notice import GROWTH_PREFIX, INTERFACE_VARIABLE, Notice, write_notice
 
@@ -86,7 +86,7 @@ class Keeper:
         self._outputs = outputs
         self._events: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._control = Control(line, self._on_control)
-        self._door = Door(folder.read_token(), self._on_program)
+        self._callers = Callers(folder.read_token(), self._on_program)
         self._program: Line | None = None
         self._upper: Upper | None = None
         self._frozen: Frozen | None = None
@@ -162,7 +162,7 @@ class Keeper:
         self._number += 1
         notice = Notice(
             self._number,
-            self._door.address,
+            self._callers.address,
             self._surround.store,
             self._folder.read_token().secret.hex(),
             GROWTH_PREFIX + growth,
@@ -172,7 +172,7 @@ class Keeper:
         write_notice(self._surround.channel, notice)
 
     def _listen(self) -> None:
-        self._door.open()
+        self._callers.start()
         self._control.start()
 
     def _on_program(self, message: Message, line: Line) -> None:
@@ -222,7 +222,7 @@ class Keeper:
         self._gone_s = self._gone_s or time.monotonic()
         if time.monotonic() > self._gone_s + _LAST_WORDS_S:
             return False
-        return not self._door.is_silent() or not self._events.empty()
+        return not self._callers.is_silent() or not self._events.empty()
 
     def _obey(self, message: Message) -> bool:
         """Do what the coordinator says; False when the keeper is to end."""
@@ -399,7 +399,7 @@ class Keeper:
         self._thaw()
         for output in self._outputs:
             output.copy()
-        self._door.close()
+        self._callers.close()
         self._control.send({"type": "left"})
 
 

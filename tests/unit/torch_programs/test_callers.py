@@ -11,13 +11,13 @@ import pytest
 
 from remesh.comm.messages import Line, Message
 from remesh.comm.token import Token
-from remesh.torch_programs.door import Door
+from remesh.torch_programs.callers import Callers
 
 _TOKEN = Token("", b"s" * 32)
 
 
 class _Listener:
-    """Hears what the door hands on, as soon as it is let."""
+    """Hears what is handed on, as soon as it is let."""
 
     def __init__(self) -> None:
         self.heard: list[str] = []
@@ -36,37 +36,39 @@ def listener() -> _Listener:
 
 
 @pytest.fixture
-def door(listener: _Listener) -> Iterator[Door]:
-    with contextlib.closing(Door(_TOKEN, listener.hear)) as made:
+def callers(listener: _Listener) -> Iterator[Callers]:
+    with contextlib.closing(Callers(_TOKEN, listener.hear)) as made:
         yield made
 
 
-def _wait_for_silence(door: Door) -> None:
-    while not door.is_silent():
+def _wait_for_silence(callers: Callers) -> None:
+    while not callers.is_silent():
         pass
 
 
-def test_words_of_a_caller_who_has_gone_are_still_to_come_until_they_are_heard(door: Door, listener: _Listener) -> None:
-    door.open()
-    assert door.is_silent()
-    with Line.connect([door.address], _TOKEN, "calling") as line:
+def test_words_of_a_caller_who_has_gone_are_still_to_come_until_they_are_heard(
+    callers: Callers, listener: _Listener
+) -> None:
+    callers.start()
+    assert callers.is_silent()
+    with Line.connect([callers.address], _TOKEN, "calling") as line:
         line.send({"type": "here"})
         line.send({"type": "final"})
-    assert not door.is_silent()
+    assert not callers.is_silent()
     listener.may_hear.set()
     listener.has_heard.wait()
-    _wait_for_silence(door)
+    _wait_for_silence(callers)
     assert listener.heard == ["here", "final"]
 
 
-def test_a_caller_whom_nobody_has_taken_yet_is_not_silence(door: Door) -> None:
-    with socket.create_connection(door.address):
-        assert not door.is_silent()
+def test_a_caller_whom_nobody_has_taken_yet_is_not_silence(callers: Callers) -> None:
+    with socket.create_connection(callers.address):
+        assert not callers.is_silent()
 
 
-def test_a_caller_without_the_token_is_let_go(door: Door, listener: _Listener) -> None:
-    door.open()
-    with Line.connect([door.address], Token("", b"t" * 32), "calling") as line:
+def test_a_caller_without_the_token_is_let_go(callers: Callers, listener: _Listener) -> None:
+    callers.start()
+    with Line.connect([callers.address], Token("", b"t" * 32), "calling") as line:
         line.send({"type": "final"})
-    _wait_for_silence(door)
+    _wait_for_silence(callers)
     assert listener.heard == []

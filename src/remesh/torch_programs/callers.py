@@ -17,8 +17,8 @@ _LOOPBACK: Final = "127.0.0.1"
 _PROOF_S: Final = 20.0
 
 
-class Door:
-    """Hands on every message of every caller, with the line that it came by."""
+class Callers:
+    """Those who call one address: every message of theirs is handed on, with the line that it came by."""
 
     def __init__(self, token: Token, hand_on: Callable[[Message, Line], None]) -> None:
         """``hand_on`` is called from the threads that hear."""
@@ -35,8 +35,8 @@ class Door:
         host, port = self._listener.getsockname()
         return host, port
 
-    def open(self) -> None:
-        """Take callers from now on."""
+    def start(self) -> None:
+        """Take them from now on."""
         threading.Thread(target=self._take_callers, name="keeper-door", daemon=True).start()
 
     def is_silent(self) -> bool:
