@@ -27,6 +27,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from remesh.comm.free_ports import free_port
 from remesh.errors import ConfigError, Error, PeerError
+from remesh.integrations import meeting
 from remesh.testing.pool import RankPool
 
 PUBLISHED = Path(__file__).resolve().parents[1] / "hosts" / "published"
@@ -382,11 +383,10 @@ def test_engines_that_answer_first_hide_no_error_that_all_ranks_raise(met: Error
     def act() -> None:
         raise met
 
-    with _published() as vllm, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vllm, "ThreadPoolExecutor", _AnsweredAtOnce)
-        engine = vllm.RemeshTrainerEngine(client=None, source=None, is_sender=True, rank=0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(meeting, "ThreadPoolExecutor", _AnsweredAtOnce)
         with pytest.raises((ConfigError, RuntimeError), match=told):
-            engine._while_asking(ask, act)
+            meeting.act_while_asking(act, ask)
 
 
 def test_engines_that_are_cut_in_other_ways_are_refused_by_name() -> None:

@@ -211,7 +211,7 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "generation": {"failover", "mesh_policy", "outcome", "seats"},
         "metrics_server": {"metrics"},
         "membership": {"failover", "generation", "mesh_policy", "outcome"},
-        "store": {"failover", "generation"},
+        "store": {"failover", "generation", "seats"},
         "snapshots": {"state"},
         "health": {"events", "generation", "membership", "store"},
         "training": {"events", "generation", "gradients", "health", "link", "mesh_policy", "snapshots", "state"},

@@ -24,9 +24,11 @@ _NAME = "remesh/beside"
 
 
 def join_beside(
-    store: dist.Store, rank: int, size: int, *, timeout_s: float = 600.0, backend: str = "gloo"
+    store: dist.Store, rank: int, size: int, *, meeting: str = "", timeout_s: float = 600.0, backend: str = "gloo"
 ) -> dist.ProcessGroup:
-    """Meet ``size`` processes at a store whose keys are fresh; their group, in which this process is ``rank``.
+    """Meet ``size`` processes at a store; their group, in which this process is ``rank``.
+
+    ``meeting`` is a name that no earlier meeting at this store had, where it serves several.
 
     Called by all of them; blocks until all have come. `PeerError` when somebody has not after ``timeout_s``. What
     else waits in the group waits no longer than that, either.
@@ -36,6 +38,7 @@ def join_beside(
         raise PeerError(f"{doing}: expected a rank from 0 to {size - 1}; give each process a different one")
     timeout = timedelta(seconds=timeout_s)
     try:
+        store = dist.PrefixStore(f"meeting {meeting}", store)
         store.set_timeout(timeout)
         if rank == 0:
             store.set(_NAME, f"{_NAME}/{uuid4().hex}")

@@ -43,7 +43,7 @@ from remesh.checkpoint.formats.fetch import fetch, read_blobs
 from remesh.checkpoint.formats.index_files import stage_native_index
 from remesh.checkpoint.formats.torch_format import check_files
 from remesh.checkpoint.run.reader import OpenCheckpoint
-from remesh.checkpoint.storage import Directory, Location, location_of
+from remesh.checkpoint.storage import Directory, Location, is_location, location_of
 from remesh.checkpoint.storage.turns import Turn, held
 from remesh.checkpoint.values.entities import check_has_values
 from remesh.errors import ConfigError
@@ -139,7 +139,7 @@ class DcpWriter(StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        return _is_place(checkpoint_id)
+        return is_location(checkpoint_id)
 
     def _place(self) -> Location:
         return _given(self._directory, "saving")
@@ -209,7 +209,7 @@ class DcpReader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        return _is_place(checkpoint_id)
+        return is_location(checkpoint_id)
 
     def _give_bytes(self, item: ReadItem, blob: bytes, planner: LoadPlanner) -> None:
         # torch's planner unpickles whatever it is given, and others may hand a pickle on to it.
@@ -223,14 +223,6 @@ def _given(directory: Location | None, doing: str) -> Location:
     if directory is None:
         raise ConfigError(f"{doing} with dcp: no directory is given; give a path to Remesh's class, or a checkpoint_id")
     return directory
-
-
-def _is_place(checkpoint_id: Any) -> bool:
-    try:
-        location_of(checkpoint_id)
-    except (ConfigError, TypeError):
-        return False
-    return True
 
 
 def _is_pickle(blob: bytes) -> bool:

@@ -11,7 +11,6 @@ failure that ends the job is known on all nodes at once, with its cause, and eve
 from __future__ import annotations
 
 import logging
-import os
 import socket
 import uuid
 from collections.abc import Callable, Sequence
@@ -21,11 +20,11 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig
 
-from remesh.comm.token import MIN_SECRET_BYTES, Token
 from remesh.elastic.events import EventLog
 from remesh.elastic.launch.mode import Mode
 from remesh.elastic.launch.restart import RestartJob, run_restart_job
 from remesh.elastic.store.card import JobCard
+from remesh.elastic.store.door import read_token
 from remesh.errors import ConfigError, PeerError
 
 __all__ = ["LaunchConfig", "elastic_launch", "launch_agent"]
@@ -66,7 +65,7 @@ def launch_agent(
     name = entrypoint if isinstance(entrypoint, str) else getattr(entrypoint, "__qualname__", type(entrypoint).__name__)
     node_name = socket.gethostname()
     card = JobCard(Mode.RESTART.value, config.min_nodes, config.max_nodes, Path(name).name)
-    job = RestartJob(config, entrypoint, tuple(args), card, _token_of(config.run_id), node_name)
+    job = RestartJob(config, entrypoint, tuple(args), card, read_token(config.run_id), node_name)
     log = EventLog(None, f"agent-{node_name}")
     try:
         end = run_restart_job(job, log, _log.warning)
@@ -84,10 +83,3 @@ def _refuse_server(health_check_server: Any) -> None:
         raise ConfigError(
             "launching: a health_check_server is given, which Remesh's agent does not support; leave it out"
         )
-
-
-def _token_of(run_id: str) -> Token:
-    secret = os.environ.get("REMESH_TOKEN", "").encode()
-    if secret and len(secret) < MIN_SECRET_BYTES:
-        raise ConfigError(f"reading REMESH_TOKEN: found {len(secret)} bytes, expected {MIN_SECRET_BYTES} or more")
-    return Token(run_id, secret)

@@ -1,8 +1,14 @@
-"""Where do processes of several jobs meet? At a store of one of them, which stays for the meetings that follow."""
+"""How do processes of several jobs meet? At a store of one of them, which stays, while one of them asks the others."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import torch.distributed as dist
+
+from remesh.errors import PeerError
 
 _STORES: dict[tuple[str, int, bool], dist.TCPStore] = {}
 
@@ -17,6 +23,26 @@ def store_at(address: str, port: int, *, is_server: bool) -> dist.TCPStore:
         _STORES.pop(key, None)
         _STORES[key] = dist.TCPStore(address, port, is_master=is_server, wait_for_workers=False)
     return _STORES[key]
+
+
+def act_while_asking(act: Callable[[], Any], ask: Callable[[], Any]) -> None:
+    """Call ``act``, and at the same time ``ask``, which has the other side do its part.
+
+    What ``act`` raises on all ranks alike is raised here, too, whatever the other side's answer makes of it. Where
+    somebody stayed away, that answer says why, and is raised first.
+    """
+    asking = ThreadPoolExecutor(1, thread_name_prefix="remesh-ask")
+    try:
+        asked = asking.submit(ask)
+        try:
+            act()
+        except PeerError:
+            if asked.done():
+                asked.result()
+            raise
+        asked.result()
+    finally:
+        asking.shutdown(wait=False)
 
 
 def _answers(store: dist.TCPStore) -> bool:

@@ -95,8 +95,7 @@ class RemeshCheckpointEngine(CheckpointEngine):
             return
         self._leave()
         store = self._server or dist.TCPStore(place["address"], place["port"], is_master=False)
-        fresh = dist.PrefixStore(place["meeting"], store)
-        self._group = join_beside(fresh, rank, len(members), timeout_s=self._timeout_s)
+        self._group = join_beside(store, rank, len(members), meeting=place["meeting"], timeout_s=self._timeout_s)
         self._rank, self._num_actors, self._members = rank, num_actors, list(members)
         self._resharder = Resharder(self._group)
 

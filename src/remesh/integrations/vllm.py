@@ -15,21 +15,21 @@ what the source yields: with `ShardedModule.only`, adapted layers alone or what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
 import torch.distributed as dist
 
 from remesh.comm.beside import join_beside, leave_beside
-from remesh.comm.gather import Together, step_together
-from remesh.errors import ConfigError, PeerError
+from remesh.comm.gather import step_together
+from remesh.errors import ConfigError
 from remesh.integrations.fused_weights import VLLM_RULES, EnginePlace, Rule, WantedWeights, map_weights
 from remesh.integrations.hosts import check_host
-from remesh.integrations.meeting import store_at
+from remesh.integrations.meeting import act_while_asking, store_at
 from remesh.layout.from_torch import Piece
 from remesh.reshard import Resharder
 
@@ -125,7 +125,10 @@ class RemeshTrainerEngine(TrainerWeightTransferEngine[RemeshTrainerInitInfo]):
             engine._group = _meet(told, store, init_info.rank)
             step_together(lambda: None, engine._group, _MEETING)
 
-        engine._while_asking(lambda: client.init_weight_transfer_engine(asdict(told)), meet)
+        if engine.is_sender:
+            act_while_asking(meet, partial(client.init_weight_transfer_engine, asdict(told)))
+        else:
+            meet()
         engine._resharder = Resharder(engine._group)
         return engine
 
@@ -135,15 +138,16 @@ class RemeshTrainerEngine(TrainerWeightTransferEngine[RemeshTrainerInitInfo]):
         resharder = self._resharder
 
         def move() -> None:
-            given = _agree(self._given, self._group).mine
+            given = step_together(self._given, self._group, _UPDATING, tell=sorted).mine
             step_together(lambda: None, self._group, _UPDATING)  # in which engines make room
             resharder.reshard(given, {})
 
-        if self.is_sender:
-            self.client.start_weight_update()
-        self._while_asking(lambda: self.client.update_weights({}), move)
-        if self.is_sender:
-            self.client.finish_weight_update()
+        if not self.is_sender:
+            move()
+            return
+        self.client.start_weight_update()
+        act_while_asking(move, partial(self.client.update_weights, {}))
+        self.client.finish_weight_update()
 
     def shutdown(self) -> None:
         """Leave the engines."""
@@ -154,28 +158,6 @@ class RemeshTrainerEngine(TrainerWeightTransferEngine[RemeshTrainerInitInfo]):
     def _given(self) -> dict[str, torch.Tensor | Piece]:
         metas = {meta.name: meta for meta in self.source.metadata}
         return {name: held_by(tensor, metas[name], self.rank) for name, tensor in self.source.iter_local()}
-
-    def _while_asking(self, ask: Callable[[], Any], act: Callable[[], Any]) -> None:
-        """Call ``act``; the sender also calls the engines at the same time.
-
-        What ``act`` raises on all ranks alike is raised here, too, whatever the engines' answer makes of it. Where
-        somebody stayed away, their answer says why, and is raised first.
-        """
-        if not self.is_sender:
-            act()
-            return
-        asking = ThreadPoolExecutor(1, thread_name_prefix="remesh-ask")
-        try:
-            asked = asking.submit(ask)
-            try:
-                act()
-            except PeerError:
-                if asked.done():
-                    asked.result()
-                raise
-            asked.result()
-        finally:
-            asking.shutdown(wait=False)
 
 
 class RemeshWorkerEngine(WeightTransferEngine[RemeshWorkerInitInfo, RemeshUpdateInfo]):
@@ -214,7 +196,7 @@ class RemeshWorkerEngine(WeightTransferEngine[RemeshWorkerInitInfo, RemeshUpdate
             raise ConfigError(
                 "receiving weights: this worker is not connected to a trainer; call init_weight_transfer_engine first"
             )
-        sent = {name for names in _agree(dict, self._group).told for name in names}
+        sent = {name for names in step_together(dict, self._group, _UPDATING, tell=sorted).told for name in names}
         with ExitStack() as stack:
             wanted = step_together(lambda: self._make_room(sent, stack), self._group, _UPDATING).mine
             self._resharder.reshard({}, {name: piece for name, piece in wanted.pieces.items() if name in sent})
@@ -259,13 +241,6 @@ class RemeshWorkerEngine(WeightTransferEngine[RemeshWorkerInitInfo, RemeshUpdate
         return self._map()
 
 
-def _agree(
-    step: Callable[[], dict[str, torch.Tensor | Piece]], group: dist.ProcessGroup | None
-) -> Together[dict[str, torch.Tensor | Piece]]:
-    """What this rank sends, and the names of what all ranks send; called on all ranks of an update."""
-    return step_together(step, group, _UPDATING, tell=sorted)
-
-
 def _meet(told: RemeshWorkerInitInfo, store: dist.Store, rank: int) -> dist.ProcessGroup:
-    fresh = dist.PrefixStore(f"meeting {told.meeting}", store)
-    return join_beside(fresh, rank, told.num_trainers + told.num_workers, timeout_s=told.timeout_s)
+    size = told.num_trainers + told.num_workers
+    return join_beside(store, rank, size, meeting=str(told.meeting), timeout_s=told.timeout_s)

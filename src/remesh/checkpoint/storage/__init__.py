@@ -4,7 +4,7 @@ location_of("s3://bucket/run")   text to a `Location`, which joins like a path
 store_of(location)               what can be done there: read, put, create, list, remove
 """
 
-from remesh.checkpoint.storage.location import Directory, Location, location_of, store_of
+from remesh.checkpoint.storage.location import Directory, Location, is_location, location_of, store_of
 from remesh.checkpoint.storage.remote import RemotePath
 from remesh.checkpoint.storage.store import Entry, NewFile, RangedFile, Store
 
@@ -16,6 +16,7 @@ __all__ = [
     "RangedFile",
     "RemotePath",
     "Store",
+    "is_location",
     "location_of",
     "store_of",
 ]

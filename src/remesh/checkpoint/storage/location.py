@@ -57,6 +57,15 @@ def location_of(given: Directory) -> Location:
     return Path(rest) if scheme in ("file", "local") else RemotePath(scheme, rest)
 
 
+def is_location(given: object) -> bool:
+    """Whether this names a place."""
+    try:
+        location_of(given)  # type: ignore[arg-type]
+    except (ConfigError, TypeError):
+        return False
+    return True
+
+
 def _no_place(given: object) -> OptionError:
     kind, hint = f"a value of type {type(given).__name__}", "correct the arguments"
     if given is None:

@@ -5,7 +5,6 @@ Every mistake that can be seen before a worker starts is a ConfigError here: the
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 import uuid
@@ -23,7 +22,7 @@ from torch.distributed.run import config_from_args, determine_local_world_size, 
 
 from remesh.comm.free_ports import free_port
 from remesh.comm.tls import Tls
-from remesh.comm.token import MIN_SECRET_BYTES, Token
+from remesh.comm.token import Token
 from remesh.elastic.generation import MeetingRules
 from remesh.elastic.launch.checks import (
     check_conf,
@@ -42,6 +41,7 @@ from remesh.elastic.membership.exclusion import ExclusionRules, StragglerRules
 from remesh.elastic.membership.rules import AgentRules
 from remesh.elastic.node.config import AgentConfig
 from remesh.elastic.store.card import JobCard
+from remesh.elastic.store.door import read_token
 from remesh.elastic.store.endpoint import is_loopback
 from remesh.errors import ConfigError
 
@@ -124,19 +124,9 @@ def endpoints_of(request: Request) -> list[str]:
     return split_endpoints(values["rdzv_endpoint"] or (values["master_addr"] if "master_addr" in given else ""))
 
 
-def read_token(request: Request) -> Token:
-    """The job's secret, from a file or REMESH_TOKEN; never from the command line, which others can read."""
-    path = request.values["token_file"]
-    try:
-        secret = Path(path).read_bytes().strip() if path else os.environ.get("REMESH_TOKEN", "").encode()
-    except OSError as error:
-        raise ConfigError(f"reading --token-file {path}: {error}; give a file that this user can read") from error
-    if (path or secret) and len(secret) < MIN_SECRET_BYTES:
-        raise ConfigError(
-            f"reading the job's token: found {len(secret)} bytes, expected {MIN_SECRET_BYTES} or more; make one with "
-            "`python -c 'import secrets; print(secrets.token_hex())'`"
-        )
-    return Token(request.values["rdzv_id"], secret)
+def token_of(request: Request) -> Token:
+    """The secret of the job that is asked for."""
+    return read_token(request.values["rdzv_id"], request.values["token_file"])
 
 
 def restart_job(request: Request, spare_folder: Path) -> RestartJob:
@@ -168,7 +158,7 @@ def restart_job(request: Request, spare_folder: Path) -> RestartJob:
         raise ConfigError(f"reading the flags: {error}; see `remesh run --help`") from error
     request = Request(values, request.given, request.script, request.arguments)
     card = _card_of(request, Mode.RESTART)
-    return RestartJob(config, entrypoint, tuple(arguments), card, read_token(request), request.node_name)
+    return RestartJob(config, entrypoint, tuple(arguments), card, token_of(request), request.node_name)
 
 
 def _defaults_of_torchrun(request: Request) -> dict[str, Any]:
@@ -222,7 +212,7 @@ def in_process_job(request: Request) -> AgentConfig:
         tee=_streams(values["tee"]),
         events_folder=request.events_folder,
         card=_card_of(request, Mode.IN_PROCESS),
-        token=read_token(request),
+        token=token_of(request),
         tls=read_tls(request),
     )
 

@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
+from pathlib import Path
 
 import torch.distributed as dist
 
-from remesh.comm.token import Token
+from remesh.comm.token import MIN_SECRET_BYTES, Token
 from remesh.elastic.store.card import JobCard, describe_difference
 from remesh.errors import ConfigError
 
 CARD_KEY = "card"
 MAX_CARD_BYTES = 64 << 10
+
+
+def read_token(run_id: str, file: str | None = None) -> Token:
+    """The job's secret, from a file or REMESH_TOKEN; never from the command line, which others can read."""
+    source = f"--token-file {file}" if file else "REMESH_TOKEN"
+    try:
+        secret = Path(file).read_bytes().strip() if file else os.environ.get("REMESH_TOKEN", "").encode()
+    except OSError as error:
+        raise ConfigError(f"reading {source}: {error}; give a file that this user can read") from error
+    if (file or secret) and len(secret) < MIN_SECRET_BYTES:
+        raise ConfigError(
+            f"reading {source}: found {len(secret)} bytes, expected {MIN_SECRET_BYTES} or more; make one with "
+            "`python -c 'import secrets; print(secrets.token_hex())'`"
+        )
+    return Token(run_id, secret)
 
 
 def show_card(store: dist.Store, token: Token, card: JobCard) -> Token:

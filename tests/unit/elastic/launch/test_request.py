@@ -23,8 +23,8 @@ from remesh.elastic.launch.request import (
     describe_uncovered,
     in_process_job,
     parse_nnodes,
-    read_token,
     restart_job,
+    token_of,
 )
 from remesh.errors import ConfigError
 from remesh.testing.certificates import make_tls
@@ -195,19 +195,19 @@ def test_token_comes_from_a_file_or_the_environment_and_never_shows(
     script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("REMESH_TOKEN", raising=False)
-    assert read_token(request_of(script)).secret == b""
+    assert token_of(request_of(script)).secret == b""
     path = tmp_path / "token"
     path.write_text("0123456789abcdef\n")
-    token = read_token(request_of(script, "--token-file", str(path)))
+    token = token_of(request_of(script, "--token-file", str(path)))
     assert token.secret == b"0123456789abcdef"
     assert "0123456789abcdef" not in repr(token)
     monkeypatch.setenv("REMESH_TOKEN", "fedcba9876543210")
-    assert read_token(request_of(script)).secret == b"fedcba9876543210"
+    assert token_of(request_of(script)).secret == b"fedcba9876543210"
     monkeypatch.setenv("REMESH_TOKEN", "short")
     with pytest.raises(ConfigError, match="found 5 bytes, expected 16"):
-        read_token(request_of(script))
+        token_of(request_of(script))
     with pytest.raises(ConfigError, match="--token-file"):
-        read_token(request_of(script, "--token-file", str(tmp_path / "none")))
+        token_of(request_of(script, "--token-file", str(tmp_path / "none")))
 
 
 @pytest.mark.procs
