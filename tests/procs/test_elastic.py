@@ -1,5 +1,6 @@
 """Real jobs on this machine, hurt for real. Each test opens with the situation it stands for."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,24 @@ def test_boxes_that_died_with_their_node_come_from_a_neighbours_memory(
         assert f"went back to the snapshots of step {filled[0]['step']}" in filled[0]["reason"]
         assert checksums(job.events) == pytest.approx(undisturbed, rel=1e-12)
         assert count(job).lost == 0
+
+
+@pytest.mark.slow
+def test_a_job_whose_workers_all_die_without_checkpoints_ends_and_says_how_far_it_was(tmp_path: Path) -> None:
+    """Both workers are killed at once. New ones could only begin at step 0, without a word to whoever pays for it."""
+    hold = Hold(tmp_path, 8)
+    with ForkedJob(tmp_path, script(*hold.flags), nnodes="1") as job:
+        job.start_node("a")
+        hold.wait(job, 2, QUIET_S)
+        job.kill_worker("a", 0)
+        job.kill_worker("a", 1)
+        hold.end()
+        assert job.wait(QUIET_S) == {"a": 1}, job.describe_logs()
+        lost = re.search(
+            r"nobody alive holds state, and .* had come to step (\d+) or later", job.log_of("a").read_text()
+        )
+        assert lost is not None and 1 <= int(lost[1]) <= 8, job.describe_logs()
+        assert {event["source"] for event in job.of_kind("filled")} == {"fresh"}  # as it began
 
 
 def test_preempted_node_hands_over_and_no_step_is_repeated(tmp_path: Path, undisturbed: dict[int, float]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -10,12 +12,14 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+from remesh.checkpoint.plain import save
+from remesh.checkpoint.plan.step_names import step_name
 from remesh.checkpoint.storage import location_of
 from remesh.comm.tree import Farewell
 from remesh.elastic.state import CarriedState, HeldState
 from remesh.elastic.training.fill import Filled, FillRules, Offers, fill_state
 from remesh.elastic.training.position import Position
-from remesh.errors import ConfigError, PeerError
+from remesh.errors import ConfigError, PeerError, StorageError
 from remesh.layout.from_torch import piece_of
 from remesh.reshard.planning.planner import plan_reshard
 from remesh.testing.pool import RankPool, RanksFailed
@@ -177,6 +181,71 @@ def test_a_job_that_loses_a_box_before_its_first_checkpoint_is_due_begins_anew(r
 def test_a_job_whose_checkpoints_should_be_there_does_not_begin_anew(ranks: RankPool, tmp_path: Path) -> None:
     with pytest.raises(RanksFailed, match="(?s)StorageError.* at step 20 .* found no checkpoint"):
         ranks.run(fill_after_a_loss, 3, (20, str(tmp_path)))
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What is left of a job of which some state is gone."""
+
+    holders: int
+    """Of two ranks, so many hold their half; all later ones are new."""
+    known_step: int
+    save_every: int | None
+    has_folder: bool
+    saved_step: int | None
+
+    def outcome(self) -> str:
+        """The dumb oracle: what the job does, or the step that its error names."""
+        if self.holders == 2:
+            return "peers"
+        if self.has_folder and self.saved_step is not None:
+            return "checkpoint"
+        is_due = not self.has_folder or self.save_every is None or self.known_step >= 2 * self.save_every
+        return f"error at step {self.known_step}" if self.known_step and is_due else "fresh"
+
+
+LOSSES = [
+    Loss(holders, known_step, save_every if has_folder else None, has_folder, saved_step)
+    for holders in (0, 1, 2)
+    for known_step in (0, 5, 20)
+    for save_every in (None, 10)
+    for has_folder in (False, True)
+    for saved_step in ([None, 4] if has_folder and known_step else [None])
+]
+
+
+def fill_after(losses: list[Loss], folder: str) -> list[tuple[str, str]]:
+    """What each loss comes to, and what was told of it."""
+    rank, mesh = dist.get_rank(), init_device_mesh("cpu", (2,))
+    outcomes = []
+    for number, loss in enumerate(losses):
+        tensors = [torch.full((SIZE,), value) for value in (float(loss.known_step), 0.0)]
+        old, wanted = (distribute_tensor(one, mesh, [Shard(0)], src_data_rank=None) for one in tensors)
+        root = location_of(f"{folder}/{number}")
+        if loss.saved_step is not None:
+            told = {"values": {}, "position": {"step": loss.saved_step, "samples": 10 * loss.saved_step}}
+            save({"w": old, "job": told}, root / step_name(loss.saved_step))
+        rules = FillRules(root if loss.has_folder else None, loss.save_every, line=4, known_step=loss.known_step)
+        mine = held(loss.known_step, old) if rank < loss.holders else None
+        try:
+            filled = fill_state(CarriedState({"w": wanted}), Offers(mine), HOSTS, rules)
+        except StorageError as error:
+            step = re.search(r"had come to (step \d+)", str(error))
+            outcomes.append((f"error at {step and step[1]}", str(error)))
+            continue
+        assert filled.position.step == {"fresh": 0, "peers": loss.known_step}.get(filled.source, loss.saved_step)
+        outcomes.append((filled.source, filled.reason))
+    return outcomes
+
+
+def test_a_job_whose_steps_are_lost_goes_back_or_ends_and_begins_anew_only_before_its_first_checkpoint(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    """All states are gone, or one of two survives, or both."""
+    for told in ranks.run(fill_after, 2, (LOSSES, str(tmp_path))):
+        for loss, (outcome, reason) in zip(LOSSES, told, strict=True):
+            assert outcome == loss.outcome(), (loss, reason)
+            assert outcome != "fresh" or not loss.known_step or f"{loss.known_step} steps are lost" in reason, reason
 
 
 def test_boxes_of_a_step_that_was_made_twice_do_not_go_together(ranks: RankPool) -> None:

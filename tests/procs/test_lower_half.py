@@ -14,6 +14,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from remesh.comm.blame import is_network_error
 from remesh.comm.lower import LowerHalf
+from remesh.comm.store_line import StoreLine
 from remesh.testing.pool import DIED, RankPool
 
 GROUP_TIMEOUT_S = 50.0
@@ -61,6 +62,32 @@ def test_severing_wakes_a_rank_that_waits_for_a_living_neighbour(ranks: RankPool
     woken, waited_s = ranks.run(_wake_a_rank_that_waits_for_a_living_neighbour, 4, (str(tmp_path),))[0]
     assert woken
     # Not a matter of speed: without the cut it is the group's timeout.
+    assert waited_s < GROUP_TIMEOUT_S / 2
+
+
+def _wake_a_rank_that_waits_in_the_store() -> tuple[bool, bool, float]:
+    """Rank 1 of the new groups never comes; another thread severs. Then the store serves a new connection."""
+    dist.destroy_process_group()
+    host = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    line = StoreLine(f"127.0.0.1:{host.port}", connect_s=5.0, timeout_s=GROUP_TIMEOUT_S)
+    lower = LowerHalf("gloo", "cpu", GROUP_TIMEOUT_S)
+    threading.Timer(0.5, lower.sever).start()
+    begun_s = time.monotonic()
+    with pytest.raises(RuntimeError) as raised:
+        lower.grow(dist.PrefixStore("1", line.store), 0, {"dp": 2}, wake=line.cut)
+    waited_s = time.monotonic() - begun_s
+    lower.shed()
+    again = StoreLine(line.endpoint, connect_s=5.0, timeout_s=GROUP_TIMEOUT_S)
+    lower.grow(dist.PrefixStore("2", again.store), 0, {"dp": 1}, wake=again.cut)
+    lower.shed()
+    host.set("still", "here")
+    return is_network_error(raised.value), line.is_cut and not again.is_cut, waited_s
+
+
+def test_severing_wakes_a_rank_that_waits_in_the_store_for_one_that_never_comes(ranks: RankPool) -> None:
+    """Else it waits as long as its group may take, and its agent kills it meanwhile, with the state that it holds."""
+    ((is_networks, is_cut, waited_s),) = ranks.run(_wake_a_rank_that_waits_in_the_store, 1)
+    assert is_networks and is_cut
     assert waited_s < GROUP_TIMEOUT_S / 2
 
 

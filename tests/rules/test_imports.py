@@ -95,7 +95,7 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
     ),
     "comm": _layers(
         "beside blame free_ports gloo_sockets nccl_settings reception tls token tree",
-        "nccl",
+        "nccl store_line",
         "gather lower messages",
         "agreement server",
     ),

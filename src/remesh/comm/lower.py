@@ -23,7 +23,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -73,12 +73,19 @@ class LowerHalf:
         self.control: dist.ProcessGroup | None = None
         """A gloo group of all members for votes, apart from the groups that user code posts collectives on."""
         self._num_groups = 0
+        self._wake: Callable[[], None] | None = None
+        """Ends waits on the store that groups are being made over."""
 
-    def grow(self, store: dist.Store, rank: int, axes: Mapping[str, int]) -> None:
-        """Make the world group, the mesh and its axis groups over ``store``, whose keys must be fresh."""
+    def grow(
+        self, store: dist.Store, rank: int, axes: Mapping[str, int], *, wake: Callable[[], None] | None = None
+    ) -> None:
+        """Make the world group, the mesh and its axis groups over ``store``, whose keys must be fresh.
+
+        ``wake`` makes every wait on the store end with an error, from any thread: called when a member is lost.
+        """
         world_size = math.prod(axes.values())
         with self._lock:
-            self._before = look_around()
+            self._before, self._wake = look_around(), wake
             severed = self._severed
         if severed:
             raise self._lost_meanwhile(rank, axes)
@@ -94,7 +101,7 @@ class LowerHalf:
             group.set_timeout(self._timeout)
         with self._lock:
             self._sockets = pick_gloos(open_sockets(), self._before)
-            self._before = None
+            self._before = self._wake = None
             severed = self._severed
         if severed:
             self.sever()
@@ -123,13 +130,15 @@ class LowerHalf:
     def sever(self) -> None:
         """Cut every connection of the groups, so that all operations on them end with an error now.
 
-        Before :meth:`grow` it makes that fail, until the next :meth:`shed`.
+        In :meth:`grow` it ends waits for members that never come; before it, it makes that fail until :meth:`shed`.
         """
         with self._lock:
             self._severed = True
             sockets = self._sockets if self._before is None else pick_gloos(open_sockets(), self._before)
-            self._sockets = frozenset()
+            self._sockets, wake = frozenset(), self._wake
         cut_connections(sockets)
+        if wake is not None:
+            wake()
         if self._backend == "nccl":
             # The communicators' kernels spin on the device; only abort ends them.
             with self._lock:
@@ -177,7 +186,7 @@ class LowerHalf:
         # whose world group could not even be made would wait under another name than the others, next time.
         name_groups_from_the_start()
         with self._lock:
-            self._before, self._sockets, self._severed = None, frozenset(), False
+            self._before, self._sockets, self._severed, self._wake = None, frozenset(), False, None
 
     def _see_one_backend(self, store: dist.Store, rank: int) -> None:
         """Raise `ConfigError` when this rank has another backend than the one that came first. Waits for nobody."""

@@ -61,6 +61,8 @@ class WorkerReport:
     """Whether it was asked to leave, and the job loses nothing without what it holds."""
     error: str = ""
     """The error that ended its last stay, if one did: type and first line."""
+    known_step: int = 0
+    """Batches that its node has seen resolved by any of its workers, whether they live or not."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,8 @@ class Generation:
     """The store in which it was decided."""
     bases: tuple[Base, ...] = ()
     """Of which nodes its decision needed enough (:mod:`remesh.elastic.failover`); none for the first."""
+    known_step: int = 0
+    """Batches that the job is known to have resolved by now, whoever holds them. Invariant: at least ``step``."""
 
     def to_json(self) -> dict[str, Any]:
         """The JSON form of the plan; all callers share one object, so do not change it."""
@@ -222,6 +226,7 @@ def decide_generation(
             return GiveUp(choice, Category.INPUT)
         return _wait_or_give_up(choice, rules, waited_s)
     step, taken = decide_step([report for _, report in workers])
+    known_step = max(step, last.known_step if last else 0, *(report.known_step for _, report in workers))
     num_stalls = _count_stalls(last, {report.pid for _, report in workers}, step)
     if num_stalls >= MAX_STALLS:
         error = next((f" (last of all {one.error})" for _, one in workers if one.error), "")
@@ -253,6 +258,7 @@ def decide_generation(
         resting=tuple(one.pid for _, one in seated[choice.size :] if one.is_slow),
         is_behind=last is not None and step < last.step,
         reason=_explain(last, nodes, here, {**dead, **dict.fromkeys(absent, "did not come in time")}, choice.reason),
+        known_step=known_step,
     )
 
 
@@ -274,6 +280,23 @@ def compute_bases(last: Generation | None, step: int, gone: Collection[int]) -> 
     bases = (own,) if step > last.step else (own, *last.bases)
     alive = (replace(base, nodes=tuple(node for node in base.nodes if node not in gone)) for base in bases)
     return tuple(dict.fromkeys(base for base in alive if base.nodes))
+
+
+def check_state_is_here(
+    plan: Generation, here: Reports, silent: Mapping[int, str], rules: MeetingRules, waited_s: float
+) -> Wait | None:
+    """Wait a while for members that fell silent if they may hold the newest state, and nobody here does.
+
+    They may be slow only. ``silent`` maps their indices to their names.
+    """
+    holds = any(report.step is not None for reports in here.values() for report in reports) and not plan.is_behind
+    absent = tuple(sorted(silent.keys() - here.keys()))
+    if holds or not plan.known_step or not absent or waited_s >= rules.absence_timeout_s:
+        return None
+    names = ", ".join(silent[index] for index in absent)
+    return Wait(
+        f"nobody here holds the state of step {plan.known_step}, and these may be alive with it: {names}", absent
+    )
 
 
 def check_quorum(plan: Generation, here: Collection[int], rules: MeetingRules, waited_s: float) -> Wait | GiveUp | None:

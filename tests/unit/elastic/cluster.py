@@ -45,6 +45,7 @@ from remesh.elastic.membership.instructions import (
     WorkerExited,
     WorkerLeft,
     WorkerReady,
+    WorkerStepped,
     WorkerSuspects,
 )
 from remesh.elastic.membership.machine import AgentMachine
@@ -259,6 +260,8 @@ class FakeCluster:
 
     def _after_vote(self, index: int, worker: FakeWorker, *, paused: bool) -> None:
         generation = worker.generation
+        self._see_step(index, worker)
+        self._feed(index, WorkerStepped(worker.step or 0))
         if paused:
             worker.plan, worker.paused = None, False
             self._feed(index, WorkerLeft(worker.report(self.template)))
@@ -284,8 +287,19 @@ class FakeCluster:
     def _lose_peer(self, index: int, worker: FakeWorker) -> None:
         generation, worker.plan, worker.paused, worker.is_leaving = worker.generation, None, False, False
         if generation:
+            self._see_step(index, worker)
             self._feed(index, WorkerSuspects(worker.slot, generation, "connection closed by peer"))
             self._feed(index, WorkerLeft(worker.report(self.template)))
+
+    def _see_step(self, index: int, worker: FakeWorker) -> None:
+        agent = self.agents[index]
+        if agent.alive and not agent.frozen:
+            agent.seen_step = max(agent.seen_step, worker.step or 0)
+
+    def _check_known_step(self, plan: Generation) -> None:
+        """A plan knows of every step that an agent which takes part in it was told of."""
+        told = max((self.agents[index].seen_step for index in plan.nodes), default=0)
+        assert told <= plan.known_step <= self.num_steps, f"{plan.number} knows of {plan.known_step}, told {told}"
 
     # --- stores ---
 
@@ -361,6 +375,8 @@ class FakeCluster:
                     keys = agent.store.keys
                     if self._reaches(agent, agent.store) and not (once and key in keys):
                         keys[key] = value
+                        if key.endswith("/plan"):
+                            self._check_known_step(Generation.from_json(value))
                 case StartWorker(slot):
                     self._next_pid += 1
                     agent.workers[slot] = FakeWorker(self._next_pid, slot)

@@ -98,6 +98,8 @@ class FakeAgent:
     """Whether its machine answers nothing once the node is dead, not even by refusing."""
     frozen: bool = False
     """Whether it stands still with its workers, as under SIGSTOP."""
+    seen_step: int = 0
+    """Batches that it was told of by its workers, of which some may be gone."""
     reader: StoreReader = field(default_factory=StoreReader)
     unheard_since_s: dict[int, float] = field(default_factory=dict)
     """Nodes that it watches and does not hear, and since when."""

@@ -11,6 +11,7 @@ from remesh.elastic.generation import (
     NodeInfo,
     Wait,
     WorkerReport,
+    check_state_is_here,
     decide_generation,
     decide_step,
 )
@@ -54,6 +55,32 @@ def test_proof_of_death_closes_the_meeting_and_is_told() -> None:
     assert isinstance(plan, Generation)
     assert (plan.number, plan.step) == (2, 7)
     assert plan.reason == "lost node-1 (port refused); 2 workers fit dp=1 x tp=2 (was dp=2 x tp=2)"
+
+
+def newcomers_alone(known_step: int, step: int | None = None) -> tuple[Generation, dict[int, tuple[WorkerReport, ...]]]:
+    """What node 2, which has just joined nodes 0 and 1, would decide without them."""
+    last = replace(first_generation(), number=2, step=7, known_step=known_step)
+    here = {2: reports(2, step=step)}
+    plan = decide_generation(last, NODES, here, {0: "no heartbeat", 1: "no heartbeat"}, RULES, 0.1)
+    assert isinstance(plan, Generation)
+    return plan, here
+
+
+def test_newcomers_wait_a_while_for_members_that_hold_the_state_and_are_only_silent() -> None:
+    plan, here = newcomers_alone(known_step=7)
+    assert (plan.step, plan.known_step) == (0, 7)
+    wait = check_state_is_here(plan, here, {0: "node-0"}, RULES, 19.9)
+    assert isinstance(wait, Wait) and wait.absent == (0,)
+    assert wait.reason == "nobody here holds the state of step 7, and these may be alive with it: node-0"
+    assert check_state_is_here(plan, here, {0: "node-0"}, RULES, 20.0) is None
+    assert check_state_is_here(plan, here, {}, RULES, 0.1) is None  # both are proved to be gone
+
+
+def test_holders_of_an_earlier_step_wait_for_those_of_the_newest_too() -> None:
+    plan, here = newcomers_alone(known_step=7, step=5)
+    assert isinstance(check_state_is_here(plan, here, {0: "node-0"}, RULES, 0.1), Wait)
+    plan, here = newcomers_alone(known_step=7, step=7)
+    assert check_state_is_here(plan, here, {0: "node-0"}, RULES, 0.1) is None
 
 
 def test_survivors_come_before_newcomers_and_keep_their_order() -> None:

@@ -98,6 +98,22 @@ def test_killed_worker_is_replaced_while_restarts_remain() -> None:
     assert ends(cluster) == [True]
 
 
+def test_a_job_whose_holders_are_all_gone_knows_how_far_it_was() -> None:
+    """Its workers die one after the other, and new ones come: they hold nothing, and must not begin as if it were new.
+
+    Nothing else tells: the generation that was lost had begun at step 0.
+    """
+    cluster = make_cluster(num_nodes=1, max_restarts=2)
+    cluster.run_until_step(4)
+    cluster.kill_worker(0, 0)
+    cluster.kill_worker(0, 1)
+    cluster.settle()
+    first, second = cluster.generations()
+    assert (first.step, first.known_step) == (0, 0)
+    assert (second.step, second.known_step) == (0, 4)
+    assert "no survivor holds state" in second.reason
+
+
 def test_last_worker_of_a_node_gone_ends_that_node_only() -> None:
     cluster = make_cluster(num_nodes=2, num_slots=1)
     cluster.run_until_step(3)

@@ -39,6 +39,13 @@ class WorkerDone:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerStepped:
+    """A worker has resolved so many batches."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerSuspects:
     """A worker's collective failed as it does when a peer is lost."""
 
@@ -137,6 +144,7 @@ Event = (
     WorkerReady
     | WorkerLeft
     | WorkerDone
+    | WorkerStepped
     | WorkerSuspects
     | WorkerFailed
     | WorkerExited

@@ -64,6 +64,7 @@ from remesh.elastic.membership.instructions import (
     WorkerFailed,
     WorkerLeft,
     WorkerReady,
+    WorkerStepped,
     WorkerSuspects,
 )
 from remesh.elastic.membership.meeting import AgentMeeting, Losses, conclude
@@ -131,6 +132,8 @@ class AgentMachine:
             case WorkerDone(generation, report):
                 if self.generation and generation == self.generation.number:
                     self._roster.take(WorkerState.DONE, report)
+            case WorkerStepped(step):
+                self._roster.note_step(step)
             case WorkerSuspects(slot, generation, text):
                 if self.phase is Phase.RUNNING and self.generation and generation == self.generation.number:
                     out += self._break(f"worker {slot} of {self.name} lost a peer: {text}")

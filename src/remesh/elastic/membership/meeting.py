@@ -11,6 +11,7 @@ from remesh.elastic.generation import (
     Wait,
     WorkerReport,
     check_quorum,
+    check_state_is_here,
     compute_bases,
     decide_generation,
 )
@@ -73,4 +74,10 @@ def conclude(view: StoreView, losses: Losses, rules: MeetingRules, waited_s: flo
     gone = {index for index, reports in view.here.items() if not reports} | losses.proofs.keys()
     bases = compute_bases(view.plan, decision.step, gone - losses.silent)
     decision = replace(decision, place=view.place, bases=bases)
-    return check_quorum(decision, view.here.keys(), rules, waited_s) or decision
+    hosts = {} if view.plan is None else view.plan.hosts
+    silent = {index: name for index, name in hosts.items() if index in losses.silent}
+    return (
+        check_quorum(decision, view.here.keys(), rules, waited_s)
+        or check_state_is_here(decision, view.here, silent, rules, waited_s)
+        or decision
+    )

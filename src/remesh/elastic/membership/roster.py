@@ -48,10 +48,17 @@ class Roster:
     """Processes that are to be left out for being slow, and until when."""
     indispensable: set[int] = field(default_factory=set)
     """Slow processes that could not hand on what they hold: they are not asked again."""
+    _known_step: int = 0
+    """Batches that workers of this node have resolved, those that are gone too."""
 
     def take(self, state: WorkerState, report: WorkerReport) -> None:
         """A worker says where it stands."""
         self.workers[report.slot] = Occupant(state, report)
+        self.note_step(report.step or 0)
+
+    def note_step(self, step: int) -> None:
+        """A worker has resolved so many batches."""
+        self._known_step = max(self._known_step, step)
 
     def lose(self, slot: int) -> bool:
         """A process ended; whether it had called in."""
@@ -98,6 +105,7 @@ class Roster:
         return [slot for slot in self.alive() if self.process_in(slot) in over]
 
     def _with_reservations(self, report: WorkerReport) -> WorkerReport:
+        report = replace(report, known_step=self._known_step)
         if report.pid in self.left_behind:
             report = replace(report, step=None, in_doubt=False)
         return replace(report, is_slow=True) if report.pid in self.slow_until_s else report

@@ -186,7 +186,10 @@ class Agent:
             match heard:
                 case SnapshotOffer():
                     self._keeper.adopt((heard.generation, heard.rank), heard.pid, heard.descriptors)
-                case PaceReport() | StackReport():
+                case PaceReport(step=step):
+                    self._health.take(heard)
+                    self._feed([do.WorkerStepped(step)])
+                case StackReport():
                     self._health.take(heard)
                 case Deaf(slot):
                     self._kill_worker(slot, f"did not read a message for {SEND_TIMEOUT_S:g} s")

@@ -7,7 +7,8 @@
 3. a step at which some box has no holder is left out on all ranks alike, so that no rank mixes two steps; the last
    checkpoint comes in its place among the steps, after memory of the same step;
 4. the newest step goes by windows, if the program has asked for them (`remesh.elastic.training.windows`);
-5. a job that lost a box before its first checkpoint could be there begins anew, as if it had been started again.
+5. a job that has resolved no step yet begins anew, and so does one that lost a box before its first checkpoint could
+   be there; any other ends with an error, for nobody has asked for its steps to be made again.
 
 *Lines.* A job that goes back makes some steps a second time, and not always to the same bits. So every state knows the
 generation in which the job last began or went back, its line; holders of one step give together only if their lines are
@@ -17,6 +18,7 @@ one, and a later line comes first.
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -43,6 +45,7 @@ from remesh.reshard.running.run import Moved, UnfilledError, run_plan
 from remesh.reshard.running.telemetry import BytesByPair
 
 _Pieces = dict[str, Piece]
+logger = logging.getLogger(__name__)
 _ALL_HELD = "every shard is held by a living rank"
 
 
@@ -84,11 +87,15 @@ class FillRules:
     """Of a job that goes back or begins now: the generation's number."""
     is_behind: bool = False
     """Whether the state in memory is of an earlier stay, so that a checkpoint may be newer."""
+    known_step: int = 0
+    """Batches that the job is known to have resolved, whether anybody holds them or not."""
     window_bytes: int | None = None
     """What a rank may make at a time, beside what it holds; None: all."""
 
     def may_begin_anew(self, step: int) -> bool:
         """Whether a job at this step need not have a checkpoint yet: the first is due, or on its way, at most."""
+        if step == 0:
+            return True
         return self.checkpoint is not None and self.save_every is not None and step < 2 * self.save_every
 
 
@@ -156,17 +163,30 @@ def fill_state(state: CarriedState, offers: Offers, host_of: Mapping[int, str], 
         )
     if found is not None:
         return _load_checkpoint(state, found, "; ".join(reasons), rules.line)
-    if newest is not None and not (is_new and rules.may_begin_anew(newest[1])):
-        raise _nothing_to_continue_from(reasons, rules)
+    num_lost = max([rules.known_step, *(int(summary["step"]) for summary in summaries)])
+    if not (is_new and rules.may_begin_anew(num_lost)):
+        raise _nothing_to_continue_from(reasons, rules, num_lost)
     state.forget_allocated()
-    begins = "and there is no checkpoint" if newest is None else "and no checkpoint was due yet: the job begins anew"
-    return Filled(Position(line=rules.line), "fresh", f"{'; '.join(reasons)}, {begins}")
+    return _begin_anew(reasons, rules.line, num_lost)
 
 
-def _nothing_to_continue_from(reasons: Sequence[str], rules: FillRules) -> StorageError:
+def _begin_anew(reasons: Sequence[str], line: int, num_lost: int) -> Filled:
+    begins = "there is no checkpoint"
+    if num_lost:
+        begins = f"no checkpoint was due yet: the job begins anew, {num_lost} steps are lost"
+    reason = f"{'; '.join(reasons)}, and {begins}"
+    if num_lost and group_rank() == 0:
+        logger.warning("%s: %s", DOING, reason)
+    return Filled(Position(line=line), "fresh", reason)
+
+
+def _nothing_to_continue_from(reasons: Sequence[str], rules: FillRules, num_lost: int) -> StorageError:
+    root = rules.checkpoint
+    found = "the job has no folder of checkpoints" if root is None else f"found no checkpoint in {root}"
     return StorageError(
-        f"filling the new mesh: {'; '.join(reasons)}, and found no checkpoint in {rules.checkpoint}; a job needs one "
-        "of these to continue; run with checkpoint=... and save_every=..., with snapshot_every=..., or use replicas"
+        f"{DOING}: {'; '.join(reasons)}, and {found}; the job had come to step {num_lost} or later, expected a source "
+        "to continue from; start it again to begin at step 0, and run it with checkpoint=... and save_every=..., with "
+        "snapshot_every=..., or with replicas on more nodes"
     )
 
 

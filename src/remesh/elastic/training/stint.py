@@ -100,7 +100,14 @@ class Stint:
         options = self.options
         # Where a rank takes a seat in a mesh that stays, the others keep what they have, and make nothing.
         window = None if self.plan.in_place else window_bytes
-        rules = FillRules(options.checkpoint, options.save_every, self.plan.number, self.plan.is_behind, window)
+        rules = FillRules(
+            options.checkpoint,
+            options.save_every,
+            line=self.plan.number,
+            is_behind=self.plan.is_behind,
+            known_step=self.plan.known_step,
+            window_bytes=window,
+        )
         filled = fill_state(state, offers, host_of, rules)
         state.gradients.settle()
         self._held, self._snapshots = None, ()

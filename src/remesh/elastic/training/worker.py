@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from datetime import timedelta
 from pathlib import Path
 from traceback import TracebackException
 from typing import Any
@@ -29,6 +28,7 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from remesh.comm.blame import is_network_error
 from remesh.comm.lower import LowerHalf
 from remesh.comm.messages import Line, Message
+from remesh.comm.store_line import StoreLine
 from remesh.comm.tls import Tls
 from remesh.comm.token import Token
 from remesh.elastic.events import EventLog
@@ -80,8 +80,8 @@ class TrainingWorker:
         if device_type == "cuda":
             torch.cuda.set_device(self._slot)
         self._lower = LowerHalf(backend, device_type, timeout_s)
-        self._store: dist.Store | None = None
-        self._store_endpoint = ""
+        self._line: StoreLine | None = None
+        """To the store in force, for making groups; None before the first."""
         self._held: HeldState | None = None
         self._taken = True
         self._is_dispensable = False
@@ -163,15 +163,17 @@ class TrainingWorker:
             raise PeerError(
                 f"entering generation {plan.number}: it has already failed; all workers join a new generation"
             )
-        store = dist.PrefixStore(f"gen{plan.number}", self._store_at(str(message["store"])))
-        self._lower.grow(store, rank, plan.axes)
+        line = self._line_to(str(message["store"]))
+        store = dist.PrefixStore(f"remesh/{os.environ['TORCHELASTIC_RUN_ID']}/groups/gen{plan.number}", line.store)
+        self._lower.grow(store, rank, plan.axes, wake=line.cut)
         self._log.write("grown", generation=plan.number, rank=rank, axes=plan.axes, in_place=plan.in_place)
 
-    def _store_at(self, endpoint: str) -> dist.Store:
-        """The store that is in force, for making groups; connections end with the store they were made to."""
-        if self._store is None or self._store_endpoint != endpoint:
-            self._store, self._store_endpoint = _connect_store(endpoint), endpoint
-        return self._store
+    def _line_to(self, endpoint: str) -> StoreLine:
+        """The connection to the store that is in force; connections end with the store they were made to."""
+        if self._line is None or self._line.is_cut or self._line.endpoint != endpoint:
+            # Its agent has just used it: one that does not answer is lost, and all meet again.
+            self._line = StoreLine(endpoint, connect_s=STORE_CONNECT_S, timeout_s=STORE_TIMEOUT_S)
+        return self._line
 
     def _shelf_of(self, plan: Generation, message: Message) -> Shelf:
         keeper = message["keeper"]
@@ -370,11 +372,3 @@ class TrainingWorker:
 
 def _first_line(error: TracebackException | None) -> str:
     return "" if error is None else "".join(error.format_exception_only()).partition("\n")[0]
-
-
-def _connect_store(endpoint: str) -> dist.Store:
-    host, _, port = endpoint.rpartition(":")
-    # Its agent has just used it: one that does not answer is lost, and all meet again.
-    store = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=STORE_CONNECT_S))
-    store.set_timeout(timedelta(seconds=STORE_TIMEOUT_S))
-    return dist.PrefixStore(f"remesh/{os.environ['TORCHELASTIC_RUN_ID']}/groups", store)
