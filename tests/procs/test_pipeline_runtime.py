@@ -10,11 +10,12 @@ from torch import nn
 from remesh.pipeline.costs import Costs
 from remesh.pipeline.graph import StageGraph
 from remesh.pipeline.pipeline_error import PipelineError
-from remesh.pipeline.runtime import Pipeline, StepReport
+from remesh.pipeline.runtime import Pipeline
 from remesh.pipeline.schedules import SCHEDULES
 from remesh.pipeline.search import search_schedule
 from remesh.pipeline.simulate import Transfers
 from remesh.pipeline.stage import Stage
+from remesh.pipeline.step import StepReport
 from remesh.pipeline.tuning import gather_costs
 from remesh.testing.pool import RankPool
 

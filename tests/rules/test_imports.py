@@ -200,8 +200,20 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "split": {"graph", "pipeline_error"},
         "stage": {"backward", "pipeline_error"},
         "survey": {"edges", "graph", "pipeline_error", "stage"},
-        "runtime": {"actions", "check", "edges", "graph", "pipeline_error", "schedule", "simulate", "stage", "survey"},
-        "tuning": {"actions", "costs", "pipeline_error", "runtime"},
+        "step": {"actions", "edges", "graph", "stage", "survey"},
+        "runtime": {
+            "actions",
+            "check",
+            "edges",
+            "graph",
+            "pipeline_error",
+            "schedule",
+            "simulate",
+            "stage",
+            "step",
+            "survey",
+        },
+        "tuning": {"actions", "costs", "pipeline_error", "runtime", "step"},
     },
     "elastic": {
         **{name: set() for name in ("events", "failover", "gradients", "mesh_policy", "own_folder")},
@@ -237,7 +249,7 @@ _SHELLS = {
     },
     "pipeline": {
         *("remesh.pipeline.backward", "remesh.pipeline.edges", "remesh.pipeline.runtime", "remesh.pipeline.split"),
-        *("remesh.pipeline.stage", "remesh.pipeline.survey", "remesh.pipeline.tuning"),
+        *("remesh.pipeline.stage", "remesh.pipeline.step", "remesh.pipeline.survey", "remesh.pipeline.tuning"),
     },
 }
 # ... and pure modules in rooms that are not.

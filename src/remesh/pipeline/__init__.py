@@ -30,9 +30,10 @@ from remesh.pipeline.simulate import Simulation, Transfers, compute_signal_bound
 
 if TYPE_CHECKING:
     from remesh.pipeline.edges import Payload
-    from remesh.pipeline.runtime import Pipeline, StepReport
+    from remesh.pipeline.runtime import Pipeline
     from remesh.pipeline.split import Parts, split_model
     from remesh.pipeline.stage import Stage
+    from remesh.pipeline.step import StepReport
     from remesh.pipeline.tuning import gather_costs
 
 __all__ = [
@@ -80,7 +81,7 @@ _HOMES = {
     "Payload": "remesh.pipeline.edges",
     "Pipeline": "remesh.pipeline.runtime",
     "Stage": "remesh.pipeline.stage",
-    "StepReport": "remesh.pipeline.runtime",
+    "StepReport": "remesh.pipeline.step",
     "gather_costs": "remesh.pipeline.tuning",
     "split_model": "remesh.pipeline.split",
 }

@@ -15,7 +15,8 @@ from remesh.comm.gather import gather_from
 from remesh.pipeline.actions import ActionKind
 from remesh.pipeline.costs import Costs, EdgeCost, Lines, StageCost
 from remesh.pipeline.pipeline_error import PipelineError
-from remesh.pipeline.runtime import Pipeline, StepReport
+from remesh.pipeline.runtime import Pipeline
+from remesh.pipeline.step import StepReport
 
 _DOING = "gathering what a pipeline step cost"
 
