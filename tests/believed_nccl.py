@@ -39,6 +39,8 @@ class BelievedGroup(dist.ProcessGroup):
         self.error = "SUCCESS"
         self.names: list[str] = []
         """Of the operations, in the order in which they were queued."""
+        self.peers: set[int] = set()
+        """With whom messages were queued."""
         self._last: dict[int, torch.Tensor] = {}
         """What was received last, by size."""
 
@@ -63,9 +65,11 @@ class BelievedGroup(dist.ProcessGroup):
     # --- operations ---
 
     def send(self, tensors: Sequence[torch.Tensor], peer: int, tag: int) -> _Work:
+        self.peers.add(peer)
         return self._queue("send", [], lambda: self._carrier.send(tensors, peer, 0))
 
     def recv(self, tensors: Sequence[torch.Tensor], peer: int, tag: int) -> _Work:
+        self.peers.add(peer)
         return self._queue("recv", tensors, lambda: self._carrier.recv(tensors, peer, 0))
 
     def allgather(self, into: Sequence[Sequence[torch.Tensor]], mine: Sequence[torch.Tensor], options: Any) -> _Work:

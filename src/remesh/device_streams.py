@@ -1,4 +1,4 @@
-"""In which order do threads and streams of a device touch the same memory? Two small keepers of that order.
+"""In which order do threads and streams of a device touch the same memory? Small keepers of that order.
 
 On a device a call returns when its work has been queued on the stream that is current in its thread. Each thread has a
 current stream of its own, at first the default one, which waits for no stream that a program made.
@@ -7,13 +7,16 @@ current stream of its own, at first the default one, which waits for no stream t
   behind what the caller has queued.
 - `StreamOrder`: memory that one writes and many read, each on whatever stream is current. Work that was queued may
   still be under way when the host has gone on, so an event stands for the end of each use.
+- `SideStream`: work beside the current stream, which waits for nothing but what it reads.
+- `DeviceClock`: when work was done, which the host knows only if it waits.
 
-Without a device all of this does nothing.
+Without a device nobody waits.
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
@@ -94,3 +97,78 @@ class StreamOrder:
         """All has been queued that is written, on the current streams."""
         self._written = [self._current_stream(device).record_event() for device in self._devices]
         self._reads.clear()
+
+
+def _keep(tensor: torch.Tensor, stream: Any) -> None:
+    """Let nobody else have the tensor's memory before what the stream has been given is done."""
+    if tensor.is_cuda:
+        tensor.record_stream(stream)
+
+
+class SideStream:
+    """Work of a device that goes on beside the current stream, in the order in which it is given.
+
+    Memory that is allocated while it is at work belongs to it, and may be written at once: it never waits for what the
+    current stream still has to do, but for what it is said to read.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        streams: Any = torch.cuda,
+        keep: Callable[[torch.Tensor, Any], None] = _keep,
+    ) -> None:
+        self._device = device
+        self._streams = streams
+        self._keep = keep
+        self._side = streams.Stream(device) if device.type == "cuda" else None
+
+    @contextlib.contextmanager
+    def at_work(self, reads: Collection[torch.Tensor] = ()) -> Iterator[None]:
+        """Let what is queued in the context go here, behind what the current stream has queued of what it ``reads``."""
+        if self._side is None:
+            yield
+            return
+        if reads:
+            self._side.wait_event(self._streams.current_stream(self._device).record_event())
+            for tensor in reads:
+                self._keep(tensor, self._side)
+        with self._streams.stream(self._side):
+            yield
+
+    def mark(self) -> Any:
+        """The place behind all that was given so far; None without a device."""
+        return None if self._side is None else self._side.record_event()
+
+    def wait(self, mark: Any, reads: Collection[torch.Tensor] = ()) -> None:
+        """Let what is queued later on the current stream come behind such a place; it ``reads`` what was made here."""
+        if self._side is None:
+            return
+        current = self._streams.current_stream(self._device)
+        current.wait_event(mark)
+        for tensor in reads:
+            self._keep(tensor, current)
+
+
+class DeviceClock:
+    """When the work of a device is done, in seconds since this was made; on the CPU, when the host comes by."""
+
+    def __init__(self, device: torch.device, streams: Any = torch.cuda) -> None:
+        self._device = device
+        self._streams = streams
+        self._begun = self.mark()
+
+    def mark(self) -> Any:
+        """The place behind all that is queued now on the current stream."""
+        if self._device.type != "cuda":
+            return time.monotonic()
+        event = self._streams.Event(enable_timing=True)
+        event.record(self._streams.current_stream(self._device))
+        return event
+
+    def seconds(self, mark: Any) -> float:
+        """When the device came to a place, which it is waited for."""
+        if self._device.type != "cuda":
+            return float(mark - self._begun)
+        mark.synchronize()
+        return float(self._begun.elapsed_time(mark)) / 1e3

@@ -137,3 +137,32 @@ def move_beside_gathers() -> None:
 
 def test_a_reshard_in_the_background_keeps_its_place_among_other_operations(ranks: RankPool) -> None:
     ranks.run(move_beside_gathers, 4)
+
+
+def move_in_pairs() -> tuple[set[int], int]:
+    """Ranks 0 and 2 give, 1 and 3 take; with whom this one had to do, and how many messages it queued at a time."""
+    rank, batches, real = dist.get_rank(), [0], dist.batch_isend_irecv
+    name, whole = f"of rank {rank // 2 * 2}", numbers(rank // 2)
+
+    def count(ops: list[dist.P2POp]) -> list[dist.Work]:
+        batches.append(len(ops))
+        return real(ops)
+
+    def piece(tensor: torch.Tensor) -> dict[str, Piece]:
+        return {name: Piece(tensor, (SIDE, SIDE), (Shard(0, Box((0, 0), (SIDE, SIDE))),))}
+
+    take = torch.zeros(SIDE, SIDE)
+    with believed_group() as group, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "batch_isend_irecv", count)
+        sides = (piece(whole), {}) if rank % 2 == 0 else ({}, piece(take))
+        remesh.reshard(*sides, group=group, chunk_bytes=64)
+        assert rank % 2 == 0 or torch.equal(take, whole)
+        assert isinstance(group, BelievedGroup)
+        return group.peers, max(batches)
+
+
+def test_messages_go_out_in_batches_to_those_who_take_alone(ranks: RankPool) -> None:
+    """So there is one communicator for a group, and no pair is connected that moves no bytes."""
+    told = ranks.run(move_in_pairs, 4)
+    assert [peers for peers, _ in told] == [{1}, {0}, {3}, {2}]
+    assert all(1 <= most <= 2 for _, most in told)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from remesh.pipeline.schedules import SCHEDULES
 from remesh.pipeline.simulate import Transfers
 from remesh.pipeline.stage import Cut, Stage
 from remesh.testing.pool import DIED, RankPool
+from tests.believed_nccl import believed_group
 
 WIDTH, NUM_MICROBATCHES, SAMPLES = 8, 4, 16
 
@@ -134,7 +136,7 @@ def local_part(whole: torch.Tensor, mesh: DeviceMesh, placements: list[Any]) -> 
     return distribute_tensor(whole, mesh, placements, src_data_rank=None).to_local()
 
 
-def train_cut_values(makes: Cut, takes: Cut, placements: tuple[list[Any], list[Any]]) -> None:
+def train_cut_values(makes: Cut, takes: Cut, placements: tuple[list[Any], list[Any]], over_nccl: bool = False) -> None:
     rank = dist.get_rank()
     grids = [DeviceMesh("cpu", torch.arange(4 * index, 4 * index + 4).reshape(2, 2)) for index in (0, 1)]
     index = rank // 4
@@ -149,8 +151,10 @@ def train_cut_values(makes: Cut, takes: Cut, placements: tuple[list[Any], list[A
 
     loss = (lambda made, target: ((made - target) ** 2).sum() / (x.numel() / NUM_MICROBATCHES)) if index else None
     stage = Stage(index, mine, mesh, makes={"hidden": makes}, takes={"hidden": takes}, loss=loss)
-    pipeline = Pipeline(stage, StageGraph.chain(2), SCHEDULES["eager-split"](2, NUM_MICROBATCHES), chunk_bytes=64)
-    pipeline.step({"hidden": cut(x)} if index == 0 else {}, cut(y) if index == 1 else None)
+    table = SCHEDULES["eager-split"](2, NUM_MICROBATCHES)
+    with believed_group() if over_nccl else nullcontext() as group:
+        pipeline = Pipeline(stage, StageGraph.chain(2), table, group=group, chunk_bytes=64)
+        pipeline.step({"hidden": cut(x)} if index == 0 else {}, cut(y) if index == 1 else None)
     # Each rank has the share of its elements; replicas have the same share.
     total = mine.weight.grad.clone()  # type: ignore[union-attr]
     for axis, placement in enumerate(placements[index]):
@@ -169,6 +173,11 @@ def train_cut_values(makes: Cut, takes: Cut, placements: tuple[list[Any], list[A
 )
 def test_values_lie_as_each_stage_says(ranks: RankPool, makes: Cut, takes: Cut, placements: Any) -> None:
     ranks.run(train_cut_values, 8, (makes, takes, placements))
+
+
+def test_so_they_do_over_nccl_where_a_crossing_is_many_messages(ranks: RankPool) -> None:
+    placements = ([Replicate(), Replicate()], [Shard(1), Shard(0)])
+    ranks.run(train_cut_values, 8, ("RR", "S1S0", placements, True))
 
 
 def train_data_parallel() -> None:

@@ -200,13 +200,16 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "split": {"graph", "pipeline_error"},
         "stage": {"backward", "pipeline_error"},
         "survey": {"edges", "graph", "pipeline_error", "stage"},
-        "step": {"actions", "edges", "graph", "stage", "survey"},
+        "queues": {"actions", "costs", "graph", "pipeline_error", "schedule", "simulate", "values"},
+        "queued_edges": {"edges"},
+        "step": {"actions", "edges", "graph", "queued_edges", "queues", "stage", "survey", "values"},
         "runtime": {
             "actions",
             "check",
             "edges",
             "graph",
             "pipeline_error",
+            "queues",
             "schedule",
             "simulate",
             "stage",
@@ -248,7 +251,8 @@ _SHELLS = {
         *(m.name for m in modules() if m.name.startswith("remesh.reshard.running.") and "telemetry" not in m.name),
     },
     "pipeline": {
-        *("remesh.pipeline.backward", "remesh.pipeline.edges", "remesh.pipeline.runtime", "remesh.pipeline.split"),
+        *("remesh.pipeline.backward", "remesh.pipeline.edges", "remesh.pipeline.queued_edges"),
+        *("remesh.pipeline.runtime", "remesh.pipeline.split"),
         *("remesh.pipeline.stage", "remesh.pipeline.step", "remesh.pipeline.survey", "remesh.pipeline.tuning"),
     },
 }

@@ -134,11 +134,17 @@ def check_end(group: Group, doing: str) -> None:
     """
     if not is_queued(group):
         return
-    members = group or dist.group.WORLD
-    assert members is not None
     torch.cuda.current_stream(group_device(group)).synchronize()
-    if (found := nccl_error(members)) is not None:
-        raise peer_error(doing, group, RuntimeError(f"{found}: torch gave an operation up"))
+    if (lost := find_given_up(group, doing)) is not None:
+        raise lost
+
+
+def find_given_up(group: Group, doing: str) -> PeerError | None:
+    """The error to raise where an operation of the group was given up before now; None elsewhere. Waits for nothing."""
+    members = group or dist.group.WORLD
+    if members is None or not is_queued(group) or (found := nccl_error(members)) is None:
+        return None
+    return peer_error(doing, group, RuntimeError(f"{found}: torch gave an operation up"))
 
 
 def is_of_own_device(raised: BaseException) -> bool:

@@ -5,9 +5,10 @@ back. A *lane* is one direction of a route on one rank that takes part in it. Th
 stage says that the values lie on its mesh; then a lane carries one micro-batch after the other, in the order in which
 the schedule makes them.
 
-Every lane of a step has threads of its own. Giving puts the values in their hands and returns; receives are posted a
-few micro-batches ahead, whether anybody waits yet or not, so values arrive while the stage computes. Relays and sums of
-a plan go on in the same threads. Lanes have tags of their own and never wait for each other.
+Every lane of a step has threads of its own; over NCCL none has (`remesh.pipeline.queued_edges`). Giving puts the values
+in their hands and returns; receives are posted a few micro-batches ahead, whether anybody waits yet or not, so values
+arrive while the stage computes. Relays and sums of a plan go on in the same threads. Lanes have tags of their own and
+never wait for each other.
 
     stage 0   F0 ─┐ F1 ─┐ F2            B0
     lane          └─0─>└─1─>...   <─0─┘
@@ -172,21 +173,72 @@ class LaneOwner:
     """Where values that arrive are kept."""
 
 
+class LaneEnd:
+    """A rank's end of a lane: the values that it gives or takes there, bound to the plan that moves them."""
+
+    def __init__(self, way: PlannedWay, owner: LaneOwner) -> None:
+        self._way = way
+        self._owner = owner
+        self.gives = owner.rank in _ranks_of(way.held)
+        """Whether the rank gives; else it takes."""
+
+    def select(self, microbatch: int, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Those of the values that leave here; `PipelineError` for others than those of the micro-batches before."""
+        for name, layout in self._way.held.items():
+            value = values[name]
+            expected = (local_shape(layout, self._owner.rank), layout.dtype)
+            found = (tuple(value.shape), dtype_name(value.dtype))
+            if found != expected:
+                raise PipelineError(
+                    f"sending {name!r} of micro-batch {microbatch}: it is {found[1]} of shape {found[0]}, the micro-"
+                    f"batches before were {expected[1]} of {expected[0]}; all micro-batches of a step have one shape: "
+                    "pad them"
+                )
+        return {name: values[name] for name in self._way.held}
+
+    def leaving(self, values: Mapping[str, torch.Tensor]) -> BoundTransfer:
+        """Gives these values away."""
+        if self._way.signals is None:
+            pieces = {name: self._piece(values[name], layout) for name, layout in self._way.held.items()}
+        else:
+            signal = torch.zeros(1, dtype=torch.uint8, device=self._owner.device)
+            pieces = {_SIGNAL: self._piece(signal, self._way.signals[0])}
+        return BoundTransfer(self._way.transfer, pieces, {}, self._owner.group)
+
+    def arriving(self) -> tuple[dict[str, torch.Tensor], BoundTransfer]:
+        """New memory for the values that come, and what fills it."""
+        values = {name: self._empty(layout) for name, layout in self._way.wanted.items()}
+        if self._way.signals is None:
+            pieces = {name: self._piece(values[name], layout) for name, layout in self._way.wanted.items()}
+        else:
+            for value in values.values():
+                value.zero_()
+            layout = self._way.signals[1]
+            signal = torch.zeros(layout.global_shape, dtype=torch.uint8, device=self._owner.device)
+            pieces = {_SIGNAL: self._piece(signal, layout)}
+        return values, BoundTransfer(self._way.transfer, {}, pieces, self._owner.group)
+
+    def _empty(self, layout: Layout) -> torch.Tensor:
+        shape = local_shape(layout, self._owner.rank)
+        return torch.empty(shape, dtype=torch_dtype(layout.dtype), device=self._owner.device)
+
+    def _piece(self, value: torch.Tensor, layout: Layout) -> Piece:
+        mine = layout.shards_of(self._owner.rank)
+        return Piece(value.contiguous(), layout.global_shape, tuple(replace(shard, holder=0) for shard in mine))
+
+
 class Lane:
     """One direction of a route on one rank that takes part in it, for one step.
 
     ``start`` begins; the giver then calls `give`, the taker `take`, once for each micro-batch, and both `finish`.
     """
 
-    def __init__(
-        self, number: int, way: PlannedWay, order: Sequence[int], member: LaneOwner, on_error: Callable[[], None]
-    ) -> None:
+    def __init__(self, number: int, end: LaneEnd, order: Sequence[int], on_error: Callable[[], None]) -> None:
         """``number`` is the lane's among all of the pipeline, the same on all its ranks; ``order`` the micro-batches as
         they are made; ``on_error`` is called in the lane's thread when it ends before its time."""
-        self._way = way
+        self._end = end
         self._tag = _FIRST_TAG + _NUM_AHEAD * number
         self._order = tuple(order)
-        self._member = member
         self._on_error = on_error
         self._changed = threading.Condition()
         self._waiting: dict[int, dict[str, torch.Tensor]] = {}
@@ -197,11 +249,10 @@ class Lane:
         self._error: BaseException | None = None
         self._is_aborted = False
         self._streams = CallersStreams()
-        self.passages: list[Passage] = []
+        self._passages: list[Passage] = []
         """In the order in which they ended."""
-        self._gives = member.rank in _ranks_of(way.held)
         # Every thread has its own share of the micro-batches, and a tag: their messages never mix.
-        shares = [range(len(order))] if self._gives else [range(at, len(order), _NUM_AHEAD) for at in range(_NUM_AHEAD)]
+        shares = [range(len(order))] if end.gives else [range(at, len(order), _NUM_AHEAD) for at in range(_NUM_AHEAD)]
         self._threads = [
             threading.Thread(target=self._work, args=(share,), name=f"remesh-lane-{number}", daemon=True)
             for share in shares
@@ -215,9 +266,9 @@ class Lane:
 
     def give(self, microbatch: int, values: Mapping[str, torch.Tensor]) -> None:
         """Hand over what is to be carried; returns at once. The tensors belong to the lane until they are gone."""
-        self._check(microbatch, values)
+        leaving = self._end.select(microbatch, values)
         with self._changed:
-            self._waiting[microbatch] = {name: values[name] for name in self._way.held}
+            self._waiting[microbatch] = leaving
             self._changed.notify_all()
 
     def take(self, microbatch: int) -> dict[str, torch.Tensor]:
@@ -249,6 +300,10 @@ class Lane:
         """What ended the lane before its time."""
         return self._error
 
+    def passages(self, started_s: float) -> tuple[Passage, ...]:
+        """How the micro-batches went; the lane's clock is the host's, whenever the step has ``started_s``."""
+        return tuple(self._passages)
+
     def _wait_until(self, is_so: Callable[[], bool]) -> None:
         # The threads of the lane wait at most for the group's timeout, and then there is an error.
         with self._changed:
@@ -261,7 +316,7 @@ class Lane:
         try:
             with self._streams.followed():
                 for place in share:
-                    if self._gives:
+                    if self._end.gives:
                         self._carry_away(self._order[place], self._tag + place % _NUM_AHEAD)
                     else:
                         self._bring(self._order[place], self._tag + place % _NUM_AHEAD)
@@ -282,50 +337,18 @@ class Lane:
             if self._is_aborted:
                 return
             values = self._waiting.pop(microbatch)
-        if self._way.signals is None:
-            pieces = {name: self._piece(values[name], layout) for name, layout in self._way.held.items()}
-        else:
-            pieces = {_SIGNAL: self._piece(torch.zeros(1, dtype=torch.uint8), self._way.signals[0])}
-        job = BoundTransfer(self._way.transfer, pieces, {}, self._member.group)
-        self._run(microbatch, job, tag)
+        self._run(microbatch, self._end.leaving(values), tag)
 
     def _bring(self, microbatch: int, tag: int) -> None:
-        values = {name: self._empty(layout) for name, layout in self._way.wanted.items()}
-        if self._way.signals is None:
-            pieces = {name: self._piece(values[name], layout) for name, layout in self._way.wanted.items()}
-        else:
-            for value in values.values():
-                value.zero_()
-            signal = torch.zeros(self._way.signals[1].global_shape, dtype=torch.uint8)
-            pieces = {_SIGNAL: self._piece(signal, self._way.signals[1])}
-        self._run(microbatch, BoundTransfer(self._way.transfer, {}, pieces, self._member.group), tag)
+        values, job = self._end.arriving()
+        self._run(microbatch, job, tag)
         with self._changed:
             self._arrived[microbatch] = values
 
     def _run(self, microbatch: int, job: BoundTransfer, tag: int) -> None:
         start_s = time.monotonic()
         job.run_unconfirmed(tag)
-        self.passages.append(Passage(microbatch, start_s, time.monotonic()))
-
-    def _empty(self, layout: Layout) -> torch.Tensor:
-        shape = local_shape(layout, self._member.rank)
-        return torch.empty(shape, dtype=torch_dtype(layout.dtype), device=self._member.device)
-
-    def _piece(self, value: torch.Tensor, layout: Layout) -> Piece:
-        mine = layout.shards_of(self._member.rank)
-        return Piece(value.contiguous(), layout.global_shape, tuple(replace(shard, holder=0) for shard in mine))
-
-    def _check(self, microbatch: int, values: Mapping[str, torch.Tensor]) -> None:
-        for name, layout in self._way.held.items():
-            value = values[name]
-            expected = (local_shape(layout, self._member.rank), layout.dtype)
-            found = (tuple(value.shape), dtype_name(value.dtype))
-            if found != expected:
-                raise PipelineError(
-                    f"sending {name!r} of micro-batch {microbatch}: it is {found[1]} of shape {found[0]}, the micro-"
-                    f"batches before were {expected[1]} of {expected[0]}; all micro-batches of a step have one shape: "
-                    "pad them"
-                )
+        self._passages.append(Passage(microbatch, start_s, time.monotonic()))
 
 
 def local_shape(layout: Layout, rank: int) -> tuple[int, ...]:

@@ -15,11 +15,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Unpack
 
 import torch
 
-from remesh.comm.gather import Group, gather_from, group_rank, is_queued
+from remesh.comm.gather import Group, gather_from, group_device, group_rank, is_queued
+from remesh.device_streams import SideStream
 from remesh.layout.from_torch import dtype_name
 from remesh.options import check_options
 from remesh.pipeline.actions import Action
@@ -27,6 +29,7 @@ from remesh.pipeline.check import check_schedule
 from remesh.pipeline.edges import Payload, StageRoute, plan_route
 from remesh.pipeline.graph import Edge, StageGraph
 from remesh.pipeline.pipeline_error import PipelineError
+from remesh.pipeline.queues import Queue, check_queues, plan_queues
 from remesh.pipeline.schedule import Schedule
 from remesh.pipeline.simulate import Transfers
 from remesh.pipeline.stage import Stage, cut_microbatches
@@ -89,9 +92,9 @@ class Pipeline:
         rows: dict[int, list[Action]] = {}
         for action in schedule.actions():
             rows.setdefault(action.stage, []).append(action)
-        is_blocking = transfers is Transfers.BLOCKING
+        is_blocking, device = transfers is Transfers.BLOCKING, device_of(stage.module)
         self._part = StepPart(
-            stage, graph, rows, schedule.num_microbatches, group, device_of(stage.module), is_blocking
+            stage, graph, rows, schedule.num_microbatches, group, device, is_blocking, SideStream(device)
         )
         self._routes: dict[str, tuple[StageRoute, ...]] = {}
         """By the shapes of the batch."""
@@ -108,6 +111,8 @@ class Pipeline:
         """
         if self._places is None:
             self._places = survey_places(self.stage, self.graph, self._describe, self.group)
+            if is_queued(self.group):
+                self._part = replace(self._part, queue=self._queue())
         entries, targets, routes = self._prepare(self._places, batch, target)
         return StepRun(self._part, routes).run(entries, targets)
 
@@ -180,21 +185,32 @@ class Pipeline:
             routes.append(plan_route((source, target), made, taken, host_of, self._payload, self._options))
         return routes
 
+    def _queue(self) -> Queue:
+        """What this rank does over NCCL, where messages have no tags: its part of an order that all ranks have."""
+        queues = plan_queues(self.schedule, self.graph)
+        check_queues(queues, self.graph)
+        return queues[self.stage.index]
+
     def _describe(self) -> str:
         """What all ranks must have been given alike, as text; raises what is wrong with it."""
         graph, schedule = self.graph, self.schedule
         if is_queued(self.group):
-            raise PipelineError(
-                f"{DOING}: its group talks over NCCL alone, where messages have no tags and go in one order, as those "
-                "of several edges do not; expected a group that reaches the CPU as well, such as one made with "
-                "init_process_group('cpu:gloo,cuda:nccl'), over which they go by way of the host"
-            )
+            check_device(self._part.device, group_device(self.group))
         check_schedule(schedule, graph)
         rows = " | ".join(" ".join(map(str, row)) for row in schedule.rows)
         digest = hashlib.sha256(f"{graph} {rows}".encode()).hexdigest()[:16]
         return (
             f"schedule {schedule.name!r} of {schedule.num_stages} stages and {schedule.num_microbatches} micro-batches "
             f"over {len(graph.edges)} edges ({digest}) with options {self._told}"
+        )
+
+
+def check_device(device: torch.device, of_group: torch.device) -> None:
+    """`PipelineError` for a stage on another GPU than the one over which its group talks."""
+    if device.type == of_group.type and device != of_group:
+        raise PipelineError(
+            f"{DOING}: the module of this rank's stage is on {device}, its group over NCCL talks from {of_group}, "
+            "expected one device; call torch.cuda.set_device before making the group, or give the group device_id"
         )
 
 

@@ -296,7 +296,9 @@ class BoundTransfer:
     def run_unconfirmed(self, tag: int) -> Moved:
         """The same for ranks that need not know how the others fare: ends when this rank has given and taken all.
 
-        Only ranks that give or take call it. Runs under one tag follow each other in the same order on all of them.
+        Only ranks that give or take call it. Runs under one tag follow each other in the same order on all of them;
+        over NCCL, where there are no tags, all runs do. There it has only queued its messages when it returns:
+        `remesh.comm.gather.check_end` says what became of them.
         """
         return self._run(tag, None)
 
@@ -344,7 +346,8 @@ class BoundTransfer:
             mover.carry(todo.steps, () if todo.relayed else copies)
             _run_all(copies)
             overwritten = take.flush()
-            check_end(self._group, _DOING)
+            if last is not None:
+                check_end(self._group, _DOING)
             finished_s = time.perf_counter()
             is_wrong = self._end(farewell, bool(overwritten), is_asked=link.is_queued and last is not None)
         except RuntimeError as raised:
