@@ -24,8 +24,9 @@ from benchmarks.report import Row, at_most
 from remesh.collector import collector_at_rest
 from remesh.comm.messages import Message
 from remesh.rounds import leader
+from remesh.rounds.checkpointing import Settings
 from remesh.rounds.job_folder import JobFolder, JobSpec
-from remesh.rounds.leader import Coordinator, Settings
+from remesh.rounds.leader import Coordinator
 from remesh.rounds.members import pack_members
 from remesh.rounds.status import Activity, ClockStanding, Status, pairs
 

@@ -125,6 +125,15 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "launch",
         "stay",
     ),
+    "rounds": _layers(
+        "answers control job_folder members ranks",
+        "journal status",
+        "clock drain",
+        "machine",
+        "checkpointing",
+        "leader",
+        "signals",
+    ),
     "torch_programs": _layers(
         "callers children environment gate hook host notice reach short store_server",
         "anew control store",

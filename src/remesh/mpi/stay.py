@@ -31,8 +31,9 @@ from remesh.ranks.apart import check_apart
 from remesh.ranks.ground import Ground, make_bed
 from remesh.ranks.hosts import Host, seat_ranks
 from remesh.ranks.room import clear_rooms, find_place
+from remesh.rounds.checkpointing import Settings
 from remesh.rounds.job_folder import Checkpoint, JobFolder, JobState
-from remesh.rounds.leader import Coordinator, JobOutcome, Settings
+from remesh.rounds.leader import Coordinator, JobOutcome
 from remesh.rounds.signals import obeying_signals
 from remesh.testbed.inside import Door, command_inside
 

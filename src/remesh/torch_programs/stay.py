@@ -28,8 +28,9 @@ from remesh.images.kinds import OpenFilePolicy
 from remesh.ranks.apart import check_apart
 from remesh.ranks.ground import Entrance, Ground, make_bed
 from remesh.ranks.hosts import Host, describe_hosts, is_loopback, seat_ranks
+from remesh.rounds.checkpointing import Settings
 from remesh.rounds.job_folder import Checkpoint, JobFolder, JobSpec, JobState
-from remesh.rounds.leader import Coordinator, JobOutcome, Settings
+from remesh.rounds.leader import Coordinator, JobOutcome
 from remesh.rounds.signals import obeying_signals
 from remesh.torch_programs.notice import GROWTH_PREFIX
 from remesh.torch_programs.reach import command_on

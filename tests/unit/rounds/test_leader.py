@@ -14,9 +14,10 @@ import pytest
 
 from remesh.comm.messages import NONCE_BYTES, Conversation, Role
 from remesh.comm.token import Token
-from remesh.rounds import leader as coordinator_module
+from remesh.rounds import checkpointing, leader
+from remesh.rounds.checkpointing import Settings
 from remesh.rounds.job_folder import JobFolder, JobSpec, rank_name
-from remesh.rounds.leader import Coordinator, Settings
+from remesh.rounds.leader import Coordinator
 from remesh.rounds.machine import Obstacle
 from remesh.rounds.status import Activity, Status
 
@@ -221,7 +222,7 @@ def test_what_ranks_still_write_for_a_round_that_was_given_up_is_removed_before_
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attempts follow one another without a pause: two in all."""
-    monkeypatch.setattr(coordinator_module, "_RETRY_AFTER_S", {Obstacle.REFUSED: (0.0,)})
+    monkeypatch.setattr(checkpointing, "_RETRY_AFTER_S", {Obstacle.REFUSED: (0.0,)})
 
 
 def test_a_disk_without_room_for_a_line_ends_no_job_and_hides_no_end(
@@ -324,7 +325,7 @@ def test_ranks_that_outstay_one_that_ended_without_a_word_are_given_up_and_it_is
     ranks[1].send(type="ended", code=0, omitted="MPI_Finalize")
     stage.step()
     assert stage.coordinator.outcome is None, "the others may be about to end as well"
-    monkeypatch.setattr(coordinator_module, "_ALONE_S", 0.0)
+    monkeypatch.setattr(leader, "_ALONE_S", 0.0)
     stage.step()
     outcome = stage.coordinator.outcome
     assert outcome is not None and outcome.state == "failed" and outcome.exit_code == 1
