@@ -4,12 +4,15 @@ The three faces have other file names, so a program finds the one that it was li
 their own for MPICH's, and Open MPI's has one more for Fortran; those are empty libraries that lead to it. MPICH's entry
 points for Fortran are a library apart, in a folder that only programs search that lack MPICH's own.
 
+To compile all of it takes a minute: where sources, options and compiler are those of what stands there, it stays.
+
 ``python -m remesh.mpi.library.build`` builds for a checkout; ``hatch_build.py`` does when Remesh is installed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import shlex
 import shutil
@@ -35,24 +38,49 @@ ARENA: Final = "libremesh_arena.so"
 """A library in place of malloc for large blocks that are to be in memory that both halves share."""
 ALL: Final = (*LIBRARIES.values(), *OTHER_NAMES, *(f"{FORTRAN_FOLDER}/{name}" for name in FORTRAN), ARENA)
 """Every file that is made, by its path in ``built/``."""
+_DIGEST: Final = "digest"
+"""The file in ``built/`` that says of what the libraries beside it were made. It is written last."""
 _OPTIONS: Final = ("-O2", "-g1", "-std=gnu11", "-Wall", "-Wextra", "-Werror=implicit", "-fPIC", "-shared", "-pthread")
 
 
 def build(into: Path = BUILT) -> list[Path]:
-    """Build all faces and return the libraries. RuntimeError with the compiler's words if one cannot be built."""
+    """Build all faces, unless they stand there already, and return the libraries.
+
+    RuntimeError with the compiler's words if one cannot be built.
+    """
     compiler = shlex.split(os.environ.get("CC") or "cc")
     if shutil.which(compiler[0]) is None:
         raise RuntimeError("no C compiler on PATH (CC or cc)")
+    made, digest, told = [into / name for name in ALL], _digest(compiler), into / _DIGEST
+    if told.exists() and told.read_text() == digest and all(path.exists() for path in made):
+        return made
+    told.unlink(missing_ok=True)
+    _build_all(compiler, into)
+    told.write_text(digest)
+    return made
+
+
+def _digest(compiler: list[str]) -> str:
+    """Of the compiler, and of all that a library may be made of."""
+    version = _run([*compiler, "--version"])
+    digest = hashlib.sha256("\0".join([*compiler, version]).encode())
+    room = HERE.parent
+    sources = {*room.rglob("*.[ch]"), *HERE.rglob("*.py"), *HERE.glob("tables/*"), *room.glob("calls/*.py")}
+    for path in sorted(path for path in sources if BUILT not in path.parents):
+        digest.update(f"\0{path.relative_to(room)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _build_all(compiler: list[str], into: Path) -> None:
     into.mkdir(exist_ok=True)
     faces = {face: _build_face(compiler, face, into / library) for face, library in LIBRARIES.items()}
-    made = list(faces.values())
     for name, face in OTHER_NAMES.items():
         # An empty source: some compilers do not link without any.
         link = ("-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed", "-x", "c", os.devnull, "-x", "none", str(faces[face]))
-        made.append(_link([*compiler, "-shared", f"-Wl,-soname,{name}"], link, into / name))
-    made += build_fortran(compiler, faces["mpich"], into / FORTRAN_FOLDER)
+        _link([*compiler, "-shared", f"-Wl,-soname,{name}"], link, into / name)
+    build_fortran(compiler, faces["mpich"], into / FORTRAN_FOLDER)
     arena = [*compiler, *_OPTIONS, "-fno-builtin", str(HERE / "arena" / "arena.c")]
-    return [*made, _link(arena, ("-ldl",), into / ARENA)]
+    _link(arena, ("-ldl",), into / ARENA)
 
 
 def _build_face(compiler: list[str], face: str, target: Path) -> Path:
@@ -63,18 +91,16 @@ def _build_face(compiler: list[str], face: str, target: Path) -> Path:
         return _link(command, ("-lm", "-ldl"), target)
 
 
-def build_fortran(compiler: list[str], mpich: Path, into: Path) -> list[Path]:
+def build_fortran(compiler: list[str], mpich: Path, into: Path) -> None:
     """Build MPICH's libraries for Fortran, on that for C."""
     into.mkdir(exist_ok=True)
-    made = []
     with _sources_in(into) as folder:
         _run([sys.executable, str(HERE / "generate.py"), "mpich", folder])
         sources = [str(path) for place in (HERE, Path(folder)) for path in sorted((place / "mpifort").glob("*.c"))]
         places = ["-I", folder, "-I", str(HERE / "mpifort"), "-I", str(HERE)]
         for name in FORTRAN:
             command = [*compiler, *_OPTIONS, *places, f"-Wl,-soname,{name}", "-Wl,-rpath,$ORIGIN/..", *sources]
-            made.append(_link(command, (str(mpich),), into / name))
-    return made
+            _link(command, (str(mpich),), into / name)
 
 
 @contextlib.contextmanager
@@ -96,10 +122,12 @@ def _link(command: list[str], libraries: tuple[str, ...], target: Path) -> Path:
     return target
 
 
-def _run(command: list[str]) -> None:
+def _run(command: list[str]) -> str:
+    """What a command prints. RuntimeError with what it says otherwise if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{command[0]} failed:\n{done.stderr}")
+    return done.stdout
 
 
 if __name__ == "__main__":
