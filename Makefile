@@ -48,7 +48,7 @@ DEBIAN_PROGRAMS := lammps hpcc netpipe-mpich2 netpipe-openmpi gromacs quantum-es
                    libmpich-dev libopenmpi-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-unit test-procs test-slow test-mpi test-netns test-gpu test-browser test-hosts interop peers mpi mpi-programs mpi4py-suite check format bench pictures docs \
+.PHONY: help demo test test-unit test-procs test-slow test-long test-mpi test-netns test-gpu test-browser test-hosts interop peers mpi mpi-programs mpi4py-suite check format bench pictures docs \
         hosts hosts-vllm matrix wheel wheel-check clean
 
 help:  ## this list
@@ -82,8 +82,11 @@ test-unit: $(STAMP)  ## only the unit tests, on all cores
 test-procs: $(STAMP)  ## only the tests that start processes
 	$(RUN) -m pytest -m 'procs and not special' $(WITH_PROCESSES) $(TESTS)
 
-test-slow: $(STAMP)  ## the long ones
-	$(RUN) -m pytest -m slow --timeout 1800 $(TESTS)
+test-slow: $(STAMP)  ## what takes longer, and more of what `make test` has one quick case of; CI runs it, too
+	$(RUN) -m pytest -m slow $(WITH_PROCESSES) --timeout 1800 $(TESTS)
+
+test-long: $(STAMP)  ## minutes to hours each, before a release
+	$(RUN) -m pytest -m long --timeout 1800 $(TESTS)
 
 test-browser: $(STAMP)  ## pages in a real browser; Chromium comes from the system: apt-get install chromium
 	$(RUN) -m pip install --quiet --constraint constraints.txt --editable '.[browser]'
@@ -96,7 +99,7 @@ interop: $(STAMP)  ## checkpoints both ways with megatron-core, which goes to .i
 	@for one in $(INTEROP); do test -d .interop/$${one#*/} || $(RUN) -m pip install --quiet --no-deps \
 	  --ignore-requires-python --only-binary=:all: --python-version $${one%/*} \
 	  --target .interop/$${one#*/} megatron-core==$${one#*/} psutil==7.1.3 || exit 1; done
-	$(RUN) -m pytest -m slow --timeout 600 tests/interop
+	$(RUN) -m pytest -m long --timeout 600 tests/interop
 
 hosts: .hosts/.installed  ## the programs whose plug-in points are tried (HOSTS above), in .hosts/
 
@@ -189,7 +192,7 @@ docs: $(STAMP)  ## the site of the documentation, a warning is an error; build/d
 	$(RUN) -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	$(RUN) -m sphinx -q -W --keep-going -b html -d build/docs/.doctrees docs build/docs/$$($(RUN) -c 'import remesh; print(remesh.__version__)')
 
-matrix:  ## unit tests on every Python here with the newest torch, and with the lowest; PAIRS=list shows them
+matrix:  ## unit tests on every Python here with the newest torch, and with the lowest; PAIRS=list shows them, PYTHONS=/a/python:... adds some
 	$(PYTHON) .ci/matrix.py "$(PAIRS)" $(TESTS)
 
 # What builds and checks releases, apart from what tests run in.

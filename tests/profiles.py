@@ -16,7 +16,7 @@ _PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "default")
 # The machine that runs the tests may be busy: a slow example is no failure.
 _PATIENT: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 
-settings.register_profile("default", **_PATIENT, derandomize=True, max_examples=40)
+settings.register_profile("default", **_PATIENT, derandomize=True, max_examples=25)
 settings.register_profile("thorough", **_PATIENT, derandomize=True, max_examples=100)
 settings.register_profile("explore", **_PATIENT, max_examples=2000)
 settings.load_profile(_PROFILE)

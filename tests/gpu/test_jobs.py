@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from remesh.testing.hold import Hold
 from remesh.testing.local_job import LocalJob
 from remesh.testing.samples import SampleCount, count_samples
 from tests.gpu.settings import CPU, TWO, Setting, in_settings, skip_without
 from tests.procs.scripts import tiny
 
+pytestmark = pytest.mark.slow  # on the CPU tests/procs/test_elastic.py has the same
 QUIET_S = 120.0
 
 

@@ -18,7 +18,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 _NAMES = json.loads((_ROOT / "tests/vectors/checkpoint_names.json").read_bytes())
 _THEIRS, _OURS = "megatron.core.dist_checkpointing", "remesh.dist_checkpointing"
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 def imported_names(source: str, package: list[str]) -> Iterator[str]:

@@ -23,7 +23,7 @@ _RELEASES = ("0.12.3", "0.13.1", "0.14.0", "0.15.3", "0.16.1", "0.17.1", "0.18.2
 _CANNOT_SAVE = ("0.12.3",)
 """With this release of torch."""
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(params=_RELEASES)

@@ -31,7 +31,7 @@ _RELEASES = ("0.17.1", "0.18.2", "0.19.2")
 _WITH_FSDP = ("0.19.2",)
 """The others' own loop fails with FSDP of this torch."""
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(params=_RELEASES)

@@ -20,7 +20,7 @@ from remesh.testbed import BedSpec, Testbed
 from tests.mpi.conftest import PROGRAMS
 from tests.procs.torch_jobs import PROGRAMS as TORCH_PROGRAMS
 
-pytestmark = [pytest.mark.slow, pytest.mark.netns, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.netns, pytest.mark.timeout(900)]
 
 _PATH = os.pathsep.join([os.environ["PATH"], "/usr/sbin", "/sbin"])
 _NODES = ("node0", "node1")

@@ -19,7 +19,7 @@ from tests.mpi.conftest import Job
 from tests.mpi.fortran import compiled_fortran, variables_without_mpi
 from tests.mpi.test_library import compiled
 
-pytestmark = [pytest.mark.mpi, pytest.mark.slow]
+pytestmark = [pytest.mark.mpi, pytest.mark.long]
 
 
 def _in_c(folder: Path) -> tuple[tuple[str, ...], tuple[str, ...], Mapping[str, str]]:

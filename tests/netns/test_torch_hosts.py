@@ -87,7 +87,7 @@ def _lines_of_steps(num_steps: int) -> list[str]:
     return sorted(lines, key=lambda line: int(line.split()[0]))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("script", "steps"), [("ddp.py", 60), ("fsdp.py", 24)])
 def test_training_goes_on_on_other_hosts_and_other_numbers_of_them_to_the_same_bits(
     job: TorchJob, script: str, steps: int
@@ -104,7 +104,7 @@ def test_training_goes_on_on_other_hosts_and_other_numbers_of_them_to_the_same_b
     assert job.finish() == expected
 
 
-@pytest.mark.parametrize("how", ["killed", pytest.param("silent", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("how", ["killed", pytest.param("silent", marks=pytest.mark.long)])
 def test_a_host_that_is_lost_ends_the_job_by_name_and_the_rest_goes_on_from_the_last_checkpoint(
     job: TorchJob, how: str
 ) -> None:

@@ -19,7 +19,7 @@ from tests.procs.forked_job import ForkedJob
 from tests.procs.scripts import tiny
 from tests.procs.test_accumulation import SCRIPT, checksums_of_one_process
 
-pytestmark = [pytest.mark.procs, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.procs, pytest.mark.long, pytest.mark.timeout(900)]
 QUIET_S = 120.0
 MANY_STEPS = 100_000
 """More than any machine makes: the story ends, and then the job."""

@@ -8,12 +8,10 @@ from benchmarks.elastic.attempts import MEETINGS, kill_once
 from benchmarks.elastic.etcd_server import why_no_etcd
 from tests.procs.agents import last_event_of_agent
 
-pytestmark = pytest.mark.procs
+pytestmark = [pytest.mark.procs, pytest.mark.slow]
 
 
-@pytest.mark.parametrize(
-    "meeting", [one if one == "standalone" else pytest.param(one, marks=pytest.mark.slow) for one in MEETINGS]
-)
+@pytest.mark.parametrize("meeting", MEETINGS)
 def test_workers_meet_at_the_first_attempt_after_a_kill(meeting: str) -> None:
     if meeting == "etcd" and (missing := why_no_etcd()):
         pytest.skip(missing)

@@ -14,7 +14,7 @@ FIRST_SEED = int(os.environ.get("REMESH_CHAOS_SEED", "1"))
 PER_JOB = -(-NUM_FAULTS // (JOBS_PER_LAYOUT * len(layouts.MESHES)))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + JOBS_PER_LAYOUT))
 @pytest.mark.parametrize("layout", sorted(layouts.MESHES))

@@ -83,7 +83,7 @@ def save_and_train_on(root: Path, how: str) -> None:
     assert loaded["flat"].eq(rank).all()
 
 
-@pytest.mark.parametrize("how", ["thread", "wrapped", "sync"])
+@pytest.mark.parametrize("how", ["thread", pytest.param("wrapped", marks=pytest.mark.slow), "sync"])
 def test_what_is_saved_is_what_was_there_when_the_call_returned(ranks: RankPool, tmp_path: Path, how: str) -> None:
     # A worker process of each rank imports what it needs, which takes a busy machine half a minute.
     ranks.run(save_and_train_on, 2 if how == "wrapped" else 3, (tmp_path, how), timeout_s=240)

@@ -71,6 +71,6 @@ def test_every_rank_guards_its_own_pages(ranks: RankPool, tmp_path: Path) -> Non
     run(ranks, 3, tmp_path, "thread")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_worker_process_writes_what_another_process_has_copied(ranks: RankPool, tmp_path: Path) -> None:
     run(ranks, 2, tmp_path, "process")

@@ -20,11 +20,11 @@ def kill_and_look(folder: Path, num_trials: int, seed: int, *ways: str) -> str:
 
 @pytest.mark.procs
 def test_some_kills_leave_a_complete_checkpoint(tmp_path: Path) -> None:
-    num = so_many(12, quick=6)
+    num = so_many(12, quick=3)
     assert f"{num} kills" in kill_and_look(tmp_path, num, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [2, 3])
 @pytest.mark.parametrize("way", _WAYS)
 def test_two_hundred_kills_leave_a_complete_checkpoint(

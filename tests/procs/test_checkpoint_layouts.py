@@ -18,6 +18,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 import remesh
 from remesh.errors import LayoutError
 from remesh.testing.pool import RankPool
+from tests.profiles import so_many
 
 PLACEMENTS: dict[int, list[list[Placement]]] = {
     1: [[Shard(0)], [Shard(1)], [Replicate()]],
@@ -85,8 +86,8 @@ def load_all(root: Path, names: list[str]) -> int:
 @pytest.mark.parametrize(
     ("num_savers", "num_loaders"),
     [
-        *((1, 4), (4, 6)),
-        *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((4, 2), (4, 4), (2, 4), (4, 1))),
+        (1, 4),
+        *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((4, 6), (4, 2), (4, 4), (2, 4), (4, 1))),
     ],
 )
 def test_every_layout_loads_into_every_other(
@@ -191,7 +192,7 @@ def load_and_show(mesh_shape: tuple[int, int], directory: Path) -> Any:
 
 def test_a_model_under_fsdp2_and_tensor_parallelism_changes_its_mesh(ranks: RankPool, tmp_path: Path) -> None:
     saved = ranks.run(train_and_save, 4, ((2, 2), tmp_path))[0]
-    for mesh_shape in ((2, 2), (1, 2), (1, 4), (4, 1), (3, 2)):
+    for mesh_shape in ((3, 2), (1, 4), (2, 2), (1, 2), (4, 1))[: so_many(5, quick=2)]:
         for found in ranks.run(load_and_show, mesh_shape[0] * mesh_shape[1], (mesh_shape, tmp_path)):
             assert str(found) == str(saved)
 

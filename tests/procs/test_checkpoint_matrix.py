@@ -135,7 +135,7 @@ def from_all_to_all(root: Path, fully_parallel: bool, every: int) -> int:
     return num_equal
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_is_saved_in_one_layout_is_loaded_in_any_other(ranks: RankPool, tmp_path: Path) -> None:
     assert ranks.run(from_all_to_all, NUM_RANKS, (tmp_path, False, 1)) == [len(LAYOUTS) ** 2] * NUM_RANKS
 

@@ -37,7 +37,7 @@ def load_sample(root: Path) -> int:
     return int(loaded["weight"].sum())
 
 
-@pytest.mark.parametrize("num_savers", [1, 2, 4, 8])
+@pytest.mark.parametrize("num_savers", [1, 4, *(pytest.param(num, marks=pytest.mark.slow) for num in (2, 8))])
 def test_the_sample_loads_on_any_number_of_ranks(ranks: RankPool, tmp_path: Path, num_savers: int) -> None:
     ranks.run(save_sample, num_savers, (tmp_path,))
     for num_loaders in (1, 2, 4, 8):

@@ -71,6 +71,7 @@ def raise_a_local_error() -> None:
     raise LocalError("only here")
 
 
+@pytest.mark.slow
 def test_a_worker_per_request_ends_with_it() -> None:
     caller = TemporalAsyncCaller()
     values: list[Any] = []
@@ -115,6 +116,7 @@ def test_an_abort_does_not_wait_for_a_worker_process() -> None:
     assert "aborted" in str(caller.error_of(1))
 
 
+@pytest.mark.slow
 def test_a_worker_can_be_started_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[int] = []
     original = async_callers._Worker
@@ -133,6 +135,7 @@ def test_a_worker_can_be_started_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     caller.close()
 
 
+@pytest.mark.slow
 def test_a_worker_that_was_warmed_up_on_the_class_serves_the_first_queue_that_needs_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -159,7 +159,7 @@ def test_a_job_that_is_killed_in_saves_goes_on_from_its_newest_each_time(tmp_pat
     assert "8 lives" in restart_and_look(tmp_path, 8, 1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [2, 3, 4])
 def test_forty_lives(tmp_path: Path, seed: int) -> None:
     assert "40 lives" in restart_and_look(tmp_path, 40, seed)

@@ -54,13 +54,14 @@ def undisturbed(calm_events: list[Event]) -> dict[int, float]:
     return checksums(calm_events)
 
 
+@pytest.mark.parametrize("preloads", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_killed_worker_is_replaced_and_no_sample_is_lost(
-    tmp_path: Path, undisturbed: dict[int, float], calm_events: list[Event]
+    tmp_path: Path, undisturbed: dict[int, float], calm_events: list[Event], preloads: bool
 ) -> None:
     """One of three workers is killed: two go on as dp=2, a new process takes its place, dp=3 again."""
     hold = Hold(tmp_path, 6)
     with ForkedJob(tmp_path, script("--full-size", "3", *hold.flags, steps=80), nnodes="1", workers_per_node=3) as job:
-        job.preloads = True
+        job.preloads = preloads
         job.start_node("a")
         hold.wait(job, 3, QUIET_S)
         job.kill_worker("a", 1)
@@ -117,18 +118,19 @@ def test_boxes_that_died_with_their_node_come_from_the_last_checkpoint(
         assert checksums(job.events) == pytest.approx(undisturbed, rel=1e-12)
 
 
+@pytest.mark.parametrize("preload", [(), pytest.param(("--no-preload",), marks=pytest.mark.slow)], ids=" ".join)
 def test_boxes_that_died_with_their_node_come_from_a_neighbours_memory(
-    tmp_path: Path, undisturbed: dict[int, float]
+    tmp_path: Path, undisturbed: dict[int, float], preload: tuple[str, ...]
 ) -> None:
     """FSDP over both nodes and no checkpoint at all: half of every tensor comes from what the other node kept of it."""
     hold = Hold(tmp_path, 13)
     with ForkedJob(tmp_path, script("--fsdp", "--snapshot-every", "5", *hold.flags), workers_per_node=1) as job:
         job.start_node("a")
-        job.start_node("b", "--no-preload")  # as in one job of both kinds of nodes
+        job.start_node("b", *preload)  # one job may be of both kinds of nodes
         hold.wait(job, 2, QUIET_S)
-        assert children_of(job.agents["b"].pid) == job.worker_pids("b")
+        assert (children_of(job.agents["b"].pid) == job.worker_pids("b")) == bool(preload)
         forked = sorted(event["forked"] for event in job.of_kind("worker-started"))
-        assert forked == [False, True], job.describe_logs()
+        assert forked == [not preload, True], job.describe_logs()
         job.kill_node("b")
         hold.end()
         job.wait(QUIET_S)
@@ -246,7 +248,7 @@ def test_rank_that_hangs_is_named_with_all_stacks_and_replaced(tmp_path: Path) -
         assert count(job).lost == count(job).repeated == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_many_random_kills_lose_and_repeat_nothing(tmp_path: Path, undisturbed: dict[int, float]) -> None:
     """Whenever all four workers are back, somebody dies: a worker of either node, or a whole node."""

@@ -7,7 +7,7 @@ from benchmarks.elastic.recovery import rows_of
 from benchmarks.elastic.settings import Settings
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_costs_of_a_quiet_job_are_measured() -> None:
     quiet, _, snapshots = overhead.rows(30, 1)
@@ -15,14 +15,14 @@ def test_costs_of_a_quiet_job_are_measured() -> None:
     assert snapshots.goal == 0.03 and snapshots.value >= 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_requests_through_tls_are_measured_beside_those_in_the_clear() -> None:
     found = store_requests.rows(100)
     assert len(found) in (0, 7)
     assert all(row.value > 0 for row in found if "door adds" not in row.case)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("case", ["worker", "node"])
 def test_all_programs_come_back_and_ours_loses_no_step(case: str) -> None:

@@ -38,7 +38,7 @@ def count(job: ForkedJob, steps: int) -> SampleCount:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_node_that_hosts_the_store_is_killed_and_a_newcomer_joins_the_survivors(tmp_path: Path) -> None:
     """Three nodes, SIGKILL to the whole first one. The others go on from the step they had; later a fourth comes."""
     ports = [free_port(), free_port()]
@@ -73,7 +73,7 @@ def test_of_two_nodes_the_other_goes_on_alone(tmp_path: Path) -> None:
         assert count(job, 40) == SampleCount(lost=0, repeated=0, total=40 * tiny.BATCH_SIZE)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_store_on_a_host_that_stands_still_is_left(tmp_path: Path) -> None:
     """Three nodes; the agent that hosts the store is stopped (SIGSTOP) with its workers, and answers nothing more."""
     hold = Hold(tmp_path, 5)

@@ -41,6 +41,7 @@ def run(num_ranks: int, *flags: str) -> dict[str, str]:
     return lines
 
 
+@pytest.mark.slow
 @pytest.mark.procs
 def test_every_row_is_measured_or_says_by_name_that_it_is_not() -> None:
     quick = [flag for case in ROWS if case != KILLED for flag in ("--row", case)]
@@ -50,7 +51,7 @@ def test_every_row_is_measured_or_says_by_name_that_it_is_not() -> None:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("num_ranks", [1, 2, 8])
 def test_every_row_is_measured_on_as_many_ranks_as_there_are(num_ranks: int) -> None:

@@ -57,7 +57,13 @@ def _signals_stay(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     signal.signal(signal.SIGTERM, before)
 
 
-@pytest.mark.parametrize("launch", [torchs.elastic_launch, ours.elastic_launch], ids=["torch", "ours"])
+@pytest.mark.parametrize(
+    "launch",
+    [
+        pytest.param(torchs.elastic_launch, marks=pytest.mark.slow, id="torch"),
+        pytest.param(ours.elastic_launch, id="ours"),
+    ],
+)
 def test_values_and_errors_of_workers_are_those_of_torchs_launcher(launch: Callable[..., Any], tmp_path: Path) -> None:
     assert launch(_config(tmp_path / "a"), add_up)(str(tmp_path), 0) == {0: (3, 0), 1: (3, 0)}
     with pytest.raises(ChildFailedError, match="attempt 0 is lost"):

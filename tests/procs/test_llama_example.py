@@ -13,7 +13,7 @@ import pytest
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "llama" / "run.py"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_llama_goes_on_when_a_node_is_killed_and_comes_back(tmp_path: Path) -> None:
     environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(EXAMPLE), "--steps", "60", "--folder", str(tmp_path)]

@@ -33,6 +33,7 @@ def _run(folder: Path, *, conftest: str = "", test: str = _PASSES) -> tuple[int,
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_while_it_collects_fails_a_run_in_which_all_else_passes(tmp_path: Path) -> None:
     status, said = _run(tmp_path, conftest=_DIES_AS_IT_COLLECTS.format(workers=["gw1"]))
     assert "1 passed" in said

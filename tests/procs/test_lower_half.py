@@ -152,6 +152,7 @@ def _wait_on_a_mesh_axis(folder: str) -> None:
     lower.shed()
 
 
+@pytest.mark.slow
 def test_collectives_on_mesh_axes_are_bounded_by_the_jobs_timeout(ranks: RankPool, tmp_path: Path) -> None:
     ranks.run(_wait_on_a_mesh_axis, 2, (str(tmp_path),))
 

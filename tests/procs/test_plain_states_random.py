@@ -20,6 +20,7 @@ from remesh.checkpoint.values.entities import ShardedTensor
 from remesh.integrations.dcp import DcpReader, DcpWriter
 from remesh.testing.pool import RankPool
 from tests.procs.random_plain_states import Catalogue, Side, draw_side, nested
+from tests.profiles import seeds
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore:TypedStorage")
 STEP = 2
@@ -138,10 +139,10 @@ def check_ways(ranks: RankPool, root: Path, seeds: range, sizes: tuple[int, int,
 def test_random_states_come_back_in_every_way(
     ranks: RankPool, tmp_path: Path, sizes: tuple[int, int, int], way: str
 ) -> None:
-    check_ways(ranks, tmp_path, range(4), sizes, way)
+    check_ways(ranks, tmp_path, seeds(4, quick=2), sizes, way)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("sizes", [(1, 4, 2), (2, 3, 1), (4, 2, 5), (6, 5, 3)])
 @pytest.mark.parametrize("way", SAVES)
 def test_many_random_states_come_back_in_every_way(

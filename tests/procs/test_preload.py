@@ -38,7 +38,7 @@ def test_a_forked_script_sees_and_says_what_a_plain_one_does(seed: int, tmp_path
     _check_alike(seed, tmp_path, telling=tuple(sorted(TELLING)[seed::8]))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("block", range(10))
 def test_many_forked_scripts_see_and_say_what_plain_ones_do(block: int, tmp_path: Path) -> None:
     for seed in range(1000 + 20 * block, 1020 + 20 * block):
@@ -80,7 +80,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("threads", ["1", pytest.param("2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", ["1", "2"])
 def test_torch_works_in_a_forked_script_as_in_a_plain_one(threads: str, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(_TORCH)
     rank = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "OMP_NUM_THREADS": threads}
@@ -90,7 +91,8 @@ def test_torch_works_in_a_forked_script_as_in_a_plain_one(threads: str, tmp_path
     assert forked == plain
 
 
-@pytest.mark.parametrize("modules", [("torch",), pytest.param(("torch", "torch._dynamo"), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("modules", [("torch",), ("torch", "torch._dynamo")])
 def test_a_script_sees_the_same_of_its_process_when_torch_was_loaded(modules: tuple[str, ...], tmp_path: Path) -> None:
     """What it names is loaded by both."""
     names = ("ids", "age", "registered", "loggers", "warnings", "threads", "interpreter", "start method", "temporary")
@@ -108,7 +110,7 @@ last = Last()
 """
 
 
-@pytest.mark.parametrize("modules", [(), ("torch",)])
+@pytest.mark.parametrize("modules", [(), pytest.param(("torch",), marks=pytest.mark.slow)])
 def test_what_was_loaded_before_is_let_go_of_at_the_end(modules: tuple[str, ...], tmp_path: Path) -> None:
     """Libraries complain of what is kept then, nanobind's with a page on the terminal."""
     case = _case(tmp_path, _KEPT, *modules)
@@ -210,6 +212,7 @@ _PYTHONS_OWN = {"_PYTHON_PROJECT_BASE", "_PYTHON_SYSCONFIGDATA_NAME", "__PYVENV_
 """Of where Python itself was built or started."""
 
 
+@pytest.mark.slow
 def test_every_variable_that_is_read_while_modules_load_is_known(tmp_path: Path) -> None:
     """A script that names one of them is started plainly; a new torch may read new ones."""
     modules = ["torch", "torch._dynamo", "remesh.elastic.training.worker"]
@@ -274,7 +277,8 @@ def test_a_module_beside_the_script_that_would_be_found_first_is_a_reason_to_sta
     _fork(_case(tmp_path, "import colorsys\nassert colorsys.HERE", "colorsys", PYTHONPATH=str(tmp_path)))
 
 
-@pytest.mark.parametrize("number", [0, *(pytest.param(number, marks=pytest.mark.slow) for number in (1, 2))])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(3))
 def test_workers_of_an_agent_with_a_closed_stream_are_started_plainly(number: int, tmp_path: Path) -> None:
     """As that of a launcher which a daemon starts; the agent's own files may have its number then."""
     script, events = tmp_path / "script.py", tmp_path / "events"
@@ -412,6 +416,7 @@ def test_workers_are_children_of_the_agent_and_the_death_of_who_forks_them_costs
         assert output.count("the preloaded process is not used, workers load their modules by themselves") == 1
 
 
+@pytest.mark.slow
 def test_the_preloaded_process_ends_with_its_agent(tmp_path: Path) -> None:
     with Agents(tmp_path) as agents:
         agent, (preloaded,) = _start(agents)
@@ -423,6 +428,7 @@ def test_the_preloaded_process_ends_with_its_agent(tmp_path: Path) -> None:
                 time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_an_agent_that_is_killed_while_modules_load_leaves_nothing(tmp_path: Path) -> None:
     with Agents(tmp_path) as agents:
         script = tmp_path / "script.py"

@@ -156,6 +156,7 @@ def short_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.procs
 def test_workers_and_programs_end_with_the_process_that_owns_them(tmp_path: Path, short_folder: Path) -> None:
     script = tmp_path / "owner.py"

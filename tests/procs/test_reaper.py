@@ -153,6 +153,7 @@ _PACKAGE = REAPER.parents[2]
 _SOURCES = (*sorted((_PACKAGE / "mpi").glob("_*.c")), _PACKAGE / "images" / "_reaper.c")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs cc")
 @pytest.mark.parametrize("source", _SOURCES, ids=lambda source: source.name)
 def test_what_stands_beside_a_program_compiles_without_a_warning(source: Path) -> None:

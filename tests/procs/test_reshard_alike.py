@@ -130,12 +130,12 @@ def move_many_at_random(seed: int) -> None:
             assert bits_of(seen[name]) == bits_of(right), (seed, name)
 
 
-@pytest.mark.parametrize("first", range(0, 60, 12))
+@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(12, 60, 12))])
 def test_random_states_of_many_alike_tensors_arrive(ranks: RankPool, first: int) -> None:
     ranks.run(move_some_states, NUM_RANKS, (first,))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("first", range(1000, 1504, 12))
 def test_many_random_states_of_alike_tensors_arrive(ranks: RankPool, first: int) -> None:
     ranks.run(move_some_states, NUM_RANKS, (first,))

@@ -81,6 +81,7 @@ def test_failure_without_restarts_ends_all_nodes_with_one_cause(tmp_path: Path) 
         assert not agents.leftovers()
 
 
+@pytest.mark.slow
 def test_node_that_joins_restarts_the_others_and_uses_no_restart(tmp_path: Path) -> None:
     """nnodes 1:2, one node runs, another comes: a second round of two, although no restart is allowed."""
     port = free_port()
@@ -129,6 +130,7 @@ def test_agent_that_is_told_to_end_says_so_last(tmp_path: Path, launcher: str) -
         assert last["state"] == "FAILED" and "SignalException" in last["raw_error"]
 
 
+@pytest.mark.slow
 def test_worker_that_ignores_sigterm_is_killed_after_the_shutdown_timeout(tmp_path: Path) -> None:
     """Rank 1 raises; rank 0 ignores SIGTERM. The job ends all the same, and nothing runs on."""
     with Agents(tmp_path) as agents:
@@ -141,6 +143,7 @@ def test_worker_that_ignores_sigterm_is_killed_after_the_shutdown_timeout(tmp_pa
         assert not agents.leftovers()
 
 
+@pytest.mark.slow
 def test_script_that_ends_at_once_is_a_worker_failure(tmp_path: Path) -> None:
     """Every rank calls sys.exit(3) in its first line."""
     with Agents(tmp_path) as agents:

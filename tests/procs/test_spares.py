@@ -81,7 +81,7 @@ def test_spare_finds_the_state_of_its_seat_in_its_own_nodes_memory(tmp_path: Pat
         assert all(len(told) == 1 for told in losses.values()), "steps taken again came to the same"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_spare_finds_its_shards_in_its_own_nodes_memory_under_fsdp(tmp_path: Path) -> None:
     """FSDP over two nodes: all enter anew, and no byte has to move either."""
     hold = Hold(tmp_path, 13)
@@ -93,7 +93,7 @@ def test_spare_finds_its_shards_in_its_own_nodes_memory_under_fsdp(tmp_path: Pat
         assert count_samples([job.events], num_samples=tiny.NUM_SAMPLES, batch_size=tiny.BATCH_SIZE, seed=3).lost == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_slow_worker_is_left_out_at_a_step_and_nothing_is_lost(tmp_path: Path) -> None:
     """One of four workers takes six times as long. Three go on without it; the fourth stands by for half a minute."""
     script = [tiny.__file__, "--mesh", "dp=-1", "--steps", "150", "--slow", "a/2"]
@@ -111,7 +111,7 @@ def test_slow_worker_is_left_out_at_a_step_and_nothing_is_lost(tmp_path: Path) -
         assert found == SampleCount(lost=0, repeated=0, total=150 * tiny.BATCH_SIZE)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_slow_workers_seat_goes_to_a_spare_and_nobody_else_enters_anew(tmp_path: Path) -> None:
     """Three places, a spare, and one that is slow: two processes change places, the others stay in their loops."""
     script = [tiny.__file__, "--mesh", "dp=3", "--steps", "110", "--attempt", "--slow", "a/1"]

@@ -65,6 +65,7 @@ def annoy_link(worker_pid: int) -> None:
             assert line.receive(QUIET_S) is None
 
 
+@pytest.mark.slow
 def test_garbage_on_every_port_of_an_agent_does_not_disturb_the_job(tmp_path: Path) -> None:
     """Agents listen on loopback only; hundreds of strangers, and dozens that stay and say nothing."""
     hold, chance = Hold(tmp_path, 10), random.Random(11)
@@ -90,6 +91,7 @@ def test_garbage_on_every_port_of_an_agent_does_not_disturb_the_job(tmp_path: Pa
         assert len(job.of_kind("message-refused")) >= 5
 
 
+@pytest.mark.slow
 def test_node_with_another_token_is_refused_and_the_job_goes_on(tmp_path: Path) -> None:
     """The secret shows nowhere: not among the arguments of any process, not in a log."""
     secrets = [tmp_path / "right", tmp_path / "wrong"]

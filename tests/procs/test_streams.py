@@ -54,7 +54,13 @@ LOADERS = {
 }
 
 
-@pytest.mark.parametrize("make", LOADERS.values(), ids=LOADERS)
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(make, marks=[] if name == "workers" else [pytest.mark.slow], id=name)
+        for name, make in LOADERS.items()
+    ],
+)
 def test_ranks_read_a_loader_with_workers_in_one_order(make: Callable[[], Any]) -> None:
     """Two ranks with other random states, and one that comes in the second epoch by the carried state."""
     streams = []

@@ -109,6 +109,7 @@ def _only_these_are_left(job: TorchJob, *names: str) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_children_forked_in_the_middle_of_collectives_are_carried_and_so_is_a_folder_that_was_moved(
     job: TorchJob, tmp_path: Path
 ) -> None:
@@ -121,6 +122,7 @@ def test_children_forked_in_the_middle_of_collectives_are_carried_and_so_is_a_fo
     assert job.finish() == run_natively("forks.py", 2, "150")
 
 
+@pytest.mark.slow
 def test_a_connection_of_the_program_is_refused_by_name_and_the_job_goes_on(job: TorchJob) -> None:
     job.run("odd.py", "socket")
     job.wait_for(2)
@@ -130,6 +132,7 @@ def test_a_connection_of_the_program_is_refused_by_name_and_the_job_goes_on(job:
     _only_these_are_left(job)
 
 
+@pytest.mark.slow
 def test_a_backend_that_is_not_known_is_refused_by_name(job: TorchJob) -> None:
     job.size = 1
     job.run("odd.py", "backend")
@@ -217,6 +220,7 @@ def _find_the_one_that_leads(jobs: list[TorchJob]) -> subprocess.Popen[str]:
     return leading
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_while_images_are_written_leaves_the_checkpoint_before(stopped: TorchJob) -> None:
     status, before = 0, list[int]()
     while status == 0:  # a rank may have written all before this process gets to its next line
@@ -241,6 +245,7 @@ def _kill_a_rank_that_writes(job: TorchJob) -> tuple[int, str]:
     return job.end()
 
 
+@pytest.mark.slow
 def test_a_program_that_leaves_by_os_exit_in_the_middle_of_a_checkpoint_is_part_of_it(job: TorchJob) -> None:
     job.run("leaves.py", "python")
     job.wait_for(2)
@@ -252,6 +257,7 @@ def test_a_program_that_leaves_by_os_exit_in_the_middle_of_a_checkpoint_is_part_
     assert job.leader is not None and job.leader.poll() is None
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_without_a_word_in_the_middle_of_a_checkpoint_ends_the_job_by_its_name(
     job: TorchJob,
 ) -> None:

@@ -26,6 +26,7 @@ def _hosts_now(job: TorchJob) -> list[str]:
     return [each["host"] for each in json.loads(shown.stdout)["now"]["ranks"]]
 
 
+@pytest.mark.slow
 def test_a_job_goes_on_on_other_hosts_to_the_same_bits(job: TorchJob, tmp_path: Path) -> None:
     steps, go = "200", tmp_path / "go"
     hosts = ("--nnodes", "2", "--nproc-per-node", "1", "--hosts", "127.0.0.2,127.0.0.3")

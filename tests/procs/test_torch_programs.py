@@ -21,9 +21,10 @@ def job(tmp_path: Path) -> Iterator[TorchJob]:
 
 
 def test_data_parallel_training_goes_on_to_the_same_bits(job: TorchJob) -> None:
-    stop_and_compare(job, 2, "ddp.py", 500, 1)
+    stop_and_compare(job, 2, "ddp.py", 250, 1)
 
 
+@pytest.mark.slow
 def test_a_cut_waits_for_no_rank_that_computes_while_others_are_inside_collectives(
     job: TorchJob, tmp_path: Path
 ) -> None:
@@ -39,7 +40,7 @@ def test_a_cut_waits_for_no_rank_that_computes_while_others_are_inside_collectiv
     assert job.finish() == run_natively("late.py", 3, str(go))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("script", "size", "steps", "stops", "more"),
     [
@@ -60,12 +61,12 @@ def test_stopped_again_and_again_training_goes_on_to_the_same_bits(
     stop_and_compare(job, size, script, steps, stops, *more)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_workers_of_a_data_loader_are_carried(job: TorchJob) -> None:
     stop_and_compare(job, 2, "ddp.py", 400, 2, "2")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_scripts_have_around_their_training_is_carried(job: TorchJob, tmp_path: Path) -> None:
     """Loggers with threads and children, handlers of signals, uneven inputs, a save of each epoch, an `atexit`."""
     folder = tmp_path / "its-own"
@@ -75,12 +76,12 @@ def test_what_scripts_have_around_their_training_is_carried(job: TorchJob, tmp_p
     assert sorted(path.name for path in folder.glob("exit-*")) == ["exit-0", "exit-1"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_torchs_own_checkpoints_written_aside_are_carried(job: TorchJob, tmp_path: Path) -> None:
     stop_and_compare(job, 2, "fsdp_saves.py", 36, 3, str(tmp_path / "its-own"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_program_of_chance_gets_what_it_gets_from_torch_alone(job: TorchJob, seed: int) -> None:
     job.size = 3
@@ -94,7 +95,7 @@ def test_a_program_of_chance_gets_what_it_gets_from_torch_alone(job: TorchJob, s
     assert taken[-1] >= 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("seed", "size"), [(1, 2), (2, 3), (3, 2)])
 def test_every_public_function_gives_what_it_gives_from_torch_alone(job: TorchJob, seed: int, size: int) -> None:
     job.size = size

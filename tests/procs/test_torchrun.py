@@ -32,6 +32,7 @@ def _flags(port: int, nnodes: str, **conf: object) -> list[str]:
     return [*found, "--monitor-interval", "0.1", "--max-restarts", "2"]
 
 
+@pytest.mark.slow
 def test_job_goes_on_when_the_host_of_its_store_is_killed(tmp_path: Path) -> None:
     """Three nodes; the first hosts the store, and is gone with its worker: the other two meet in another store."""
     port, variables = free_port(), _with_entry_point(tmp_path)
@@ -58,6 +59,7 @@ def test_job_goes_on_when_the_host_of_its_store_is_killed(tmp_path: Path) -> Non
         assert sorted(worker["RANK"] for worker in told) == ["0", "1"]
 
 
+@pytest.mark.slow
 def test_a_node_that_joins_later_restarts_the_others(tmp_path: Path) -> None:
     port, variables = free_port(), _with_entry_point(tmp_path)
     with PlainAgents(tmp_path, "torch.distributed.run") as agents:
@@ -73,6 +75,7 @@ def test_a_node_that_joins_later_restarts_the_others(tmp_path: Path) -> None:
         assert sizes[-2:] == ["2", "2"] and set(sizes[:-2]) == {"1"}
 
 
+@pytest.mark.slow
 def test_a_node_with_another_token_is_kept_out(tmp_path: Path) -> None:
     port, variables = free_port(), _with_entry_point(tmp_path)
     with PlainAgents(tmp_path, "torch.distributed.run") as agents:

@@ -282,7 +282,11 @@ def _train_and_serve(ports: tuple[int, int], rounds: list[int], num_kv: int, tie
 
 
 @pytest.mark.parametrize(
-    ("num_kv", "tied", "sharded", "rounds"), [(1, False, True, [2]), (2, True, False, [1, 2]), (2, False, True, [2, 1])]
+    ("num_kv", "tied", "sharded", "rounds"),
+    [
+        (2, False, True, [2, 1]),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((1, False, True, [2]), (2, True, False, [1, 2]))),
+    ],
 )
 def test_engines_that_join_and_leave_get_what_their_loaders_would_have_cut(
     ranks: RankPool, num_kv: int, tied: bool, sharded: bool, rounds: list[int]

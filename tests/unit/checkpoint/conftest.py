@@ -17,7 +17,7 @@ def s3_environment() -> Iterator[dict[str, str]]:
         yield environment
 
 
-@pytest.fixture(params=["local", "memory", "s3"])
+@pytest.fixture(params=["local", "memory", pytest.param("s3", marks=pytest.mark.slow)])
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A folder of its own for the test, in each kind of store, as text."""
     if request.param == "local":

@@ -155,7 +155,7 @@ def spoilt(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return root / "good", root / "other"
 
 
-@pytest.mark.parametrize("num_flips", [70, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_flips", [70, pytest.param(1000, marks=pytest.mark.long)])
 def test_any_byte_that_changes_is_told_or_harmless(spoilt, num_flips):
     good, _ = spoilt
     files = _files(good)
@@ -176,7 +176,7 @@ def test_files_that_are_cut_longer_missing_or_exchanged_are_told_or_harmless(spo
     assert all(load(good) for load in LOADS)
 
 
-@pytest.mark.parametrize("num_flips", [40, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_flips", [40, pytest.param(400, marks=pytest.mark.long)])
 def test_whole_tensors_of_a_writer_without_our_sums_are_checked_too(tmp_path, num_flips):
     """Native torch keeps no sums beside those of zip, which cover the elements of each blob."""
     values = _values(1)

@@ -77,7 +77,7 @@ def spoil(checkpoint: Path, chance: random.Random) -> str:
     return f"{path.name} flipped at {at} of {len(content)}"
 
 
-@pytest.mark.parametrize("num_tries", [300, pytest.param(4000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_tries", [300, pytest.param(4000, marks=pytest.mark.long)])
 def test_any_damage_is_told_or_harmless(checkpoint: Path, num_tries: int) -> None:
     chance = random.Random(num_tries)
     num_told = 0

@@ -67,7 +67,7 @@ def test_a_random_state_comes_back_to_the_bit_under_other_cuts(tmp_path: Path, s
     check_round_trips(tmp_path / "checkpoint", seed)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("first", range(1000, 2000, 100))
 def test_a_thousand_random_states_come_back(tmp_path: Path, first: int) -> None:
     for seed in range(first, first + 100):

@@ -130,7 +130,7 @@ def test_no_story_of_cuts_and_lost_hosts_makes_two_jobs(block: int) -> None:
         tell_story(seed)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_no_story_of_thousands_makes_two_jobs() -> None:
     for seed in range(160, 3000):
         tell_story(seed)

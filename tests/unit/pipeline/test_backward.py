@@ -109,7 +109,9 @@ def start(function: Function, weights: Weights) -> tuple[list[torch.Tensor], Roo
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # the compiler looks at it
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name == "compiled" else []) for name in FUNCTIONS]
+)
 def test_two_parts_are_the_whole(name: str) -> None:
     whole, split = Weights(), Weights()
     for _ in range(2):  # the second time gradients are added to those that are there
@@ -141,7 +143,7 @@ def test_two_parts_are_the_whole(name: str) -> None:
         ("one weight for the input and for a constant", {"one.weight", "one.bias"}),
         ("checkpointed", {"one.weight", "one.bias", "two.weight", "two.bias"}),
         ("checkpointed, reentrant", {"one.weight", "one.bias", "two.weight", "two.bias", "norm.weight", "norm.bias"}),
-        ("compiled", {"one.weight", "one.bias", "two.weight", "two.bias", "lone"}),
+        pytest.param("compiled", {"one.weight", "one.bias", "two.weight", "two.bias", "lone"}, marks=pytest.mark.slow),
     ],
 )
 def test_the_first_part_has_the_gradients_of_weights_that_cannot_wait_and_no_others(

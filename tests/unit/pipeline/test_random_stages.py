@@ -59,7 +59,7 @@ def test_random_stages_have_the_gradients_of_one_process(schedule: str) -> None:
         check_seed(seed, schedule)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_many_random_stages_have_the_gradients_of_one_process(schedule: str) -> None:
     for seed in range(12, 500):

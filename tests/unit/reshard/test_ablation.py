@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
+
 from benchmarks.reshard import ablation
 
 
+@pytest.mark.slow
 def test_rows_of_ours_reach_their_goals() -> None:
     rows = ablation.rows(num_pairs=6)
     goals = [row for row in rows if row.goal is not None]

@@ -173,24 +173,28 @@ _LONG_GOING_ON = {
 }
 """Long, too: only the cut that stops is among the quick tests, and that after which ranks go on beside all others."""
 
-_COSTLY_WITHOUT_CLOCK = {
-    "two collectives in a row",
+_COSTLY = {
     "a message behind a collective",
     "messages nobody has asked for yet",
     "a communicator that is freed by who is ahead",
     "one that tells behind one that is started",
+    "one that is started, and one behind it that cannot begin anew",
+}
+"""Seconds each: not among those that are tried by default."""
+
+_COSTLY_WITHOUT_CLOCK = {
+    "two collectives in a row",
+    "communicators that are used once",
+    "a communicator that one rank has freed",
+    "a root that goes on",
+    "a root that has freed what a rank that computes still has to enter",
     "one of messages between two of the network",
     "a rank that computes while others stand in one of messages",
 }
-"""Without a clock each has more than 20,000 worlds, and is not among those that are tried by default."""
+"""Without a clock each has some 10,000 worlds and more, and is not tried by default either."""
 
-_COSTLY_GOING_ON = {
-    "a communicator that is freed by who is ahead",
-    "one that tells behind one that is started",
-    "a root that is two ahead",
-    "one that is started, and one behind it that cannot begin anew",
-}
-"""Seconds each; by default only the cut that stops is tried."""
+_COSTLY_GOING_ON = {"two collectives in a row", "a root that goes on", "a root that is two ahead"}
+"""By default only the cut that stops is tried."""
 
 _MOST_WORLDS, _MOST_WORLDS_SLOW = 200_000, 6_000_000
 """More of them is a mistake in a script; three ranks have millions, which take ten minutes and some GiB."""
@@ -202,13 +206,21 @@ def _params(jobs: dict[str, Any]) -> list[Any]:
         pytest.param(
             name,
             stop,
-            marks=[pytest.mark.slow] if name in _LONG or (name in _LONG_GOING_ON and not stop) else [],
+            marks=[pytest.mark.long] if _is_long(name, stop) else [],
             id=f"{name}-{'stopping' if stop else 'going on'}",
         )
         for name in jobs
         for stop in (True, False)
-        if stop or name not in _COSTLY_GOING_ON or so_many(1, quick=0)
+        if _is_long(name, stop) or not _is_costly(name, stop) or so_many(1, quick=0)
     ]
+
+
+def _is_long(name: str, stop: bool) -> bool:
+    return name in _LONG or (name in _LONG_GOING_ON and not stop)
+
+
+def _is_costly(name: str, stop: bool) -> bool:
+    return name in _COSTLY or (name in _COSTLY_GOING_ON and not stop)
 
 
 def _with_clock(jobs: dict[str, Any]) -> dict[str, Any]:

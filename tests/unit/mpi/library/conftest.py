@@ -10,7 +10,9 @@ import pytest
 from tests.unit.mpi.library.building import HERE, CheckedLibrary, build_native, has_compiler
 
 
-@pytest.fixture(scope="session", params=["mpich", "openmpi", pytest.param("abi", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="session", params=["mpich", *(pytest.param(face, marks=pytest.mark.slow) for face in ("openmpi", "abi"))]
+)
 def checked_library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CheckedLibrary:
     """The library in each face; the processes of one run of tests share it."""
     if not has_compiler():
@@ -25,7 +27,7 @@ def lone_program(checked_library: CheckedLibrary, tmp_path_factory: pytest.TempP
     return checked_library.link(tmp_path_factory.mktemp("lone"), "lone.c", HERE / "program.c")
 
 
-@pytest.fixture(scope="session", params=["mpich", "openmpi"])
+@pytest.fixture(scope="session", params=["mpich", pytest.param("openmpi", marks=pytest.mark.slow)])
 def native_program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """``program.c`` on an MPI of others."""
     built = (

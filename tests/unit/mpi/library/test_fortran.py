@@ -16,7 +16,7 @@ from tests.mpi.debian import libraries
 from tests.mpi.fortran import DEBIAN, compiled_fortran, need_headers, variables, variables_without_mpi
 from tests.unit.mpi.library.building import build_shared, has_compiler
 
-pytestmark = pytest.mark.procs
+pytestmark = [pytest.mark.procs, pytest.mark.slow]
 
 
 @pytest.fixture(scope="session", params=["mpich", "openmpi"])
