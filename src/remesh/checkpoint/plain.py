@@ -46,7 +46,6 @@ from remesh.checkpoint.run.requests import (
     check_lists,
     check_objects_get_all,
     keep_absent,
-    stored_names,
     tell_what_differs,
     without_torn_lists,
 )
@@ -421,7 +420,7 @@ def _plan_load(state: dict[str, Any], directory: Location, strict: bool) -> _Pla
             apart.append(ReadApart(held.name, held.piece, copy))
     fill = plan_fill(checkpoint, tensors, list(taken.whole.items()), apart)
     if strict:
-        check_asked(taken.state, stored_names(checkpoint))
+        check_asked(taken.state, checkpoint)
         check_objects_get_all(taken.state, objects, stored)
         check_kinds(taken.state, checkpoint)
     check_lists(taken.state, {*taken.whole, *taken.cut}, checkpoint)

@@ -38,7 +38,7 @@ from remesh.checkpoint.storage import Location, location_of, store_of
 from remesh.checkpoint.storage.integrity import SHA256_FNAME, check_sha256_manifest, read_checksums, verify
 from remesh.cli.ckpt_foreign import FROM_PROGRAM, TO_PROGRAM, convert_from, convert_to
 from remesh.cli.ckpt_forms import form_of_checkpoint, form_of_decisions, form_of_listed, form_of_tensor
-from remesh.cli.shown import JSON, print_json, progress_of_bytes, with_progress
+from remesh.cli.shown import JSON, print_json, progress_of_bytes, texts_of, with_progress
 from remesh.errors import ConfigError
 from remesh.exit_codes import ExitCode
 from remesh.layout import Box
@@ -433,7 +433,7 @@ def _show_all(checkpoint: OpenCheckpoint) -> None:
         console.print(table)
     for name, extent in checkpoint.manifest.objects.items():
         console.print(f"object {name}  {extent}", markup=False)
-    for key, value in checkpoint.common.items():
+    for key, value in zip(texts_of(checkpoint.common), checkpoint.common.values(), strict=True):
         console.print(f"common {key} = {_shortened(value)}", markup=False)
     num_tensors = len(checkpoint.manifest.tensors)
     console.print(f"{num_tensors} tensor{'' if num_tensors == 1 else 's'}, {format_bytes(total)}")

@@ -30,7 +30,7 @@ def form_of_checkpoint(checkpoint: OpenCheckpoint) -> dict[str, Any]:
         "directory": str(checkpoint.directory),
         "tensors": [form_of_tensor(name, stored) for name, stored in manifest.tensors.items()],
         "objects": [{"name": name, **_place(extent)} for name, extent in manifest.objects.items()],
-        "common": {str(key): value for key, value in checkpoint.common.items()},
+        "common": checkpoint.common,
     }
 
 

@@ -26,15 +26,22 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON docu
 
 def print_json(value: Any) -> None:
     """Print a value for programs; what JSON has no form for, NaN and infinity among it, stands as its text."""
-    click.echo(json.dumps(_without_nan(value), indent=1, default=str, allow_nan=False))
+    click.echo(json.dumps(_for_json(value), indent=1, default=str, allow_nan=False))
 
 
-def _without_nan(value: Any) -> Any:
+def texts_of(keys: Iterable[Any]) -> list[str]:
+    """Each key as text; where two would be the same, as 1 and ``"1"``, all as Python writes them."""
+    keys = list(keys)
+    texts = [*map(str, keys)]
+    return texts if len({*texts}) == len(texts) else [*map(repr, keys)]
+
+
+def _for_json(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
-        return {key: _without_nan(one) for key, one in value.items()}
-    return [_without_nan(one) for one in value] if isinstance(value, list | tuple) else value
+        return dict(zip(texts_of(value), map(_for_json, value.values()), strict=True))
+    return [_for_json(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def progress_of_bytes() -> Progress:

@@ -12,6 +12,7 @@ tensor is the list of boxes in which it is to be stored.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -46,7 +47,7 @@ from remesh.checkpoint.storage import Location, store_of
 from remesh.checkpoint.storage.integrity import Trailer, write_blocks
 from remesh.checkpoint.storage.turns import Turn
 from remesh.checkpoint.values.entities import ShardedObject
-from remesh.checkpoint.values.nests import diff, items_of
+from remesh.checkpoint.values.nests import diff, items_of, with_parents
 from remesh.layout import Box, itemsize_bytes
 
 
@@ -178,10 +179,11 @@ def _write_torch(
 ) -> None:
     target = turn.directory
     index = Index({}, {}, {})
-    blobs: dict[str, bytes] = {}
+    blobs: dict[str, bytes] = {}  # common data
     if is_native:
-        for path, leaf in _native_leaves(contents.common, ()):
-            blobs[".".join(path)] = dump_object(leaf, f"common value {path}")
+        leaves = [(".".join(path), leaf) for path, leaf in _native_leaves(contents.common, ())]
+        _check_names(target, [name for name, _ in leaves])
+        blobs = {name: dump_object(leaf, f"common value {name!r}") for name, leaf in leaves}
         if taken := sorted(blobs.keys() & {*contents.tensors, *contents.objects}):
             raise CheckpointMismatchError(
                 f"writing {target}: common data and a tensor are both called {taken[0]!r}, expected one of the two; "
@@ -320,9 +322,20 @@ def _key_of(unique_key: str) -> str | None:
         return None
 
 
+def _check_names(target: Location, names: Sequence[str]) -> None:
+    """Raise `CheckpointMismatchError` where a name stands for two values, or for a value and a dict or list."""
+    above = with_parents(name.rpartition(".")[0] for name in names)
+    for name, count in Counter(names).items():
+        if count > 1 or name in above:
+            raise CheckpointMismatchError(
+                f"writing {target}: two common values would both be called {name!r}, for native torch has names in the "
+                "place of keys, expected one value for each; rename one of the keys"
+            )
+
+
 def _native_leaves(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Common data as native torch takes it apart: dicts, and lists that hold a dict somewhere."""
-    if isinstance(node, dict) or (isinstance(node, list) and not _is_flat(node)):
+    """Common data as native torch takes it apart: dicts, and lists that hold a dict somewhere. What is empty stays."""
+    if (isinstance(node, dict) and (node or not path)) or (isinstance(node, list) and not _is_flat(node)):
         for key, value in items_of(node):
             yield from _native_leaves(value, (*path, str(key)))
     else:

@@ -2,6 +2,9 @@
 
 Who has misspelt it would go on without what was saved. Who says that some may be absent is told in the log which are,
 and keeps the values that were there.
+
+Tensors are stored under names, the paths to them joined by dots; other values are stored under the keys themselves. So
+``{1: 5}`` has no value for ``"1"``, and ``{"a.b": 5}`` none for ``{"a": {"b": None}}``. Native torch has names for all.
 """
 
 from __future__ import annotations
@@ -18,6 +21,9 @@ from remesh.checkpoint.values.nests import Path, plain_names, with_parents
 
 logger = logging.getLogger(__name__)
 _MOST_NAMED = 3
+_NOTHING = object()
+_NEITHER = (ShardedBase, LocalNonpersistentObject)
+"""Leaves of a state that are neither tensors nor plain values."""
 
 
 def stored_names(checkpoint: OpenCheckpoint) -> set[str]:
@@ -63,13 +69,12 @@ def without_torn_lists(common: dict[Any, Any], asked: Any, stored: Iterable[str]
     return keep(common, asked, "")
 
 
-def check_asked(state: Any, stored: set[str]) -> None:
+def check_asked(state: Any, checkpoint: OpenCheckpoint) -> None:
     """Raise `CheckpointMismatchError` for a key of a dict that is not stored, naming the nearest that is."""
-    if absent := _absent(state, stored):
-        nearest = difflib.get_close_matches(absent[0], stored, n=1, cutoff=0.5)
-        hint = f"; did you mean {nearest[0]!r}?" if nearest else "; ask for what was saved"
+    if absent := [*_absent(state, checkpoint)]:
         raise CheckpointMismatchError(
-            f"{len(absent)} keys that are asked for are not in the checkpoint, {_some(absent)}{hint}"
+            f"{len(absent)} keys that are asked for are not in the checkpoint, {_some([*map(_name_of, absent)])}; "
+            f"{_hint(absent[0], checkpoint)}"
         )
 
 
@@ -99,7 +104,7 @@ def check_objects_get_all(state: Any, objects: Iterable[Path], stored: Iterable[
 def tell_what_differs(state: Any, objects: Iterable[Path], checkpoint: OpenCheckpoint) -> None:
     """Warn of what is asked for and not stored, and of what is stored of an object that has no place for it."""
     unkept = [name for name, _ in _without_kind(state, checkpoint)]
-    if absent := [*_absent(state, stored_names(checkpoint)), *unkept]:
+    if absent := [*map(_name_of, _absent(state, checkpoint)), *unkept]:
         logger.warning(
             "loading checkpoint %s: %d keys are not in it and keep their values, %s",
             checkpoint.directory,
@@ -150,15 +155,47 @@ def keep_absent(found: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _absent(state: Any, stored: set[str]) -> list[str]:
-    return [name for name in _dotted(state) if name not in stored]
+def _absent(state: dict[Any, Any], checkpoint: OpenCheckpoint) -> Iterator[Path]:
+    """The paths to what is asked for and stored neither under their name nor under their keys."""
+    above = with_parents([*checkpoint.manifest.tensors, *checkpoint.manifest.objects])
+
+    def look(asked: dict[Any, Any], stored: Any, path: Path, prefix: str) -> Iterator[Path]:
+        for key, value in asked.items():
+            found = stored.get(key, _NOTHING) if isinstance(stored, dict) else _NOTHING
+            if isinstance(value, dict) and value:
+                yield from look(value, found, (*path, key), f"{prefix}{key}.")
+            elif found is _NOTHING and f"{prefix}{key}" not in above and not isinstance(value, _NEITHER):
+                yield (*path, key)
+
+    return look(state, checkpoint.common, (), "")
+
+
+def _hint(absent: Path, checkpoint: OpenCheckpoint) -> str:
+    """What may have been meant: the same name of other keys, or the nearest name."""
+    name, stored = _name_of(absent), stored_names(checkpoint)
+    if name in stored:
+        other = next((path for path in _paths(checkpoint.common) if _name_of(path) == name), None)
+        if other is not None:
+            return f"keys {absent} are asked for and {other} are stored, a key of another type is another key"
+    nearest = difflib.get_close_matches(name, stored, n=1, cutoff=0.5)
+    return f"did you mean {nearest[0]!r}?" if nearest else "ask for what was saved"
+
+
+def _paths(nest: Any, path: Path = ()) -> Iterator[Path]:
+    """The paths to all values of dicts in dicts, and to these dicts."""
+    for key, value in nest.items() if isinstance(nest, dict) else ():
+        yield (*path, key)
+        yield from _paths(value, (*path, key))
+
+
+def _name_of(path: Path) -> str:
+    return ".".join(map(str, path))
 
 
 def _without_place(state: Any, objects: Iterable[Path], stored: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
     """Each object that lacks a place for some tensors of its own that are stored, and those."""
     for path in objects:
-        name = ".".join(map(str, path))
-        node = state
+        name, node = _name_of(path), state
         for key in path:
             node = node[key]
         asked = {f"{name}.{inner}" for inner in _dotted(node)}
@@ -175,5 +212,5 @@ def _dotted(nest: Any, prefix: str = "") -> Iterator[str]:
     for key, value in nest.items() if isinstance(nest, dict) else ():
         if isinstance(value, dict) and value:
             yield from _dotted(value, f"{prefix}{key}.")
-        elif not isinstance(value, ShardedBase | LocalNonpersistentObject):
+        elif not isinstance(value, _NEITHER):
             yield f"{prefix}{key}"
