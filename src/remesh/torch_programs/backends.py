@@ -80,7 +80,10 @@ class Backends:
         if not members:
             self._num_worlds += 1
         self._now.making = _Making(name, tuple(members or range(self._size)))
-        return original(size, rank, members, backend, store, name, *others, **options)
+        try:
+            return original(size, rank, members, backend, store, name, *others, **options)
+        finally:
+            self._now.making = None
 
     def _refuse_unknown(self, name: str, backend: str) -> None:
         words = set(BackendConfig(Backend(backend)).get_device_backend_map().values())
@@ -114,7 +117,12 @@ class Backends:
         return Meta(real.__name__, (), {"__doc__": f"Makes carried groups over {backend}."})
 
     def _make(self, recipe: Recipe, store: Store, rank: int) -> CarriedGroup:
-        making: _Making = self._now.making
+        making: _Making | None = getattr(self._now, "making", None)
+        if making is None:
+            raise ConfigError(
+                f"making a {recipe.backend} group by its constructor, as torch.distributed.rpc does: Remesh carries "
+                "the groups that init_process_group and new_group make; use those"
+            )
         key = self.groups.key_of(f"{self._num_worlds}/{making.name}")
         self.groups.members[key] = making.members
         group = CarriedGroup(self._gate, GroupPlace(key, making.members, rank), recipe, store)
