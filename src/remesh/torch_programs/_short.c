@@ -3,14 +3,13 @@
  *     copy what it changes in place -> count it at the gate -> call the real group -> wait -> take it out again
  *
  * A rank sleeps in each of its small collectives, and when it wakes little of Python is left in the processor's caches:
- * in Python each of these steps takes microseconds. CPython's limited API (3.11); torch is called by its Python names.
+ * in Python each of these steps takes microseconds. So a group has a `Way` in place of each method that is a collective,
+ * with all at hand that a call needs. CPython's limited API (3.11); torch is called by its Python names.
  *
  * What is under way is a `Waiting`. It knows nothing of cuts: a thread that prepares one puts an heir into it, which is
  * then told how the wait has ended. All fields are guarded by the interpreter's lock, which is held but in calls.
  */
-#define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030B0000
-#include <Python.h>
+#include "_tensors.h"
 
 typedef struct {
     PyObject_HEAD
@@ -23,9 +22,22 @@ typedef struct {
     int is_over;         /* whether the wait has ended: then there is no heir any more */
 } Waiting;
 
-static PyObject *waiting_type;
-static PyObject *s_acquire, *s_release, *s_is_open, *s_entered, *s_under_way, *s_real, *s_wait, *s_outlast;
-static PyObject *s_nbytes, *s_is_contiguous, *s_is_cpu, *s_data_ptr;
+/* A method of a group. */
+typedef struct {
+    PyObject_HEAD
+    PyObject *name;
+    PyObject *real;             /* the method of the real group; None while there is none */
+    PyObject *rule, *rank;      /* what is kept to begin anew is rule(arguments, options, rank) */
+    Py_ssize_t most_bytes;      /* or copies of its first argument's tensors, which are no more than this */
+    PyObject *gate, *acquire, *release; /* the gate, and what its lock does */
+    PyObject *tally, *under_way;
+    PyObject *otherwise;        /* otherwise(name, arguments, options): what is not for the short way */
+    PyObject *outlive;          /* outlive(heir): waits for what an heir goes on with */
+    PyObject *ended;            /* what is returned */
+} Way;
+
+static PyObject *waiting_type, *no_options;
+static PyObject *s_is_open, *s_entered, *s_wait, *s_outlast, *s_is_async;
 
 static void waiting_free(PyObject *self) {
     Waiting *one = (Waiting *)self;
@@ -68,66 +80,6 @@ static PyGetSetDef waiting_fields[] = {
     {NULL, NULL, NULL, NULL, NULL},
 };
 
-/* The bytes of a tensor that lie side by side, None where they do not, or are none, or more than are left. */
-static PyObject *copy_bytes(PyObject *tensor, Py_ssize_t *left) {
-    PyObject *found[4] = {NULL, NULL, NULL, NULL}, *copy = NULL;
-    found[0] = PyObject_GetAttr(tensor, s_nbytes);
-    if (found[0] != NULL) found[1] = PyObject_CallMethodObjArgs(tensor, s_is_contiguous, NULL);
-    if (found[1] != NULL) found[2] = PyObject_GetAttr(tensor, s_is_cpu);
-    if (found[2] == NULL) {
-        /* A sparse tensor has no bytes of its own. */
-        if (PyErr_ExceptionMatches(PyExc_RuntimeError)) {
-            PyErr_Clear();
-            copy = Py_NewRef(Py_None);
-        }
-        goto out;
-    }
-    Py_ssize_t num_bytes = PyLong_AsSsize_t(found[0]);
-    if (num_bytes == -1 && PyErr_Occurred()) goto out;
-    if (num_bytes == 0 || num_bytes > *left || found[1] != Py_True || found[2] != Py_True) {
-        copy = Py_NewRef(Py_None);
-        goto out;
-    }
-    found[3] = PyObject_CallMethodObjArgs(tensor, s_data_ptr, NULL);
-    if (found[3] == NULL) goto out;
-    const char *start = PyLong_AsVoidPtr(found[3]);
-    if (start == NULL && PyErr_Occurred()) goto out;
-    *left -= num_bytes;
-    copy = PyBytes_FromStringAndSize(start, num_bytes);
-out:
-    for (int i = 0; i < 4; i++) Py_XDECREF(found[i]);
-    return copy;
-}
-
-/* keep(tensors, most_bytes): [(tensor, its bytes)...], None if one is not flat, empty, or they are too large. */
-static PyObject *keep(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
-    if (nargs != 2) return PyErr_Format(PyExc_TypeError, "%zd arguments given, 2 expected", nargs);
-    Py_ssize_t left = PyLong_AsSsize_t(args[1]), num = PySequence_Size(args[0]);
-    if (PyErr_Occurred()) return NULL;
-    PyObject *kept = PyList_New(0);
-    for (Py_ssize_t i = 0; kept != NULL && i < num; i++) {
-        PyObject *pair = NULL, *copy = NULL, *tensor = PySequence_GetItem(args[0], i);
-        if (tensor != NULL) copy = copy_bytes(tensor, &left);
-        if (copy == Py_None) {
-            Py_DECREF(tensor);
-            Py_DECREF(kept);
-            return copy;
-        }
-        if (copy != NULL) pair = PyTuple_Pack(2, tensor, copy);
-        if (pair == NULL || PyList_Append(kept, pair) < 0) Py_CLEAR(kept);
-        Py_XDECREF(pair);
-        Py_XDECREF(copy);
-        Py_XDECREF(tensor);
-    }
-    return kept;
-}
-
-static int call_plainly(PyObject *object, PyObject *name) {
-    PyObject *said = PyObject_CallMethodObjArgs(object, name, NULL);
-    Py_XDECREF(said);
-    return said == NULL ? -1 : 0;
-}
-
 /* Add to the number of collectives entered; the caller holds the gate's lock. Returns the sum, -1 with an error. */
 static Py_ssize_t add_entered(PyObject *tally, Py_ssize_t more) {
     PyObject *old = PyObject_GetAttr(tally, s_entered);
@@ -140,49 +92,57 @@ static Py_ssize_t add_entered(PyObject *tally, Py_ssize_t more) {
     return failed ? -1 : sum;
 }
 
+static int call_plainly(PyObject *callable) {
+    PyObject *said = PyObject_CallNoArgs(callable);
+    Py_XDECREF(said);
+    return said == NULL ? -1 : 0;
+}
+
 /* Count it, if the gate is open: 1 if it is, 0 if not, -1 with an error. */
-static int enter(PyObject *gate, PyObject *lock, PyObject *tally, PyObject *under_way, Waiting *one) {
+static int enter(Way *way, Waiting *one) {
     int result = -1;
-    if (call_plainly(lock, s_acquire) < 0) return -1;
-    PyObject *is_open = PyObject_GetAttr(gate, s_is_open);
+    if (call_plainly(way->acquire) < 0) return -1;
+    PyObject *is_open = PyObject_GetAttr(way->gate, s_is_open);
     if (is_open != NULL) result = is_open == Py_True;
     Py_XDECREF(is_open);
     if (result == 1) {
-        one->number = add_entered(tally, 1);
-        if (one->number < 0 || PyDict_SetItem(under_way, (PyObject *)one, Py_None) < 0) result = -1;
+        one->number = add_entered(way->tally, 1);
+        if (one->number < 0 || PyDict_SetItem(way->under_way, (PyObject *)one, Py_None) < 0) result = -1;
     }
-    return call_plainly(lock, s_release) < 0 ? -1 : result;
+    return call_plainly(way->release) < 0 ? -1 : result;
 }
 
 /* Take out what the real group has refused, and keep the error. */
-static void leave(PyObject *lock, PyObject *tally, PyObject *under_way, Waiting *one) {
+static void leave(Way *way, Waiting *one) {
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
-    if (call_plainly(lock, s_acquire) == 0) {
-        PyDict_DelItem(under_way, (PyObject *)one);
-        add_entered(tally, -1);
-        call_plainly(lock, s_release);
+    if (call_plainly(way->acquire) == 0) {
+        PyDict_DelItem(way->under_way, (PyObject *)one);
+        add_entered(way->tally, -1);
+        call_plainly(way->release);
     }
     PyErr_Clear();
     PyErr_Restore(type, value, traceback);
 }
 
-/* Wait, and take it out, or tell the heir: what is to be returned, NULL with an error. */
-static PyObject *see_end(PyObject *under_way, Waiting *one) {
+/* Wait, and take it out, or tell the heir: what the call returns, NULL with an error. */
+static PyObject *see_end(Way *way, Waiting *one) {
     PyObject *type = NULL, *error = NULL, *traceback = NULL, *result = NULL;
-    if (call_plainly(one->inner, s_wait) < 0) {
+    PyObject *said = PyObject_CallMethodObjArgs(one->inner, s_wait, NULL);
+    if (said == NULL) {
         PyErr_Fetch(&type, &error, &traceback);
         PyErr_NormalizeException(&type, &error, &traceback);
     }
+    Py_XDECREF(said);
     one->is_over = 1;
     if (one->heir != NULL) {
         /* The work keeps connections, which end before the heir's next group is made. */
         Py_CLEAR(one->inner);
         PyObject *told = PyObject_CallMethodObjArgs(one->heir, s_outlast, error == NULL ? Py_None : error, NULL);
-        if (told != NULL) result = Py_NewRef(one->heir);
+        if (told != NULL) result = PyObject_CallFunctionObjArgs(way->outlive, one->heir, NULL);
         Py_XDECREF(told);
-    } else if (PyDict_DelItem(under_way, (PyObject *)one) == 0 && error == NULL) {
-        return Py_NewRef(Py_True);
+    } else if (PyDict_DelItem(way->under_way, (PyObject *)one) == 0 && error == NULL) {
+        return Py_NewRef(way->ended);
     } else if (error != NULL) {
         PyErr_Restore(type, error, traceback);
         return NULL;
@@ -193,47 +153,145 @@ static PyObject *see_end(PyObject *under_way, Waiting *one) {
     return result;
 }
 
-/* Call the real group, which is there while the gate is open. */
-static PyObject *call_real(PyObject *group, Waiting *one) {
-    PyObject *method = NULL, *inner = NULL, *real = PyObject_GetAttr(group, s_real);
-    if (real == Py_None) {
-        /* The property says why there is none. */
-        Py_DECREF(real);
-        real = PyObject_GetAttrString(group, "real");
-    }
-    if (real != NULL) method = PyObject_GetAttr(real, one->name);
-    if (method != NULL) inner = PyObject_Call(method, one->arguments, NULL);
-    Py_XDECREF(method);
-    Py_XDECREF(real);
-    return inner;
+static Waiting *begin(Way *way, PyObject *arguments, PyObject *kept) {
+    Waiting *one = PyObject_New(Waiting, (PyTypeObject *)waiting_type);
+    if (one == NULL) return NULL;
+    one->number = one->is_over = 0;
+    one->name = Py_NewRef(way->name);
+    one->arguments = Py_NewRef(arguments);
+    one->kept = Py_NewRef(kept);
+    one->inner = one->heir = NULL;
+    return one;
 }
 
-/* run(group, gate, lock, tally, name, kept, arguments): True once the collective has ended; its heir, which has been
- * told of the end, if it has one; None if the gate is not open: nothing was done. What the real group refuses is raised. */
-static PyObject *run(PyObject *module, PyObject *const *args, Py_ssize_t nargs) {
-    if (nargs != 7) return PyErr_Format(PyExc_TypeError, "%zd arguments given, 7 expected", nargs);
-    PyObject *lock = args[2], *tally = args[3], *result = NULL, *under_way = PyObject_GetAttr(tally, s_under_way);
-    Waiting *one = under_way == NULL ? NULL : PyObject_New(Waiting, (PyTypeObject *)waiting_type);
-    if (one == NULL) {
-        Py_XDECREF(under_way);
-        return NULL;
+/* What the call returns once the collective has ended; NULL with an error, or without one if the gate is not open: then
+ * nothing was done. What the real group refuses is raised. */
+static PyObject *go(Way *way, PyObject *arguments) {
+    PyObject *result = NULL, *real = NULL, *kept = Py_NewRef(Py_None);
+    if (way->most_bytes > 0) {
+        Py_DECREF(kept);
+        kept = keep(PyTuple_GetItem(arguments, 0), way->most_bytes);
     }
-    one->number = one->is_over = 0;
-    one->name = Py_NewRef(args[4]);
-    one->kept = Py_NewRef(args[5]);
-    one->arguments = Py_NewRef(args[6]);
-    one->inner = one->heir = NULL;
-    int entered = enter(args[1], lock, tally, under_way, one);
-    if (entered == 0) result = Py_NewRef(Py_None);
-    if (entered == 1) {
-        one->inner = call_real(args[0], one);
-        if (one->inner != NULL) result = see_end(under_way, one);
-        else leave(lock, tally, under_way, one);
+    if (kept == Py_None) {
+        Py_DECREF(kept);
+        kept = PyObject_CallFunctionObjArgs(way->rule, arguments, no_options, way->rank, NULL);
+    }
+    if (kept == NULL) return NULL;
+    Waiting *one = begin(way, arguments, kept);
+    Py_DECREF(kept);
+    if (one == NULL) return NULL;
+    if (enter(way, one) == 1) {
+        /* It is there while the gate is open, but a program may destroy the group. */
+        real = Py_NewRef(way->real);
+        one->inner = PyObject_Call(real, arguments, NULL);
+        if (one->inner != NULL) result = see_end(way, one);
+        else leave(way, one);
+        Py_DECREF(real);
     }
     Py_DECREF((PyObject *)one);
-    Py_DECREF(under_way);
     return result;
 }
+
+/* Whether the call waits itself, as torch's functions say in the options, their last argument: 1, 0, -1 with an error. */
+static int waits_itself(PyObject *arguments) {
+    Py_ssize_t num = PyTuple_Size(arguments);
+    if (num == 0) return 0;
+    PyObject *is_async = PyObject_GetAttr(PyTuple_GetItem(arguments, num - 1), s_is_async);
+    if (is_async == NULL) {
+        if (!PyErr_ExceptionMatches(PyExc_AttributeError)) return -1;
+        PyErr_Clear();
+        return 0;
+    }
+    Py_DECREF(is_async);
+    return is_async == Py_False;
+}
+
+static PyObject *way_call(PyObject *self, PyObject *arguments, PyObject *options) {
+    Way *way = (Way *)self;
+    if (way->real != Py_None && (options == NULL || PyDict_Size(options) == 0)) {
+        int waits = waits_itself(arguments);
+        PyObject *result = waits == 1 ? go(way, arguments) : NULL;
+        if (result != NULL || PyErr_Occurred()) return result;
+    }
+    if (options == NULL) options = no_options;
+    return PyObject_CallFunctionObjArgs(way->otherwise, way->name, arguments, options, NULL);
+}
+
+/* Way(group, name, rule, rank, most_bytes, ended) */
+static PyObject *way_new(PyTypeObject *type, PyObject *arguments, PyObject *options) {
+    PyObject *group, *name, *rule, *rank, *ended, *lock = NULL;
+    Py_ssize_t most_bytes;
+    if (!PyArg_ParseTuple(arguments, "OUOOnO", &group, &name, &rule, &rank, &most_bytes, &ended)) return NULL;
+    Way *way = PyObject_New(Way, type);
+    if (way == NULL) return NULL;
+    way->name = Py_NewRef(name);
+    way->rule = Py_NewRef(rule);
+    way->rank = Py_NewRef(rank);
+    way->ended = Py_NewRef(ended);
+    way->real = Py_NewRef(Py_None);
+    way->most_bytes = most_bytes;
+    way->gate = PyObject_GetAttrString(group, "_gate");
+    way->tally = PyObject_GetAttrString(group, "_tally");
+    way->otherwise = PyObject_GetAttrString(group, "_communicate");
+    way->outlive = PyObject_GetAttrString(group, "_outlive");
+    if (way->gate != NULL) lock = PyObject_GetAttrString(way->gate, "lock");
+    way->acquire = lock == NULL ? NULL : PyObject_GetAttrString(lock, "acquire");
+    way->release = lock == NULL ? NULL : PyObject_GetAttrString(lock, "release");
+    way->under_way = way->tally == NULL ? NULL : PyObject_GetAttrString(way->tally, "under_way");
+    Py_XDECREF(lock);
+    if (PyErr_Occurred()) Py_CLEAR(way);
+    return (PyObject *)way;
+}
+
+static void way_free(PyObject *self) {
+    Way *way = (Way *)self;
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject *fields[] = {
+        way->name, way->rule,  way->rank,      way->ended,     way->real,    way->gate,
+        way->tally, way->acquire, way->release, way->under_way, way->otherwise, way->outlive,
+    };
+    for (size_t i = 0; i < sizeof(fields) / sizeof(*fields); i++) Py_XDECREF(fields[i]);
+    PyObject_Free(self);
+    Py_DECREF(type);
+}
+
+static PyObject *get_way_name(PyObject *self, void *unused) { return Py_NewRef(((Way *)self)->name); }
+static PyObject *get_real(PyObject *self, void *unused) { return Py_NewRef(((Way *)self)->real); }
+
+static int set_real(PyObject *self, PyObject *real, void *unused) {
+    PyObject *old = ((Way *)self)->real;
+    ((Way *)self)->real = Py_NewRef(real == NULL ? Py_None : real);
+    Py_DECREF(old);
+    return 0;
+}
+
+static PyGetSetDef way_fields[] = {
+    {"__name__", get_way_name, NULL, "The method's name.", NULL},
+    {"real", get_real, set_real, "The method of the real group; None while there is none.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot way_slots[] = {
+    {Py_tp_new, way_new},
+    {Py_tp_dealloc, way_free},
+    {Py_tp_call, way_call},
+    {Py_tp_getset, way_fields},
+    {Py_tp_doc, "Way(group, name, rule, rank, most_bytes, ended): a method of a group that is a collective."},
+    {0, NULL},
+};
+
+static PyType_Spec way_spec = {
+    "remesh.torch_programs._short.Way", sizeof(Way), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE, way_slots,
+};
+
+/* What is asked of a work that has ended: a builtin function torch's C++ side would take for its own. */
+static PyObject *say_yes(PyObject *self, PyObject *arguments, PyObject *options) { Py_RETURN_TRUE; }
+
+static PyType_Slot yes_slots[] = {{Py_tp_call, say_yes}, {Py_tp_doc, "Yes(): a function that returns True."}, {0, NULL}};
+
+static PyType_Spec yes_spec = {
+    "remesh.torch_programs._short.Yes", sizeof(PyObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_IMMUTABLETYPE, yes_slots,
+};
 
 static PyMethodDef waiting_methods[] = {
     {"name_heir", name_heir, METH_O, "Whether this heir goes on; False if the wait has ended, or not begun."},
@@ -253,9 +311,16 @@ static PyType_Spec waiting_spec = {
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, waiting_slots,
 };
 
+/* keep(tensors, most_bytes), as in _tensors.h */
+static PyObject *keep_tensors(PyObject *module, PyObject *arguments) {
+    PyObject *tensors;
+    Py_ssize_t most_bytes;
+    return PyArg_ParseTuple(arguments, "On", &tensors, &most_bytes) ? keep(tensors, most_bytes) : NULL;
+}
+
 static PyMethodDef methods[] = {
-    {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL, NULL},
-    {"keep", (PyCFunction)(void (*)(void))keep, METH_FASTCALL, NULL},
+    {"learn", learn, METH_O, NULL},
+    {"keep", keep_tensors, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 
@@ -268,19 +333,24 @@ static const struct {
     PyObject **where;
     const char *text;
 } names[] = {
-    {&s_acquire, "acquire"}, {&s_release, "release"},   {&s_is_open, "is_open"}, {&s_entered, "entered"},
-    {&s_real, "_real"},      {&s_wait, "wait"},         {&s_outlast, "outlast"}, {&s_under_way, "under_way"},
-    {&s_nbytes, "nbytes"},   {&s_is_cpu, "is_cpu"},     {&s_data_ptr, "data_ptr"}, {&s_is_contiguous, "is_contiguous"},
+    {&s_is_open, "is_open"}, {&s_entered, "entered"}, {&s_wait, "wait"}, {&s_outlast, "outlast"}, {&s_is_async, "asyncOp"},
 };
+
+static int add_type(PyObject *module, const char *name, PyType_Spec *spec, PyObject **kept) {
+    PyObject *type = PyType_FromSpec(spec);
+    int failed = type == NULL || PyModule_AddObjectRef(module, name, type) < 0;
+    if (kept != NULL) *kept = type;
+    else Py_XDECREF(type);
+    return failed;
+}
 
 PyMODINIT_FUNC PyInit__short(void) {
     for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++) {
         *names[i].where = PyUnicode_InternFromString(names[i].text);
         if (*names[i].where == NULL) return NULL;
     }
-    PyObject *module = PyModule_Create(&definition);
-    if (module == NULL) return NULL;
-    waiting_type = PyType_FromSpec(&waiting_spec);
-    if (waiting_type == NULL || PyModule_AddObjectRef(module, "Waiting", waiting_type) < 0) Py_CLEAR(module);
-    return module;
+    no_options = PyDict_New();
+    PyObject *module = no_options == NULL ? NULL : PyModule_Create(&definition);
+    if (module == NULL || add_type(module, "Waiting", &waiting_spec, &waiting_type)) return NULL;
+    return add_type(module, "Way", &way_spec, NULL) || add_type(module, "Yes", &yes_spec, NULL) ? NULL : module;
 }

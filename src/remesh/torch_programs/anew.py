@@ -25,6 +25,9 @@ import torch
 
 from remesh.torch_programs.short import SHORT
 
+if SHORT is not None:
+    SHORT.learn(torch.Tensor)
+
 MOST_COPIED_BYTES: Final = 1 << 16
 """The most bytes copied of tensors that a collective changes in place: to copy more would slow each step."""
 

@@ -115,6 +115,7 @@ class CarriedGroup(ProcessGroup):
         """Why the group cannot be used any more; empty while it can."""
         self.options = _Options()
         self._put_name_beneath()
+        self._ways = self._make_ways()
         entrant = Entrant()
         gate.enter(self._tally, entrant)
         try:
@@ -171,7 +172,7 @@ class CarriedGroup(ProcessGroup):
     _set_default_timeout = set_timeout
 
     def shutdown(self) -> None:
-        self._real = self._backend = None
+        self._use(None)
         for each in self._messages.open:
             each.work.let_go(0.0)
         self._broken = "the program has destroyed it"
@@ -192,6 +193,47 @@ class CarriedGroup(ProcessGroup):
         return self._real
 
     # --- collectives ---
+
+    def _make_ways(self) -> list[Any]:
+        """Put the short way of each collective before the method of its name."""
+        if SHORT is None:
+            return []
+        ways = []
+        for name in COLLECTIVES:
+            most_bytes = MOST_COPIED_BYTES if name in IN_PLACE else 0
+            way = SHORT.Way(self, name, rule_of(name), self.place.rank, most_bytes, ENDED)
+            setattr(self, name, way)
+            ways.append(way)
+        return ways
+
+    def _use(self, real: ProcessGroup | None, backend: Any = None) -> None:
+        """Have collectives go to this real group from now on; None while there is none."""
+        self._real, self._backend = real, backend
+        for way in self._ways:
+            way.real = getattr(real, way.__name__, None)
+
+    def _communicate(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Work:
+        """Take a collective on the long way: what the program gets a work for, and all if the gate is not open."""
+        # torch's functions say in the options, their last argument, that they wait themselves.
+        has_work = not args or getattr(args[-1], "asyncOp", True)
+        entered = Collective(self._gate, self._tally, (name, args, options), has_work)
+        self._gate.enter(self._tally, entered)
+        try:
+            has_ended = entered.begin(self._real or self.real, rule_of(name), self.place.rank)
+        except BaseException:
+            if entered.is_inside:
+                self._gate.leave(self._tally, entered, was_begun=False)
+            raise
+        if has_work:
+            self._settle_oldest()
+            return CollectiveWork(entered)
+        return ENDED if has_ended else self._outlive(entered)
+
+    def _outlive(self, cut_off: Collective) -> Work:
+        """Wait for what was cut off, and has begun anew once the gate is open."""
+        self._gate.wait_until_open()
+        cut_off.wait()
+        return ENDED
 
     def _settle_oldest(self) -> None:
         """Let go of what has ended and is waited for by nobody."""
@@ -273,7 +315,7 @@ class CarriedGroup(ProcessGroup):
 
     def shed(self, limit_s: float) -> bool:
         """Let go of the real group, cut off already if a thread waits in it; whether all threads let go."""
-        self._real = self._backend = None
+        self._use(None)
         held = [each for each in self._messages.open if not each.work.let_go(limit_s)]
         return not held and all(work.let_go(limit_s) for work in self._open)
 
@@ -286,7 +328,7 @@ class CarriedGroup(ProcessGroup):
         real._register_backend(torch.device(self._recipe.device), self._recipe.kind, backend)
         if self._timeout is not None:
             real.set_timeout(self._timeout)
-        self._real, self._backend = real, backend
+        self._use(real, backend)
 
     def break_off(self, why: str) -> None:
         """Raise at every use from now on: a member has left the group, so it is not grown again."""
@@ -329,39 +371,8 @@ class _Options:
 
 
 def _forwarded(name: str) -> Callable[..., Work]:
-    rule, is_in_place = rule_of(name), name in IN_PLACE
-
-    # One function, and not several: small calls feel each of them.
     def method(self: CarriedGroup, *args: Any, **options: Any) -> Work:
-        # torch's functions say in the options, their last argument, that they wait themselves.
-        has_work = not args or getattr(args[-1], "asyncOp", True)
-        if SHORT is not None and not has_work and not options:
-            kept = SHORT.keep(args[0], MOST_COPIED_BYTES) if is_in_place else None
-            if kept is None:
-                kept = rule(args, options, self.place.rank)
-            ended = SHORT.run(self, self._gate, self._gate.lock, self._tally, name, kept, args)
-            if ended is True:
-                return ENDED
-            if ended is not None:
-                self._gate.wait_until_open()
-                ended.wait()
-                return ENDED
-        entered = Collective(self._gate, self._tally, (name, args, options), has_work)
-        self._gate.enter(self._tally, entered)
-        try:
-            has_ended = entered.begin(self._real or self.real, rule, self.place.rank)
-        except BaseException:
-            if entered.is_inside:
-                self._gate.leave(self._tally, entered, was_begun=False)
-            raise
-        if has_work:
-            self._settle_oldest()
-            return CollectiveWork(entered)
-        if not has_ended:
-            # What was cut off has begun anew once the gate is open.
-            self._gate.wait_until_open()
-            entered.wait()
-        return ENDED
+        return self._communicate(name, args, options)
 
     method.__name__ = name
     return method

@@ -1,6 +1,8 @@
-"""The C extension of this room: the short way of a collective whose call waits for it. ``_short.c`` says what is in it.
+"""The C extension of this room: the short way of a collective whose call waits for it. ``_short.c`` and
+``_tensors.h`` say what is in it.
 
-It is None where it was not built. Then the same steps are taken in Python, and a small collective takes longer.
+It is None where it was not built, or was built of another source. Then the same steps are taken in Python, and a small
+collective takes longer.
 """
 
 from __future__ import annotations
@@ -9,14 +11,16 @@ import importlib
 from typing import Any
 
 NAME = "remesh.torch_programs._short"
+_NEEDED = ("Waiting", "Way", "Yes", "keep", "learn")
 
 
 def _load() -> Any:
     try:
-        return importlib.import_module(NAME)
+        found = importlib.import_module(NAME)
     except ImportError:
         return None
+    return found if all(hasattr(found, name) for name in _NEEDED) else None
 
 
 SHORT: Any = _load()
-"""The extension; None where it was not built."""
+"""The extension; None where there is none that fits."""

@@ -300,6 +300,10 @@ class _EndedWork(Work):
         return True
 
 
+if SHORT is not None:
+    # Each call that waits asks for this.
+    _EndedWork.wait = SHORT.Yes()  # type: ignore[method-assign]
+
 ENDED: Final = _EndedWork()
 
 

@@ -12,6 +12,7 @@ from torch.distributed import AllreduceOptions, BroadcastOptions, GatherOptions,
 
 from remesh.torch_programs import anew
 from remesh.torch_programs.anew import MOST_COPIED_BYTES, Kept, restore, rule_of
+from remesh.torch_programs.short import SHORT
 
 
 @pytest.fixture(autouse=True, params=["built", "not built"])
@@ -55,6 +56,18 @@ def test_what_a_collective_changes_in_place_is_what_it_was_when_it_begins_anew(v
     assert str(value.tolist()) == str(before)
     assert value.untyped_storage().tolist() == around
     assert value._version == version
+
+
+@pytest.mark.skipif(SHORT is None, reason="needs the C extension of torch_programs: python hatch_build.py")
+def test_the_extension_copies_what_lies_side_by_side_in_memory_and_nothing_else() -> None:
+    value = torch.arange(6, dtype=torch.int16)
+    pairs = SHORT.keep([value[1:3], value.reshape(2, 3)], 16)
+    assert [copy for _, copy in pairs] == [bytes([1, 0, 2, 0]), value.numpy().tobytes()]
+    strange = [value[::2], value.reshape(2, 3).T, value[:0], value.to("meta"), value.float().to_sparse(), 3, None]
+    for one in strange:
+        assert SHORT.keep([value, one], 1 << 20) is None
+    assert SHORT.keep([value], 11) is None
+    assert SHORT.keep(value, 1 << 20) is None
 
 
 def test_large_tensors_are_not_copied_and_so_have_to_end() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.distributed import AllreduceOptions, ProcessGroup, Work
 
+from remesh.errors import PeerError
 from remesh.torch_programs import anew, groups
 from remesh.torch_programs.gate import Gate
 from remesh.torch_programs.groups import CarriedGroup, GroupPlace, Recipe
@@ -67,7 +68,7 @@ class _NeverDone(Work):
 def _group(real: _Real) -> CarriedGroup:
     class Carried(CarriedGroup):
         def build(self, store: object) -> None:
-            self._real = cast(ProcessGroup, real)
+            self._use(cast(ProcessGroup, real))
 
     recipe = Recipe("gloo", ProcessGroup.BackendType.GLOO, "cpu", lambda _: None)
     return Carried(Gate(), GroupPlace("0", (0,), 0), recipe, cast(Any, None))
@@ -118,7 +119,7 @@ def test_a_call_that_is_cut_off_while_it_waits_ends_in_the_next_group() -> None:
 
     def go_on() -> None:
         assert group.shed(_PATIENCE_S)
-        group._real = cast(ProcessGroup, next_real)
+        group._use(cast(ProcessGroup, next_real))
         group.begin_anew()
         gate.open()
 
@@ -221,6 +222,23 @@ def test_threads_that_call_at_once_get_numbers_of_their_own() -> None:
     for each in callers:
         each.join(_PATIENCE_S)
     assert (group._tally.entered, group._tally.under_way) == (1 + 4 * num_calls, {})
+
+
+def test_a_group_that_the_program_has_destroyed_says_so_to_the_next_call() -> None:
+    group = _group(_Real())
+    group.shutdown()
+    with pytest.raises(PeerError, match="the program has destroyed it"):
+        group.allreduce([torch.ones(1)], _options(is_async=False))
+    assert (group._tally.entered, group._tally.under_way) == (1, {})
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_torch_finds_the_methods_of_a_group_from_c_and_waits_for_what_they_return(is_async: bool) -> None:
+    """As DDP calls them: torch would take a builtin function in their place for its own."""
+    real = _Real()
+    work = ProcessGroup.allreduce(_group(real), [torch.ones(2)], _options(is_async=is_async))
+    assert work.wait()
+    assert len(real.waits) == 1
 
 
 def test_a_barrier_of_torch_can_be_dropped_at_a_cut() -> None:
