@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import zlib
+from pathlib import Path
 
 import numpy as np
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import remesh
+from remesh.checkpoint.storage import checked_file
+from remesh.checkpoint.storage.integrity import BLOCK_BYTES
 from remesh.checkpoint.storage.joined_checksums import join_blocks, join_groups
+from remesh.checksums import crc32
 
 
 @given(st.binary(max_size=50), st.binary(max_size=400), st.sampled_from([1, 2, 8, 32]))
@@ -27,3 +34,19 @@ def test_groups_have_the_checksums_of_their_bytes(content: bytes, block: int, gr
         complete.pop()
     found = join_groups(crcs, group, block)[: len(complete)]
     assert found.tolist() == [zlib.crc32(one) for one in complete]
+
+
+@pytest.mark.parametrize("num_before", [0, 1, 7, 1000])
+def test_blocks_of_a_large_tensor_are_checked_in_groups_wherever_it_begins(
+    num_before: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_bytes = 4 << 20
+    state = {"a": torch.zeros(num_before * 1024), "b": torch.arange(num_bytes // 4, dtype=torch.int32)}
+    remesh.save(state, tmp_path / "c")
+    wanted = {"b": torch.zeros(num_bytes // 4, dtype=torch.int32)}
+    looked_at: list[int] = []
+    monkeypatch.setattr(checked_file, "crc32", lambda part: looked_at.append(len(part)) or crc32(part))
+    remesh.load(wanted, tmp_path / "c")
+    assert wanted["b"].equal(state["b"]) and sum(looked_at) >= num_bytes
+    groups = num_bytes // (checked_file._GROUP * BLOCK_BYTES)
+    assert len(looked_at) <= groups + 4 * checked_file._GROUP

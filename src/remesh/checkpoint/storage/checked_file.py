@@ -11,7 +11,7 @@ destinations is one window for this thread and one for each reader, of at most `
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from types import TracebackType
@@ -87,9 +87,8 @@ class CheckedFile:
         body_start, body_stop = -(-start // block) * block, stop // block * block
         if body_start > start:
             destination[: body_start - start] = self.view(start, body_start, what)
-        for at in range(body_start, body_stop, _TASK_BYTES):
-            part = destination[at - start : min(at + _TASK_BYTES, body_stop) - start]
-            self._waiting.append(self._readers.submit(self._fetch, at, part, what))
+        for at, end in _cut(body_start, body_stop, _TASK_BYTES):
+            self._waiting.append(self._readers.submit(self._fetch, at, destination[at - start : end - start], what))
         self.num_bytes_read += body_stop - body_start
         if stop > body_stop:
             destination[body_stop - start :] = self.view(body_stop, stop, what)
@@ -150,8 +149,8 @@ class CheckedFile:
     def _fetch(self, start: int, destination: memoryview, what: str) -> None:
         """Fill whole blocks; the last one of the file may be shorter."""
         piece = max(1, _PIECE_BYTES // self._block_bytes) * self._block_bytes
-        for at in range(0, len(destination), piece):
-            self._fill_blocks(start + at, destination[at : at + piece], what)
+        for at, end in _cut(start, start + len(destination), piece):
+            self._fill_blocks(at, destination[at - start : end - start], what)
 
     def _fill_blocks(self, start: int, destination: memoryview, what: str) -> None:
         if (done := self._file.read_into(start, destination)) < len(destination):
@@ -185,6 +184,14 @@ class CheckedFile:
         """Checksums of groups of blocks: one call for each instead of one for each block."""
         assert self._trailer is not None
         return join_groups(np.array(self._trailer.crcs, np.uint32), _GROUP, self._block_bytes)
+
+
+def _cut(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
+    """Parts of a range that end at multiples of a size, so that groups of blocks lie inside them."""
+    while start < stop:
+        end = min(start // size * size + size, stop)
+        yield start, end
+        start = end
 
 
 def start_readers(begin: Callable[[], None] | None = None) -> ThreadPoolExecutor:
