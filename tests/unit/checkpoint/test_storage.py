@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,24 @@ def test_the_marker_is_the_last_file_that_a_save_writes(place, monkeypatch):
     assert written[0] == IN_PROGRESS_FNAME and written[-1] == CONFIG_FNAME and "__0_0.distcp" in written
 
 
+def test_a_mark_whose_beginning_another_save_sweeps_away_is_made_all_the_same(tmp_path, monkeypatch):
+    """The other one has come to its end in the instant between the writing of a mark and its name."""
+    link, mark = os.link, tmp_path / IN_PROGRESS_FNAME
+    swept = []
+
+    def sweep_once(source, target):
+        if not swept:
+            swept.append(source)
+            Path(source).unlink()
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", sweep_once)
+    assert store_of(mark).create_once(mark, b"mine")
+    assert swept and mark.read_bytes() == b"mine" and list(tmp_path.iterdir()) == [mark]
+    with pytest.raises(FileNotFoundError):
+        store_of(mark).create_once(tmp_path / "nowhere" / IN_PROGRESS_FNAME, b"mine")
+
+
 def test_retention_lists_and_removes_in_every_store(place):
     for step in (1, 2, 3):
         remesh.save(STATE, f"{place}/{step_name(step)}")
@@ -252,6 +271,7 @@ def test_a_definite_answer_is_not_asked_for_again(monkeypatch, pauses):
     assert flaky.num_calls == 1 and pauses == []
 
 
+@pytest.mark.slow
 def test_a_bucket_that_is_not_there_is_one_clear_error_and_is_not_made(s3_environment, monkeypatch):
     for name, value in s3_environment.items():
         monkeypatch.setenv(name, value)
@@ -260,6 +280,7 @@ def test_a_bucket_that_is_not_there_is_one_clear_error_and_is_not_made(s3_enviro
             remesh.save(STATE, "s3://no-such-bucket/one")
 
 
+@pytest.mark.slow
 def test_no_file_of_a_checkpoint_holds_credentials(s3_environment, monkeypatch, caplog):
     for name, value in s3_environment.items():
         monkeypatch.setenv(name, value)

@@ -246,6 +246,10 @@ class LocalStore(Store[Path]):
             with contextlib.suppress(FileNotFoundError):
                 return path.read_bytes() == content
             return False
+        except (
+            FileNotFoundError
+        ):  # a save that has come to its end sweeps such files away; without a folder this raises
+            return self.create_once(path, content)
         except OSError as raised:
             if raised.errno not in _NO_LINKS:
                 raise
