@@ -144,5 +144,6 @@ def test_what_is_saved_in_one_layout_is_loaded_in_some_others(ranks: RankPool, t
     assert ranks.run(from_all_to_all, NUM_RANKS, (tmp_path, False, 4))[0] > 3 * len(LAYOUTS)
 
 
+@pytest.mark.slow  # test_checkpoint_random has a sample of it
 def test_a_fully_parallel_save_and_load_is_bit_equal_too(ranks: RankPool, tmp_path: Path) -> None:
     assert ranks.run(from_all_to_all, NUM_RANKS, (tmp_path, True, 1)) == [len(LAYOUTS) * 3] * NUM_RANKS

@@ -83,7 +83,7 @@ def pair_strategies(root: Path, num_copies: int) -> None:
             assert [one.data_ptr() for one in loaded["tensors"]] == places, "filled in place"
 
 
-@pytest.mark.parametrize("num_copies", [2, 4])
+@pytest.mark.parametrize("num_copies", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_every_save_strategy_goes_with_every_load_strategy(ranks: RankPool, tmp_path: Path, num_copies: int) -> None:
     for name in ("plain", "parallel"):
         (tmp_path / name).mkdir()

@@ -9,7 +9,13 @@ import pytest
 from tests.procs.pages.blocks import commands_of, pages
 from tests.procs.pages.runner import run
 
-RUNNABLE = [page for page in pages() if any(not command.left_out for command in commands_of(page))]
+_COSTLY = {"docs/elastic/index.md"}
+"""Their commands start jobs whose agents load modules by themselves."""
+RUNNABLE = [
+    pytest.param(page, marks=[pytest.mark.slow] if page in _COSTLY else [])
+    for page in pages()
+    if any(not command.left_out for command in commands_of(page))
+]
 
 
 @pytest.mark.procs

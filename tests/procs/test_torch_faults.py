@@ -274,6 +274,7 @@ def test_a_program_that_ends_without_a_word_in_the_middle_of_a_checkpoint_ends_t
     _goes_on(job)
 
 
+@pytest.mark.slow  # that only one of two leads is above
 def test_a_job_that_is_led_is_led_by_nobody_else(stopped: TorchJob) -> None:
     _restart(stopped)
     second = subprocess.run([*REMESH, "restart", str(stopped.folder)], capture_output=True, text=True)

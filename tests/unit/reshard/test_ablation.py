@@ -18,6 +18,7 @@ def test_rows_of_ours_reach_their_goals() -> None:
     assert all(row.ok for row in goals), [row for row in goals if not row.ok]
 
 
+@pytest.mark.slow
 def test_the_page_and_its_plots_are_written(tmp_path: Path) -> None:
     ablation.main(tmp_path, num_pairs=2)
     assert "| case 6 | 2.00 | 2.00 | 1.00 |" in (tmp_path / "ablation.md").read_text()
