@@ -20,6 +20,7 @@ from remesh.elastic.training import fill, windows
 from remesh.elastic.training.fill import Filled, FillRules, Offers, fill_state
 from remesh.errors import ConfigError, PeerError
 from remesh.layout.from_torch import piece_of
+from remesh.reshard.running.carry import Staging
 from remesh.reshard.running.run import Moved, run_plan
 from remesh.testing.pool import RankPool
 
@@ -210,3 +211,53 @@ def fill_from_memory_and_snapshots() -> bool:
 
 def test_snapshots_of_the_newest_step_fill_windows_too(ranks: RankPool) -> None:
     assert ranks.run(fill_from_memory_and_snapshots, 3) == [True] * 3
+
+
+def run_out_of_memory(where: str, folder: str) -> tuple[str, bool, bool]:
+    """Rank 1 has no room for the moments of the third window, or for its messages; then all fill another mesh."""
+    rank = dist.get_rank()
+    state, held = fresh(SIDE, DeviceMesh("cpu", [0, 1, 2]), 1), held_by_first_two()
+    num_calls, room = [0], {"moments": CarriedState, "staging": Staging}[where]
+    name = {"moments": "make", "staging": "_allocate"}[where]
+    real = getattr(room, name)
+
+    def refuse(self: Any, *args: Any) -> Any:
+        num_calls[0] += where == "moments"
+        if num_calls[0] == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+        return real(self, *args)
+
+    def count(*args: Any) -> Moved:
+        num_calls[0] += where == "staging"
+        return run_plan(*args)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises((ConfigError, PeerError, RuntimeError)) as raised:
+        patch.setattr(windows, "run_plan", count)
+        if rank == 1:
+            patch.setattr(room, name, refuse)
+        fill_state(state, Offers(held), HOSTS, RULES)
+    lr = state._optims["optim"].param_groups[0]["lr"]
+    kept = state.in_doubt or held
+    if where == "staging":  # in the middle of messages: this group is of no use
+        dist.destroy_process_group()
+        dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store"), rank=rank, world_size=3)
+    again = fresh(SIDE, DeviceMesh("cpu", [2, 0, 1]), 0)
+    fill_state(again, Offers(kept), HOSTS, RULES)
+    told = "peer" if isinstance(raised.value, PeerError) else str(raised.value)
+    return told, is_as_expected(again), lr == 0.1 and state.in_doubt is not None
+
+
+def test_moments_without_memory_in_a_later_window_are_told_on_all_ranks_and_nothing_is_lost(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    told = ranks.run(run_out_of_memory, 3, ("moments", str(tmp_path)))
+    assert len(set(told)) == 1 and told[0][1:] == (True, True)
+    assert "no memory left for its part of the state (CUDA out of memory" in told[0][0] and "rank 1" in told[0][0]
+
+
+def test_staging_without_memory_in_a_later_window_loses_a_peer_and_nothing_else(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    told = ranks.run(run_out_of_memory, 3, ("staging", str(tmp_path)))
+    assert [one[1:] for one in told] == [(True, True)] * 3
+    assert [one[0] for one in told] == ["peer", "CUDA out of memory. Tried to allocate 20.00 MiB.", "peer"]

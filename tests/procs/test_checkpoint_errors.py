@@ -17,6 +17,7 @@ import torch.distributed.checkpoint as dcp
 import remesh
 from remesh import dist_checkpointing
 from remesh.checkpoint.run import writer
+from remesh.checkpoint.storage.checked_file import CheckedFile
 from remesh.dist_checkpointing import ShardedObject, ShardedTensor
 from remesh.dist_checkpointing.core import CheckpointingException
 from remesh.errors import FormatError, LayoutError, PeerError, StorageError
@@ -42,6 +43,29 @@ def same_on_all(answers: list[tuple[type[BaseException], str]]) -> tuple[type[Ba
 def part() -> ShardedTensor:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     return ShardedTensor.from_rank_offsets("w", torch.full((2,), float(rank)), (0, rank, world_size))
+
+
+def load_without_memory(directory: Path) -> tuple[type[BaseException], str]:
+    """Rank 1 has no memory to read into, for a while; what is loaded after that is whole."""
+    remesh.save({"w": torch.arange(1 << 18)}, directory)
+
+    def refuse(self: CheckedFile, *args: Any) -> None:
+        raise MemoryError("Unable to allocate 4.00 MiB for an array")
+
+    wanted = {"w": torch.zeros(1 << 18)}
+    with pytest.MonkeyPatch.context() as patch:
+        if dist.get_rank() == 1:
+            patch.setattr(CheckedFile, "use_later", refuse)
+        answer = told(lambda: remesh.load(wanted, directory))
+    remesh.load(wanted, directory)
+    assert torch.equal(wanted["w"], torch.arange(float(1 << 18)))
+    return answer
+
+
+def test_a_rank_without_memory_for_what_it_reads_is_told_on_all(ranks: RankPool, tmp_path: Path) -> None:
+    _, text = same_on_all(ranks.run(load_without_memory, 2, (tmp_path / "c",)))
+    assert "Unable to allocate 4.00 MiB" in text
+    assert "rank 1" in text and str(tmp_path / "c") in text
 
 
 def save_with_a_bad_object(directory: Path, culprit: int) -> tuple[type[BaseException], str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 import torch
@@ -166,3 +167,43 @@ def _disagree() -> None:
 
 def test_what_ranks_do_not_agree_on_is_refused_by_all(ranks: RankPool) -> None:
     ranks.run(_disagree, 2)
+
+
+def _lose_memory_in_the_third_window(where: str) -> tuple[str, list[str], list[str]]:
+    """Rank 1 has no room for the new shards of a later window, or for its staging; then there is room again."""
+    rank, mesh, names = dist.get_rank(), mesh_of(range(2)), [f"t{number}" for number in range(6)]
+    wholes = {name: numbers(8, 8, seed=n) for n, name in enumerate(names)}
+    give: dict[str, torch.Tensor | Piece] = {name: on(whole, mesh, Shard(0)) for name, whole in wholes.items()}
+    target, came = Target(mesh, [Shard(1)]), {}
+    windows = remesh.reshard_by_windows(give, to=target, window_bytes=1)
+    assert len(windows) == len(names)
+    real = torch.empty
+
+    def refuse(*size: Any, **options: Any) -> torch.Tensor:
+        is_staging = options.get("dtype") is torch.uint8
+        if len(came) == 2 and "device" in options and is_staging == (where == "staging"):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+        return real(*size, **options)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(PlanError) as raised:
+        if rank == 1:
+            patch.setattr(torch, "empty", refuse)
+        for made in windows:
+            came |= made
+    told, before = str(raised.value), (sorted(came), sorted(give))
+    for made in remesh.reshard_by_windows(give, to=target, window_bytes=1):
+        came |= made
+    assert not give
+    for name, whole in wholes.items():
+        assert torch.equal(came[name].to_local(), on(whole, mesh, Shard(1)).to_local()), name
+    return told, *before
+
+
+@pytest.mark.parametrize("where", ["shards", "staging"])
+def test_memory_that_is_gone_in_a_later_window_is_told_on_all_and_costs_nothing(ranks: RankPool, where: str) -> None:
+    first, second = ranks.run(_lose_memory_in_the_third_window, 2, (where,))
+    assert first == second
+    told, came, left = first
+    assert "rank 1" in told and "CUDA out of memory" in told
+    assert ("none of them has moved" if where == "shards" else "nothing has moved") in told
+    assert len(came) == 2 and sorted(came + left) == [f"t{number}" for number in range(6)]

@@ -201,21 +201,29 @@ def _take_empty_step(optim: torch.optim.Optimizer, some: Collection[torch.Tensor
     """One step with zero gradients and zero learning rate: optimizers allocate lazily, and know their own moments best.
 
     Of ``some`` parameters alone, if given: optimizers pass over those without a gradient. Whatever the step writes into
-    the moments is overwritten by what is carried; the parameters do not move.
+    the moments is overwritten by what is carried; the parameters do not move. Should it fail, for want of memory, the
+    optimizer is as it was.
     """
     rates = [group["lr"] for group in optim.param_groups]
     parameters = [parameter for group in optim.param_groups for parameter in group["params"]]
     kept = [parameter.grad for parameter in parameters]
-    for group in optim.param_groups:
-        group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], torch.Tensor) else 0.0
+    had_moments = set(optim.state)
     chosen = None if some is None else set(map(id, some))
-    for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter) if chosen is None or id(parameter) in chosen else None
-    optim.step()
-    for group, rate in zip(optim.param_groups, rates, strict=True):
-        group["lr"] = rate
-    for parameter, gradient in zip(parameters, kept, strict=True):
-        parameter.grad = gradient
+    try:
+        for group in optim.param_groups:
+            group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], torch.Tensor) else 0.0
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter) if chosen is None or id(parameter) in chosen else None
+        optim.step()
+    except BaseException:
+        for parameter in set(optim.state) - had_moments:
+            del optim.state[parameter]
+        raise
+    finally:
+        for group, rate in zip(optim.param_groups, rates, strict=True):
+            group["lr"] = rate
+        for parameter, gradient in zip(parameters, kept, strict=True):
+            parameter.grad = gradient
 
 
 def _jsonable(name: str, value: Any) -> Value:

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement, Shard
 
-from remesh.comm.gather import Group, gather_from
+from remesh.comm.gather import Group, gather_from, is_out_of_memory
 from remesh.errors import PlanError
 from remesh.layout import local_shape_at, row_major_strides
 from remesh.layout.from_torch import dtensor_of, dtype_name, piece_of, placements_from_torch, torch_dtype
@@ -62,9 +62,21 @@ def gather_shapes(give: Tensors, group: Group = None) -> Shapes:
 def make_targets(to: Targets, shapes: Shapes) -> dict[str, DTensor]:
     """Empty DTensors on their targets, for every tensor that is given and that ``to`` names. Calls nobody.
 
-    Ranks outside a mesh get its DTensors without elements.
+    Ranks outside a mesh get its DTensors without elements. `PlanError` where there is no memory for them.
     """
-    return {name: empty_on(target, shape, dtype) for name, (target, shape, dtype) in _wanted(to, shapes).items()}
+    made: dict[str, DTensor] = {}
+    for name, (target, shape, dtype) in _wanted(to, shapes).items():
+        try:
+            made[name] = empty_on(target, shape, dtype)
+        except (RuntimeError, MemoryError) as raised:
+            if not is_out_of_memory(raised):
+                raise
+            raise PlanError(
+                f"{_DOING}: this rank's parts of {len(shapes)} tensors have {sum(local_bytes(to, shapes).values())} "
+                f"bytes, found no memory for {name!r} ({str(raised).strip().splitlines()[0]}); none of them has moved; "
+                "free memory, or move them by (smaller) windows"
+            ) from raised
+    return made
 
 
 def local_bytes(to: Targets, shapes: Shapes) -> dict[str, int]:

@@ -1,4 +1,5 @@
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -29,6 +30,33 @@ def test_allocating_moments_moves_no_parameter_and_keeps_rates() -> None:
     assert optim.param_groups[0]["lr"] == 0.1
     assert all(parameter.grad is None for parameter in model.parameters())
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("is_some", [False, True])
+@pytest.mark.parametrize("fails", ["gradients", "moments"])
+def test_an_optimizer_without_memory_for_its_moments_is_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, fails: str, is_some: bool
+) -> None:
+    """What is made last is refused: the rate must not stay 0, nor gradients of zeros, nor a part of the moments."""
+    model, optim = make(0)
+    gradients = [torch.full_like(parameter, 2.0) for parameter in model.parameters()]
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        parameter.grad = gradient
+    state, real, left = CarriedState({"model": model, "optim": optim}), torch.zeros_like, [3]
+
+    def refuse(like: torch.Tensor, **options: Any) -> torch.Tensor:
+        is_counted = ("memory_format" in options) == (fails == "moments")
+        left[0] -= is_counted
+        if is_counted and left[0] < 0:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+        return real(like, **options)
+
+    with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
+        patch.setattr(torch, "zeros_like", refuse)
+        wanted = {f"optim.state.{name}.exp_avg" for name in state.tensors()}
+        state.make({state.unit_of(name) for name in wanted}) if is_some else state.allocate(wanted)
+    assert optim.param_groups[0]["lr"] == 0.1 and not optim.state
+    assert all(p.grad is gradient for p, gradient in zip(model.parameters(), gradients, strict=True))
 
 
 def test_state_put_into_fresh_objects_makes_them_go_on_as_the_old_ones() -> None:
