@@ -99,6 +99,13 @@ class StreamOrder:
         self._reads.clear()
 
 
+def wait_for_devices(devices: Collection[torch.device]) -> None:
+    """Return when all is done that is queued on the current streams of these devices."""
+    for device in devices:
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()
+
+
 def _keep(tensor: torch.Tensor, stream: Any) -> None:
     """Let nobody else have the tensor's memory before what the stream has been given is done."""
     if tensor.is_cuda:

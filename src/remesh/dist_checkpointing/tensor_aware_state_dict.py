@@ -34,6 +34,7 @@ from remesh.checkpoint.values.entities import (
 from remesh.checkpoint.values.nests import HOLE, graft, without_holes
 from remesh.checkpoint.values.state_split import expand, split, stored_factories
 from remesh.comm.gather import Group, gather_from, group_rank, step_together
+from remesh.device_streams import wait_for_devices
 from remesh.dist_checkpointing.exchange_utils import (
     ShardDistribution,
     determine_main_replica_uniform_distribution,
@@ -206,8 +207,19 @@ class MCoreTensorAwareStateDict:
             raise CheckpointMismatchError("putting tensors into a state dict: it has its own; take them out first")
 
     def copy_tensors_to_cpu(self, non_blocking: bool = False) -> None:
-        """Replace the tensors by copies on the CPU."""
-        self._replace(lambda data: data.detach().to("cpu", copy=True, non_blocking=non_blocking))
+        """Replace the tensors by copies on the CPU, which are there when this returns.
+
+        With ``non_blocking`` all copies are queued before the first is waited for.
+        """
+        devices: set[torch.device] = set()
+
+        def copy(data: torch.Tensor) -> torch.Tensor:
+            devices.add(data.device)
+            return data.detach().to("cpu", copy=True, non_blocking=non_blocking)
+
+        self._replace(copy)
+        if non_blocking:  # what torch has only queued may be read, or saved, by now
+            wait_for_devices(devices)
 
     def restore_tensor_device(self, non_blocking: bool = True) -> None:
         """Bring the tensors to the GPU in use; without one they stay."""

@@ -140,7 +140,7 @@ def survey_values(
                 name: torch.zeros(local_shape(layout, rank), dtype=torch_dtype(layout.dtype), device=device)
                 for name, layout in taken.items()
             }
-            with _unchanged(stage.module):
+            with unchanged(stage.module):
                 made = call_module(stage, names_made(graph, index), {**values, **example[0]}, example[1])
             return [takes, {name: _describe(stage, name, made[name], mesh) for name in names_made(graph, index)}]
 
@@ -195,10 +195,12 @@ def _describe(stage: Stage, name: str, value: torch.Tensor, mesh: Mesh) -> list[
 
 
 @contextmanager
-def _unchanged(module: nn.Module) -> Iterator[None]:
+def unchanged(module: nn.Module) -> Iterator[None]:
     """Within it a module may be called, and nothing is different after."""
     kept = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    with torch.random.fork_rng(), torch.no_grad():
+    device = device_of(module)
+    # Of other devices nothing is touched: by default torch would look at all of the machine, and warn of it.
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
         yield
         for name, buffer in module.named_buffers():
             buffer.copy_(kept[name])

@@ -18,7 +18,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from remesh import dist_checkpointing
-from remesh.dist_checkpointing import ShardedObject, ShardedTensor
+from remesh.dist_checkpointing import ShardedObject, ShardedTensor, tensor_aware_state_dict
 from remesh.dist_checkpointing.core import CheckpointingException
 from remesh.dist_checkpointing.dict_utils import dict_map, dict_map_with_key, nested_items_iter
 from remesh.dist_checkpointing.gpt_checkpoint_interop import gpt_compatible_layer_maps
@@ -202,6 +202,28 @@ def test_a_tensor_aware_state_dict_gives_its_tensors_away_and_takes_them_back() 
     wanted = {"w": ShardedTensor.from_rank_offsets("w", torch.zeros(4)), "o": ShardedObject("o", None, (1,), (0,))}
     result = aware.to_state_dict(wanted)
     assert (result["w"].tolist(), result["o"], result["n"]) == ([0, 1, 2, 3], 5, 1)
+
+
+def test_copies_that_do_not_block_are_there_when_the_call_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch copies from a device to locked memory then, and comes back before the values are there."""
+    late: list[torch.Tensor] = []
+
+    def copy_later(data: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        late.append(torch.zeros_like(data))
+        return late[-1]
+
+    def arrive(devices: Any) -> None:
+        assert devices
+        for copy in late:
+            copy.fill_(7.0)
+
+    state = {"w": ShardedTensor.from_rank_offsets("w", torch.full((2,), 7.0))}
+    aware, _ = MCoreTensorAwareStateDict.from_state_dict(state, algo="atomic")
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "to", copy_later)
+        patch.setattr(tensor_aware_state_dict, "wait_for_devices", arrive)
+        aware.copy_tensors_to_cpu(non_blocking=True)
+    assert [one.tolist() for one in aware.pop_tensors()] == [[7.0, 7.0]]
 
 
 def test_flat_dicts_and_walks(tmp_path: Path) -> None:

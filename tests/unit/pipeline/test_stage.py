@@ -9,6 +9,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.stage import Stage, StageWork, cut_microbatches, spec_of
+from remesh.pipeline.survey import unchanged
 
 
 @pytest.mark.parametrize(
@@ -57,3 +58,15 @@ def test_a_micro_batch_is_kept_from_its_forward_to_its_weights_gradients() -> No
 def test_data_axes_are_axes_of_the_mesh() -> None:
     with pytest.raises(PipelineError, match="data axes among the mesh's"):
         Stage(0, nn.Identity(), data_axes=("dp",))
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_first_look_at_a_stage_changes_nothing_and_looks_at_no_other_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", None)
+    module = nn.Sequential(nn.BatchNorm1d(3), nn.Dropout())
+    before, mean = torch.random.get_rng_state(), module[0].running_mean.clone()
+    with unchanged(module):
+        module(torch.rand(4, 3))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert torch.equal(module[0].running_mean, mean)
