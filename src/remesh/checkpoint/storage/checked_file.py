@@ -32,7 +32,8 @@ _PIECE_BYTES = 256 << 10
 """Read and checked while it is still in the processor's cache."""
 _GROUP = 16
 """Blocks whose checksums are compared as one."""
-_MAX_THREADS = 4
+NUM_READERS = min(4, os.cpu_count() or 1)
+"""Threads for large reads, each of which has a window."""
 
 
 class CheckedFile:
@@ -196,5 +197,4 @@ def _cut(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
 
 def start_readers(begin: Callable[[], None] | None = None) -> ThreadPoolExecutor:
     """The threads for large reads, each of which calls ``begin`` first; to be used as a context manager."""
-    num_threads = min(_MAX_THREADS, os.cpu_count() or 1)
-    return ThreadPoolExecutor(num_threads, thread_name_prefix="remesh-read", initializer=begin)
+    return ThreadPoolExecutor(NUM_READERS, thread_name_prefix="remesh-read", initializer=begin)
