@@ -12,7 +12,7 @@ import sys
 import tempfile
 import xml.etree.ElementTree as ET
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,15 +21,29 @@ import torch
 
 from benchmarks.gpu.__main__ import ROWS
 from benchmarks.gpu.bench_rank import Compared
+from benchmarks.gpu.stand_ins import BAD_INPUT, SHOWN, Shown
 from benchmarks.report import OUT
 from tests.gpu.settings import WITHOUT_TWIN
 
 ROOT = Path(__file__).resolve().parents[2]
 _NOTHING_MET = """\
-**No row and no test has met a device.** What a CPU can show is shown: the tests also run on the CPU, the waits between
-streams are tried on a device that is made believe
-([decision 88](decisions/0088-device-memory-is-copied-in-a-queue.md)), and so are operations that torch gives up, and
-aborts that hang ([decision 95](decisions/0095-what-is-only-queued-is-looked-back-at.md))."""
+**No row and no test has met a device.** What a CPU can show [is shown](#shown-without-a-device)."""
+_HOW = """\
+## How to run it
+
+| machine | tests | rows |
+|---|---|---|
+| none with a GPU | `make test-gpu`: all skipped, by name | `python -m benchmarks.gpu --device cpu`: small ones |
+| one GPU | `make test-gpu` | `python -m benchmarks.gpu` |
+| eight GPUs | `make test-gpu` | `torchrun --nproc-per-node 8 -m benchmarks.gpu` |
+| two nodes of eight | on each: `make test-gpu` | on each: `torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d \
+--rdzv-endpoint HOST:29500 -m benchmarks.gpu --folder /shared` |
+
+A test that needs more GPUs than there are says so. `python -m benchmarks.gpu.page` then writes this page, and what
+README says of devices. Groups over NCCL need `torch.cuda.set_device(LOCAL_RANK)` first, or `device_id`; of torch's
+settings only those matter that end processes, which
+[elastic jobs set or refuse](../src/remesh/comm/nccl_settings.py). Memory on devices:
+`python -m benchmarks.memory --device cuda`."""
 Outcomes = dict[str, list[tuple[str, str]]]
 """For each file its tests, each with what became of it."""
 
@@ -112,15 +126,10 @@ def page_of(outcomes: Outcomes, device: str | None, report: Mapping[str, Any] | 
     """The page as text."""
     lines = ["# What has met a GPU", "", "*Written by `python -m benchmarks.gpu.page`; do not edit.*", ""]
     met = what_has_met(outcomes, device, report)
-    lines += [f"{met}." if met else _NOTHING_MET, ""]
-    lines += [
-        "## Rows",
-        "",
-        "`python -m benchmarks.gpu`, or under torchrun; `--device cpu` for small ones.",
-        "",
-    ]
+    lines += [f"{met}." if met else _NOTHING_MET, "", _HOW, "", "## Rows", ""]
     lines += _rows(report)
-    lines += ["", "## Tests", "", "`make test-gpu`. A test for more GPUs than there are says so.", ""]
+    num_not_met = sum(end == "not run" for tests in outcomes.values() for _, end in tests)
+    lines += ["", "## Tests", "", f"{num_not_met} of {sum(map(len, outcomes.values()))} were not run on a device.", ""]
     lines += ["Each also runs on the CPU, in `make test`, but for:", ""]
     lines += [f"- `{name}`: {why}" for name, why in sorted(WITHOUT_TWIN.items())]
     lines += ["", "| test | on | end |", "|---|---|---|"]
@@ -128,7 +137,16 @@ def page_of(outcomes: Outcomes, device: str | None, report: Mapping[str, Any] | 
         for name, end in tests:
             plain, _, setting = name.partition("[")
             lines.append(f"| [`{plain}`](../{path}) | {setting.rstrip(']') or 'GPUs'} | {end} |")
+    lines += ["", "## Shown without a device", ""]
+    lines += _shown(SHOWN)
+    lines += ["", "## Bad input", "", "One clear error on all ranks, unless the row says what happens instead.", ""]
+    lines += _shown(BAD_INPUT)
     return "\n".join(lines) + "\n"
+
+
+def _shown(rows: Sequence[Shown]) -> list[str]:
+    lines = ["| what | test | by |", "|---|---|---|"]
+    return lines + [f"| {one.what} | [`{one.test}`](../tests/{one.file}) | {one.by} |" for one in rows]
 
 
 def what_has_met(outcomes: Outcomes, device: str | None, report: Mapping[str, Any] | None) -> str:

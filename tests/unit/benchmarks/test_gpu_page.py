@@ -12,6 +12,7 @@ import pytest
 from benchmarks.gpu.__main__ import ROWS
 from benchmarks.gpu.bench_rank import Compared
 from benchmarks.gpu.page import ROOT, SAYINGS, page_of, read_outcomes, what_has_met
+from benchmarks.gpu.stand_ins import BAD_INPUT, SHOWN
 from tests.gpu.settings import CPU, WITHOUT_TWIN
 
 XML = """<testsuites><testsuite>
@@ -85,6 +86,12 @@ def test_pages_say_that_a_device_was_met_exactly_if_the_table_does() -> None:
     for name, saying in SAYINGS.items():
         text = (ROOT / name).read_text()
         assert (saying.put(text, "") == text) == nothing, name
+
+
+def test_what_is_shown_without_a_device_is_a_test_that_runs_without_one_or_says_so() -> None:
+    for one in (*SHOWN, *BAD_INPUT):
+        assert (ROOT / "tests" / one.file).is_file()
+        assert not one.file.startswith("gpu/") or one.test not in WITHOUT_TWIN or "needs 2 GPUs" in one.by
 
 
 def test_every_test_of_devices_also_runs_on_the_cpu_or_is_named() -> None:
