@@ -135,7 +135,7 @@ typedef struct LAID_OUT { int32_t source; int32_t tag; int64_t num_bytes; int32_
 
 typedef struct LAID_OUT { int64_t offset; int64_t num_bytes; } Run;
 
-typedef struct LAID_OUT { uint64_t comm; int32_t tag; int32_t what; int32_t source; int32_t pid; uint64_t request;
-    uint64_t num_bytes; uint64_t address; } WireHeader;
+typedef struct LAID_OUT { uint64_t comm; int32_t tag; int16_t what; uint16_t core; int32_t source; int32_t pid; uint64_t
+    request; uint64_t num_bytes; uint64_t address; } WireHeader;
 
 #endif

@@ -472,9 +472,10 @@ static void take_pairs(Engine *e, PyObject *setup) {
 static void take_ranks(Engine *e, PyObject *setup) {
     size_t size = e->size > 0 ? (size_t)e->size : 1;
     e->neighbours = calloc(size, 1);
+    e->cores = calloc(size, sizeof *e->cores);
     e->sent = calloc(2 * size, sizeof *e->sent);
     e->received = e->sent == NULL ? NULL : e->sent + size;
-    if ((e->sent == NULL || e->neighbours == NULL) && !PyErr_Occurred()) PyErr_NoMemory();
+    if ((e->sent == NULL || e->neighbours == NULL || e->cores == NULL) && !PyErr_Occurred()) PyErr_NoMemory();
     PyObject *neighbours = object(setup, "neighbours");
     if (neighbours != NULL && e->neighbours != NULL && PyBytes_Size(neighbours) == e->size)
         memcpy(e->neighbours, PyBytes_AsString(neighbours), (size_t)e->size);
@@ -527,6 +528,7 @@ static void engine_dealloc(PyObject *self) {
     drop_small(e);
     drop_parts(e);
     free(e->neighbours);
+    free(e->cores);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(self);
     Py_DECREF(type);

@@ -106,6 +106,7 @@ typedef struct {
     Carry *carries;
     size_t num_carries, room_carries;
     char *staging, *neighbours; /* by rank: whether its program's memory can be reached */
+    uint32_t *cores;            /* by rank: where its program last called, plus 1; 0: not known */
     int upper_pid;
     uint64_t arena_start, arena_bytes;
     Stream *streams;

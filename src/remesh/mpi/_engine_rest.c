@@ -19,8 +19,20 @@ static void note_allowed(Engine *e) {
     if (e->home == ANYWHERE) sched_getaffinity(0, sizeof e->allowed, &e->allowed);
 }
 
+/* Whether no program of another rank stands on this core, as all ranks of the host have told with their messages. */
+static int is_ours(const Engine *e, uint32_t cpu) {
+    int num_told = 0;
+    for (int rank = 0; rank < e->size; rank++) {
+        if (rank == e->rank || !e->neighbours[rank]) continue;
+        if (e->cores[rank] == 0 || e->cores[rank] == cpu) return 0;
+        num_told++;
+    }
+    return num_told > 0;
+}
+
 /* Run where this rank's share of the cores is. Two that only ask MPI on one core would keep each other from it, and the
- * kernel moves nobody who never sleeps.
+ * kernel moves nobody who never sleeps. Where each rank has one core, and the programs have chosen others among them than
+ * the seats say, they are kept: to cross over would put each beside the program of another rank, and leave a core idle.
  */
 void leave_program(Engine *e) {
     if (e->home == AT_SEAT) return;
@@ -28,8 +40,9 @@ void leave_program(Engine *e) {
     cpu_set_t seat;
     CPU_AND(&seat, &e->seat, &e->allowed);
     if (CPU_COUNT(&seat) == 0) seat = e->allowed;
+    int is_one = CPU_COUNT(&seat) == 1;
     /* Beside the program is at the seat where that is one core, and the program on it. */
-    if (e->home != ANYWHERE && CPU_COUNT(&seat) == 1 && CPU_ISSET(e->home - 1, &seat)) return;
+    if (is_one && e->home != ANYWHERE && (CPU_ISSET(e->home - 1, &seat) || is_ours(e, e->home))) return;
     if (sched_setaffinity(0, sizeof seat, &seat) == 0) e->home = AT_SEAT;
 }
 

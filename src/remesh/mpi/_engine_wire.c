@@ -17,8 +17,9 @@ int send_wire(Engine *e, int dest, const uint64_t fields[7], const char *payload
     char *frame = malloc(HEADER_BYTES + num_bytes);
     if (frame == NULL) return PyErr_NoMemory(), -1;
     *(WireHeader *)frame = (WireHeader){
-        .comm = fields[0], .tag = (int)fields[1], .what = (int)fields[2], .source = e->rank, .pid = (int)fields[5],
-        .request = fields[3], .num_bytes = fields[4], .address = fields[6]};
+        .comm = fields[0], .tag = (int)fields[1], .what = (int16_t)fields[2], .source = e->rank, .pid = (int)fields[5],
+        .request = fields[3], .num_bytes = fields[4], .address = fields[6],
+        .core = (uint16_t)atomic_load_explicit(e->cpu, memory_order_relaxed)};
     if (num_bytes) memcpy(frame + HEADER_BYTES, payload, num_bytes);
     int (*isend)(const void *, int, Handle, int, int, Handle, uint64_t *) = e->function[FN_ISEND];
     int (*test)(uint64_t *, int *, void *) = e->function[FN_TEST];
@@ -146,6 +147,7 @@ int take_frame(Engine *e) {
     if (header.source < 0 || header.source >= e->size)
         return PyErr_SetString(PyExc_ValueError, "a message of no rank"), -1;
     e->received[header.source]++;
+    e->cores[header.source] = frame->core;
     if (hear(e, &header, e->frame + HEADER_BYTES)) return -1;
     e->frame_ready = 0;
     if (e->frame_request == NULL) return 0;

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from remesh.mpi.calls.wire_messages import HEADER
+from remesh.mpi.calls.wire_messages import HEADER, HEADER_FIELDS
 from remesh.mpi.calls.words import CORE, DOORBELL, FIRST_SLOT, REPLY, STRIDE
 from remesh.mpi.channel import SharedChannel
 from remesh.mpi.lower.engine import Setup
@@ -68,7 +68,7 @@ class PromptMpi:
         return (isend, test, start, *[0] * 4, reduce, 0, 0, 0)
 
     def _isend(self, start: int, num_bytes: int, byte: int, dest: int, tag: int, comm: int, handle: Any) -> int:
-        self.sent.append((dest, ctypes.string_at(start, num_bytes)))
+        self.sent.append((dest, sent_frame(start, num_bytes)))
         handle[0] = 0
         return 0
 
@@ -101,12 +101,19 @@ def call_lower(channel: SharedChannel, slot: int) -> None:
 def pack_frame(source: int, fields: tuple[int, ...], payload: bytes) -> bytes:
     """A wire message as it travels; ``fields`` as `Wire.send` takes them."""
     comm, tag, what, request, num_bytes, pid, address = fields
-    return HEADER.pack(comm, tag, what, source, pid, request, num_bytes, address) + payload
+    return HEADER.pack(comm, tag, what, 0, source, pid, request, num_bytes, address) + payload
+
+
+def sent_frame(start: int, num_bytes: int) -> bytes:
+    """A wire message as an engine hands it to MPI, but for the core of its program, which the machine has chosen."""
+    fields = list(HEADER.unpack_from(frame := ctypes.string_at(start, num_bytes)))
+    fields[HEADER_FIELDS.index("core")] = 0
+    return HEADER.pack(*fields) + frame[HEADER.size :]
 
 
 def unpack_frame(frame: bytes) -> tuple[int, tuple[int, ...], bytes]:
     """The inverse: source, fields and payload, as they are heard in Python."""
-    comm, tag, what, source, pid, request, num_bytes, address = HEADER.unpack_from(frame)
+    comm, tag, what, _, source, pid, request, num_bytes, address = HEADER.unpack_from(frame)
     return source, (comm, tag, what, request, num_bytes, pid, address), frame[HEADER.size :]
 
 

@@ -286,7 +286,7 @@ def test_what_lies_within_a_window_is_the_same_in_c(
     )
     payload = b"".join(RUN.pack(*run) for run in asked)
     word = Verb(NO_OP, 0, fetches=False).pack()
-    rank.hear(HEADER.pack(_WINDOW, word, What.ACCESS, 1, len(runs), 5, len(payload), 0) + payload)
+    rank.hear(HEADER.pack(_WINDOW, word, What.ACCESS, 0, 1, len(runs), 5, len(payload), 0) + payload)
     _, answer = rank.sent.popleft()
     assert HEADER.unpack_from(answer)[1] == (0 if is_inside else CLASSES["ERR_RMA_RANGE"])
     assert rank.num_in_python == 0
@@ -318,10 +318,10 @@ def test_a_damaged_access_is_answered_with_an_error_and_touches_nothing(
     rank = _Rank(0, tmp_path)
     rank.windows.windows[_WINDOW].regions[rank.base] = 1 << 62
     before = bytes(rank.memory)
-    rank.hear(HEADER.pack(_WINDOW, word, What.ACCESS, 1, num_runs, 5, len(payload), 0) + payload)
+    rank.hear(HEADER.pack(_WINDOW, word, What.ACCESS, 0, 1, num_runs, 5, len(payload), 0) + payload)
     dest, answer = rank.sent.popleft()
     error = CLASSES["ERR_OTHER"]
-    assert (dest, answer) == (1, HEADER.pack(_WINDOW, error, What.ACCESSED, 0, 0, 5, 0, 0))
+    assert (dest, answer) == (1, HEADER.pack(_WINDOW, error, What.ACCESSED, 0, 0, 0, 5, 0, 0))
     assert bytes(rank.memory) == before
 
 
@@ -330,7 +330,7 @@ def test_memory_that_is_gone_is_an_error(tmp_path: Path) -> None:
     rank, payload = _Rank(0, tmp_path), RUN.pack(8, 4) + b"data"
     rank.windows.windows[_WINDOW] = Exposure(0, {0: 4096})
     for verb in (Verb(REPLACE, 0, fetches=False), Verb(NO_OP, 0, fetches=True)):
-        rank.hear(HEADER.pack(_WINDOW, verb.pack(), What.ACCESS, 1, 1, 5, len(payload), 0) + payload)
+        rank.hear(HEADER.pack(_WINDOW, verb.pack(), What.ACCESS, 0, 1, 1, 5, len(payload), 0) + payload)
         assert HEADER.unpack_from(rank.sent.popleft()[1])[1] == CLASSES["ERR_OTHER"]
 
 
@@ -339,7 +339,7 @@ def test_an_answer_that_nobody_waits_for_is_an_error(tmp_path: Path, source: int
     rank = _Rank(0, tmp_path)
     rank.start(FIRST_POSTED, Verb(NO_OP, 0, fetches=True), _WINDOW, 1, (0, 4), b"")
     with pytest.raises(ValueError, match=f"rank {source} answers access {request_number}, which is not under way"):
-        rank.hear(HEADER.pack(_WINDOW, 0, What.ACCESSED, source, 0, request_number, 4, 0) + b"data")
+        rank.hear(HEADER.pack(_WINDOW, 0, What.ACCESSED, 0, source, 0, request_number, 4, 0) + b"data")
     assert rank.windows.is_busy and not rank.requests.by_number[FIRST_POSTED].done
 
 
@@ -349,7 +349,7 @@ def test_an_answer_of_another_length_than_was_asked_for_is_an_error(
 ) -> None:
     rank = _Rank(0, tmp_path)
     rank.start(FIRST_POSTED, Verb(REPLACE, 0, fetches), _WINDOW, 1, (0, 4), b"data")
-    rank.hear(HEADER.pack(_WINDOW, 0, What.ACCESSED, 1, 0, FIRST_POSTED, len(payload), 0) + payload)
+    rank.hear(HEADER.pack(_WINDOW, 0, What.ACCESSED, 0, 1, 0, FIRST_POSTED, len(payload), 0) + payload)
     assert rank.fetched(FIRST_POSTED, 0) == (CLASSES["ERR_OTHER"], b"")
 
 
@@ -411,7 +411,7 @@ def test_a_lock_is_shared_or_one_rank_s_and_goes_to_who_came_first(
         granted = oracle.release(source) if is_known else oracle.ask(asker)
         if source:
             what = What.UNLOCK if is_known else What.LOCK
-            rank.hear(HEADER.pack(_WINDOW, int(exclusive), what, source, 0, number, 0, 0))
+            rank.hear(HEADER.pack(_WINDOW, int(exclusive), what, 0, source, 0, number, 0, 0))
         elif is_known:
             rank.unlock(_WINDOW, 0)
         numbers[source] = number
@@ -419,7 +419,7 @@ def test_a_lock_is_shared_or_one_rank_s_and_goes_to_who_came_first(
         assert (locks.holders, locks.waiting) == (oracle.holders, oracle.waiting)
         assert len(locks.holders) <= 1 or not any(holder.exclusive for holder in locks.holders)
         told = [
-            (one.rank, HEADER.pack(_WINDOW, 0, What.LOCKED, 0, 0, one.request, 0, 0)) for one in granted if one.rank
+            (one.rank, HEADER.pack(_WINDOW, 0, What.LOCKED, 0, 0, 0, one.request, 0, 0)) for one in granted if one.rank
         ]
         assert list(rank.sent) == told
         rank.sent.clear()
@@ -430,13 +430,13 @@ def test_a_lock_is_shared_or_one_rank_s_and_goes_to_who_came_first(
 
 def test_a_lock_of_a_window_that_is_gone_is_refused_and_giving_it_back_is_of_no_account(tmp_path: Path) -> None:
     rank = _Rank(0, tmp_path)
-    rank.hear(HEADER.pack(_GONE, 0, What.UNLOCK, 1, 0, 0, 0, 0))
+    rank.hear(HEADER.pack(_GONE, 0, What.UNLOCK, 0, 1, 0, 0, 0, 0))
     assert not rank.sent
-    rank.hear(HEADER.pack(_GONE, 1, What.LOCK, 1, 0, 9, 0, 0))
-    assert rank.sent.popleft() == (1, HEADER.pack(_GONE, CLASSES["ERR_WIN"], What.LOCKED, 0, 0, 9, 0, 0))
+    rank.hear(HEADER.pack(_GONE, 1, What.LOCK, 0, 1, 0, 9, 0, 0))
+    assert rank.sent.popleft() == (1, HEADER.pack(_GONE, CLASSES["ERR_WIN"], What.LOCKED, 0, 0, 0, 9, 0, 0))
 
 
 def test_what_a_program_posts_to_give_a_lock_back_reaches_its_target(tmp_path: Path) -> None:
     rank = _Rank(0, tmp_path)
     rank.unlock(_WINDOW, 2)
-    assert rank.sent.popleft() == (2, HEADER.pack(_WINDOW, 0, What.UNLOCK, 0, 0, 0, 0, 0))
+    assert rank.sent.popleft() == (2, HEADER.pack(_WINDOW, 0, What.UNLOCK, 0, 0, 0, 0, 0, 0))

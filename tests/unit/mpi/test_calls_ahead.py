@@ -46,7 +46,7 @@ def _announcements(half: _Half) -> list[tuple[Any, ...]]:
     """Kind, tag of what is ahead, bytes of each announcement that it has sent."""
     frames = [HEADER.unpack_from(frame) for frame in half.said]
     kinds = (What.ANNOUNCED, What.ANNOUNCED_AHEAD, What.ANNOUNCED_AHEAD_WHOLE)
-    return [(frame[2], frame[4], frame[6]) for frame in frames if frame[2] in kinds]
+    return [(frame[2], frame[5], frame[7]) for frame in frames if frame[2] in kinds]
 
 
 @pytest.mark.parametrize("num_bytes", [40_000, _PIECE_BYTES, 5 * _PIECE_BYTES + 1])
@@ -186,6 +186,6 @@ def test_what_others_say_of_pieces_ahead_is_checked(tmp_path: Path, fields: tupl
     if fields[2] == What.DECLINED:
         fields = (*fields[:3], _MOST_AHEAD + 1, *fields[4:])
     comm, tag, what, request, num_bytes, pid, address = fields
-    half.coming.append(HEADER.pack(comm, tag, what, 1, pid, request, num_bytes, address))
+    half.coming.append(HEADER.pack(comm, tag, what, 0, 1, pid, request, num_bytes, address))
     with pytest.raises(ValueError, match=said):
         half.turn()

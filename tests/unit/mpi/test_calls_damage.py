@@ -130,7 +130,7 @@ def _announce_to_rank_1(half: _Half) -> int:
 )
 def test_a_message_of_no_size_is_refused(tmp_path: Path, what: int, num_bytes: int, found: str) -> None:
     half = _Half(str(tmp_path / "channel"))
-    half.coming.append(HEADER.pack(7, 0, what, 1, 0, 0, num_bytes, 0))
+    half.coming.append(HEADER.pack(7, 0, what, 0, 1, 0, 0, num_bytes, 0))
     with pytest.raises(ValueError, match=f"rank 1.*{found}|{found}.*rank 1"):
         half.turn()
 
@@ -139,7 +139,7 @@ def test_a_message_of_no_size_is_refused(tmp_path: Path, what: int, num_bytes: i
 def test_a_stream_with_a_tag_of_other_messages_is_refused(tmp_path: Path, tag: int) -> None:
     half = _Half(str(tmp_path / "channel"))
     number = _announce_to_rank_1(half)
-    half.coming.append(HEADER.pack(7, 0, What.WANTED, 1, 0, number, tag % 2**64, 4096))
+    half.coming.append(HEADER.pack(7, 0, What.WANTED, 0, 1, 0, number, tag % 2**64, 4096))
     with pytest.raises(ValueError, match="hearing rank 1: tag of a stream"):
         half.turn()
 
@@ -156,7 +156,7 @@ def test_what_is_said_of_a_request_must_come_from_who_it_was_sent_to(
         number, source = FIRST_POSTED, 1
     else:
         number, source = _announce_to_rank_1(half), 0
-    half.coming.append(HEADER.pack(7, 0, what, source, 0, number, 1, 4096))
+    half.coming.append(HEADER.pack(7, 0, what, 0, source, 0, number, 1, 4096))
     with pytest.raises(ValueError, match=f"hearing rank {source}: .* request {number}, which fits nothing"):
         half.turn()
     assert not half.requests.by_number[number].done

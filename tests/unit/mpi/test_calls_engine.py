@@ -9,6 +9,7 @@ import struct
 import threading
 import time
 from collections import Counter, deque
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -38,6 +39,7 @@ from tests.unit.mpi.make_believe_mpi import (
     call_lower,
     make_setup,
     ring,
+    sent_frame,
 )
 from tests.unit.mpi.oracles import DumbMatching
 from tests.unit.mpi.program_side import Port
@@ -123,7 +125,7 @@ class _Half:
         if tag:
             self.other.pieces.append((tag, ctypes.string_at(start, num_bytes), 0))
         else:
-            self.sent.append(ctypes.string_at(start, num_bytes))
+            self.sent.append(sent_frame(start, num_bytes))
             self.said.append(self.sent[-1])
         handle[0] = 0
         return 0
@@ -187,7 +189,7 @@ class _Half:
 
     def arrive(self, tag: int, payload: bytes) -> None:
         """A short message from rank 1 on communicator 7."""
-        self.coming.append(HEADER.pack(7, tag, What.MESSAGE, 1, 0, 0, len(payload), 0) + payload)
+        self.coming.append(HEADER.pack(7, tag, What.MESSAGE, 0, 1, 0, 0, len(payload), 0) + payload)
 
 
 def num_posted(half: _Half) -> int:
@@ -261,17 +263,17 @@ def test_what_is_posted_is_sent_in_order_however_the_ring_wraps(
     assert half.engine.sent == [0, len(sizes)] and half.engine.handed_over
     for index, size in enumerate(sizes):
         frame = half.sent[index]
-        assert HEADER.unpack_from(frame) == (7, index, What.MESSAGE, 0, 0, 0, size, 0)
+        assert HEADER.unpack_from(frame) == (7, index, What.MESSAGE, 0, 0, 0, 0, size, 0)
         assert frame[HEADER.size :] == bytes([index % 251]) * size
 
 
 def test_what_is_said_to_python_reaches_it_with_its_payload(tmp_path: Path) -> None:
     half = _Half(str(tmp_path / "channel"))
     for what, payload in ((What.JOIN, b""), (What.ACCESSED, b"what was there"), (What.ACCESSED, b"")):
-        half.coming.append(HEADER.pack(9, 5, what, 1, 3, 17, len(payload), 64) + payload)
+        half.coming.append(HEADER.pack(9, 5, what, 0, 1, 3, 17, len(payload), 64) + payload)
         half.turn()
         assert half.seen.pop() == (1, (9, 5, what, 17, len(payload), 3, 64), payload)
-    half.coming.append(HEADER.pack(9, 5, What.ACCESSED, 1, 3, 17, EAGER_BYTES + 1, 64))
+    half.coming.append(HEADER.pack(9, 5, What.ACCESSED, 0, 1, 3, 17, EAGER_BYTES + 1, 64))
     with pytest.raises(ValueError, match="longer than its frame"):
         half.turn()
 
@@ -544,7 +546,7 @@ def test_an_empty_synchronous_send_is_over_when_a_receive_has_matched(tmp_path: 
     sender, receiver = _two(tmp_path, near=near)
     request = sender.requests.start(kind=SEND, comm=7, peer=1, tag=3, address=0, num_bytes=0)
     pid = os.getpid() if near else 0
-    receiver.coming.append(HEADER.pack(7, 3, What.ANNOUNCED, 0, pid, request.number, 0, 0))
+    receiver.coming.append(HEADER.pack(7, 3, What.ANNOUNCED, 0, 0, pid, request.number, 0, 0))
     _both_turn(sender, receiver)
     assert not request.done
     _receive_long(receiver, bytearray(50))
@@ -670,8 +672,13 @@ def test_a_lower_half_gives_way_while_calls_are_dense_and_sleeps_while_a_third_c
     assert apart.total() == 10 and apart[_GIVES_WAY] == 0
 
 
-def test_an_engine_that_copies_goes_to_its_share_of_the_cores(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("told", "stays"), [(None, False), (min, False), (max, True)])
+def test_an_engine_that_copies_goes_to_its_share_of_the_cores_unless_programs_have_shared_them_otherwise(
+    tmp_path: Path, told: Callable[[set[int]], int] | None, stays: bool
+) -> None:
+    """What the other rank has told: nothing, that its program stands on the same core, or on this one's share."""
     allowed = os.sched_getaffinity(0)
+    core = 0 if told is None else told(allowed) + 1
     half = _Half(str(tmp_path / "channel"), seat=(max(allowed), 1000))
     try:
         _ring_from(half, min(allowed))
@@ -680,9 +687,9 @@ def test_an_engine_that_copies_goes_to_its_share_of_the_cores(tmp_path: Path) ->
         half.engine.attach(_NOBODY)
         into = bytearray(1 << 20)
         assert Port(half.upper, 0).start_receive(FIRST_POSTED, 7, 1, 0, len(into), NATIVE.address_of(into))
-        half.coming.append(HEADER.pack(7, 0, What.ANNOUNCED, 1, _NOBODY, 5, len(into), 0x1000))
+        half.coming.append(HEADER.pack(7, 0, What.ANNOUNCED, core, 1, _NOBODY, 5, len(into), 0x1000))
         half.engine.step(False)
-        assert os.sched_getaffinity(0) == {max(allowed)}
+        assert os.sched_getaffinity(0) == {min(allowed) if stays else max(allowed)}
     finally:
         os.sched_setaffinity(0, allowed)
 

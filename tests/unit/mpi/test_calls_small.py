@@ -200,7 +200,7 @@ def test_a_fold_that_fails_is_an_error_of_all_ranks(tmp_path: Path) -> None:
 def test_a_part_of_impossible_size_is_refused(tmp_path: Path) -> None:
     member = _Member(0, 2, tmp_path)
     with pytest.raises(ValueError, match="a part of 1099511627776 bytes from rank 1"):
-        member.hear(HEADER.pack(_COMM, 0, What.PART, 1, 0, 0, 1 << 40, 0))
+        member.hear(HEADER.pack(_COMM, 0, What.PART, 0, 1, 0, 0, 1 << 40, 0))
 
 
 @dataclass(frozen=True)

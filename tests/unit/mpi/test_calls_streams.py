@@ -162,7 +162,7 @@ def test_what_many_have_given_up_is_taken_from_mpi_little_at_a_time(tmp_path: Pa
 )
 def test_what_is_given_up_is_checked(tmp_path: Path, tag: int, num_bytes: int, piece_bytes: int) -> None:
     half = _two(tmp_path, near=False)[0]
-    half.coming.append(HEADER.pack(7, piece_bytes, What.GIVEN_UP, 1, 0, 0, tag, num_bytes))
+    half.coming.append(HEADER.pack(7, piece_bytes, What.GIVEN_UP, 0, 1, 0, 0, tag, num_bytes))
     with pytest.raises(ValueError, match="rank 1 sends"):
         half.turn()
 
@@ -172,6 +172,6 @@ def test_what_fits_nothing_is_refused(tmp_path: Path, what: int) -> None:
     half = _two(tmp_path)[0]
     _receive_long(half, bytearray(40_000))
     half.turn()
-    half.coming.append(HEADER.pack(7, 0, what, 1, 0, FIRST_POSTED, 1, 0))
+    half.coming.append(HEADER.pack(7, 0, what, 0, 1, 0, FIRST_POSTED, 1, 0))
     with pytest.raises(ValueError, match="hearing rank 1: .*run one version of remesh"):
         half.turn()

@@ -14,7 +14,15 @@ from remesh.mpi.calls import table, words
 from remesh.mpi.calls.wire_messages import HEADER, HEADER_FIELDS, What
 
 PATH: Final = Path(__file__).parents[1] / "_calls.h"
-_TYPES: Final = {"B": "uint8_t", "i": "int32_t", "I": "uint32_t", "q": "int64_t", "Q": "uint64_t"}
+_TYPES: Final = {
+    "B": "uint8_t",
+    "i": "int32_t",
+    "I": "uint32_t",
+    "q": "int64_t",
+    "Q": "uint64_t",
+    "h": "int16_t",
+    "H": "uint16_t",
+}
 _DEFINED: Final = ("EAGER_BYTES", "ANY", "PARCEL", "OK", "FAILED", "MAX_COUNTS", "MAX_RUNS")
 _HEAD: Final = """\
 /* Made by `python -m remesh.mpi.calls.header` from calls/table.py, calls/wire_messages.py and calls/words.py, which say

@@ -6,12 +6,13 @@ import enum
 import struct
 from typing import Final
 
-HEADER: Final = struct.Struct("<QiiiiQQQ")
-HEADER_FIELDS: Final = ("comm", "tag", "what", "source", "pid", "request", "num_bytes", "address")
-"""Communicator, tag (WANTED: bytes that came ahead; GIVEN_UP: bytes of a piece), :class:`What`, sender, process that
-has the payload or its place (0: not told; ANNOUNCED_AHEAD: tag of what comes ahead), request of who is spoken to
-(ANNOUNCED: of the sender), bytes of the message (or a stream's tag, or the receive that wants help), address of the
-payload or its place (or bytes of a stream's pieces, or of what came ahead)."""
+HEADER: Final = struct.Struct("<QihHiiQQQ")
+HEADER_FIELDS: Final = ("comm", "tag", "what", "core", "source", "pid", "request", "num_bytes", "address")
+"""Communicator, tag (WANTED: bytes that came ahead; GIVEN_UP: bytes of a piece), :class:`What`, core on which the
+sender's program last called (plus 1; 0: not known), sender, process that has the payload or its place (0: not told;
+ANNOUNCED_AHEAD: tag of what comes ahead), request of who is spoken to (ANNOUNCED: of the sender), bytes of the message
+(or a stream's tag, or the receive that wants help), address of the payload or its place (or bytes of a stream's
+pieces, or of what came ahead)."""
 
 Fields = tuple[int, int, int, int, int, int, int]
 """The fields of a header, without the sender: communicator, tag, what, request, bytes, process, address."""
