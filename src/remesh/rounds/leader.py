@@ -169,7 +169,7 @@ class Coordinator:
         match kind:
             case "ready":
                 self._ranks.ready[rank] = message
-                if self.all_ready:
+                if self.all_ready and self.outcome is None:
                     self._on_all_ready()
             case "status":
                 self._checkpointing.on_status(message)

@@ -372,3 +372,16 @@ def test_a_job_that_has_failed_is_not_finished_by_ends_that_were_on_their_way(st
     assert outcome is not None and outcome.state == "failed" and "never started MPI" in outcome.cause
     assert stage.folder.read_state().state == "failed"
     assert [message["type"] for message in first.take()] == ["abort"]
+
+
+def test_a_job_that_has_failed_is_not_running_when_its_last_rank_comes_up(stage: Stage) -> None:
+    first, second = stage.connect(), stage.connect()
+    for rank, peer in enumerate((first, second)):
+        peer.send(type="hello", rank=rank, size=2, pid=1, host="h", made_by={})
+    first.send(type="ready", seconds={})
+    first.send(type="failed", cause="its channel is damaged")
+    stage.step()
+    second.send(type="ready", seconds={})
+    stage.step()
+    state = stage.folder.read_state()
+    assert (state.state, state.addresses) == ("failed", ()) and "its channel is damaged" in state.cause
