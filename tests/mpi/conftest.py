@@ -97,9 +97,10 @@ def remesh_cli(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]
 
     yield start
     for process in started:
-        if process.poll() is None:
-            process.send_signal(signal.SIGINT)
-            process.communicate(timeout=30)
+        with process:  # its pipe is closed, which nobody may have read
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+                process.communicate(timeout=30)
 
 
 def stop_after(seconds: float, *, stop: bool = True) -> Watch:

@@ -83,12 +83,13 @@ def test_what_was_changed_in_place_after_the_checkpoint_is_refused_or_written_ag
 
 @pytest.mark.parametrize("place", [(), ("shared",)], ids=["own", "shared"])
 def test_ranks_that_write_at_their_own_speed_lose_no_record(job: Job, tmp_path: Path, place: tuple[str, ...]) -> None:
-    path = tmp_path / "records.bin"
-    job.create("loners", 4000, 0.004, path, *place)
+    path, enough = tmp_path / "records.bin", tmp_path / "enough"
+    job.create("loners", 4000, 0.004, path, enough, *place)
     for mpi in ("mpich", "openmpi", "impi"):
         checkpoint = job.folder.checkpoint(None) if list(job.folder.checkpoints()) else None
         stopped = job.stay(mpi, settings=StaySettings(every_s=0.4), checkpoint=checkpoint, watch=stop_after(1.0))
         assert stopped.outcome.state == "stopped", job.events
+    enough.touch()
     checkpoint = job.folder.checkpoint(None)
     failed = job.stay("mpich", checkpoint=checkpoint, watch=_kill_after_a_checkpoint(path))
     assert failed.outcome.state == "failed", job.events
