@@ -110,9 +110,9 @@ def header_of(report: Mapping[str, Any], verb: str, runs: str) -> str:
     )
 
 
-def write_report(room: str, rows: Sequence[Row], seed: int | None = None, folder: Path = OUT) -> Path:
-    """Write the rows of a room and print them as a table; the file's path."""
-    path = save_report(room, [asdict(row) for row in rows], seed, folder)
+def write_report(room: str, rows: Sequence[Row], seed: int | None = None, folder: Path = OUT, **more: Any) -> Path:
+    """Write the rows of a room, and what ``more`` there is to say, and print them as a table; the file's path."""
+    path = save_report(room, [asdict(row) for row in rows], seed, folder, **more)
     print_rows(rows)
     print(f"written to {path.relative_to(_ROOT) if path.is_relative_to(_ROOT) else path}")
     return path

@@ -73,12 +73,17 @@ def rows(repeat: int, turns: int, networks: Iterable[tuple[str, str]]) -> list[R
     """Rows of every MPI and network, on one host."""
     found = []
     with tempfile.TemporaryDirectory(prefix="remesh-c-costs-") as folder, _compiled_modules(Path(folder)):
+        switches = switch_row(Path(folder), repeat)
         for mpi, network in networks:
             installation = find_mpi(mpi)
             program = compile_program(installation, Path(folder) / f"small-{mpi}")
             case = CCase(installation, network, program, arguments=(str(repeat),))
-            found += [*small_rows(case, turns), *start_rows(case, turns, Path(folder)), *memory_rows(case)]
-        found.append(switch_row(Path(folder), repeat))
+            found += [
+                *small_rows(case, turns, switches.value),
+                *start_rows(case, turns, Path(folder)),
+                *memory_rows(case),
+            ]
+        found.append(switches)
     return found
 
 
@@ -109,10 +114,15 @@ def compile_c(source: Path, into: Path, *options: str) -> None:
         raise RuntimeError(f"compiling {source.name}: {done.stderr}")
 
 
-def small_rows(case: CCase, turns: int) -> list[Row]:
-    """What carrying adds to small calls."""
+def small_rows(case: CCase, turns: int, switches_us: float) -> list[Row]:
+    """What carrying adds to small calls; ``switches_us``: two switches, which a call of a lower half takes."""
     native, carried = _medians([(run_native(case), run_carried(case)) for _ in range(turns)])
-    found = [_added(f"{case.name}: added to {name} of 8 bytes", name, native, carried) for name in _ADDED_US]
+    # A lower half may not block, and takes messages from anybody.
+    bounds_us = {name: (native["unblocked"] - native[name]) * 1e6 + switches_us for name in _ADDED_US}
+    found = [
+        replace(_added(f"{case.name}: added to {name} of 8 bytes", name, native, carried), bound=bounds_us[name])
+        for name in _ADDED_US
+    ]
     # Halves that spin keep each other out where each has no core of its own.
     if len(os.sched_getaffinity(0)) >= 2 * case.num_ranks:
         spinning = replace(case, variables={SPIN_VARIABLE: "1"})

@@ -166,23 +166,25 @@ def restart_rows(mib: int = _LARGE_MIB, num_ranks: int = 1) -> list[Row]:
                          bound=1.0, spread=_spread(ratios))]  # fmt: skip
         for mpi in KINDS:
             stay = _stay(job, mpi, StaySettings(keep=1), _Take(out, 1))
-            found += _restart_rows(name, mpi, stay, is_large=mib >= _LARGE_MIB)
-            found.append(Row(f"{name}: MPI_Init of a native program under {mpi}", native_init_s(mpi, num_ranks), "s"))
+            native_s = native_init_s(mpi, num_ranks)
+            found += _restart_rows(name, mpi, stay, is_large=mib >= _LARGE_MIB, native_s=native_s)
+            found.append(Row(f"{name}: MPI_Init of a native program under {mpi}", native_s, "s"))
         return found
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _restart_rows(name: str, mpi: str, stay: JobStay, *, is_large: bool) -> list[Row]:
-    """The share of MPI in a restart has a goal where there is much to restore."""
+def _restart_rows(name: str, mpi: str, stay: JobStay, *, is_large: bool, native_s: float | None = None) -> list[Row]:
+    """The share of MPI in a restart has a goal where there is much to restore, and its bound with ``native_s``."""
     phases = list(stay.ready_seconds.values())
     replay_s = max(each.get("replay", 0.0) for each in phases)
     init_s = max(each.get("mpi_init", 0.0) + each.get("replay", 0.0) for each in phases)
     upper_s = max(each.get("upper", 0.0) for each in phases)
     share, what = init_s / (init_s + upper_s), f"{name}: MPI_Init and replay in a restart under {mpi}"
+    bound = None if native_s is None else native_s / (native_s + upper_s)
     return [
         at_most(f"{name}: replay under {mpi}", replay_s, "s", 0.05),
-        at_most(what, share, "share", 0.1 if is_large else None),
+        at_most(what, share, "share", 0.1 if is_large else None, bound=bound),
         Row(f"{name}: restart under {mpi}", init_s + upper_s, "s"),
     ]
 

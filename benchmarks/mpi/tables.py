@@ -5,10 +5,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.mpi.chain import ALL
-from benchmarks.report import OUT, header_of, verdict_of
+from benchmarks.report import OUT, describe_value, header_of, verdict_of
 
 _FOLDER = Path(__file__).resolve().parents[2] / "docs" / "mpi"
 _PAGE = _FOLDER / "matrix.md"
@@ -86,14 +87,31 @@ def make_costs_page(report: dict) -> str:
         "collectives for a processor into memory, on some 20 MB: so it does in a native program, whose memory and",
         "whose time in MPI_Init are rows.",
         "",
+        "A *bound* is what no way of carrying can beat on the MPI of the row, measured in the same run. Of a small",
+        "call: the same message between native programs that may not block and take from anybody, as lower halves do,",
+        "and two switches. Of MPI in a restart: the share if MPI took as long as MPI_Init of a native program.",
+        "",
+        *_tell_not_run(report.get("not_run", ())),
         *([_BUSY, ""] if report["load_before"][0] > report["machine"]["num_cores"] else []),
-        "| case | value | goal | |",
-        "|---|---|---|---|",
+        "| case | value | bound | goal | |",
+        "|---|---|---|---|---|",
     ]
     for row in report["rows"]:
-        goal, verdict = ("", "") if row["goal"] is None else (f"{row['goal']:g}", verdict_of(row))
-        lines.append(f"| {row['case']} | {row['value']:.4g} {row['unit']} | {goal} | {verdict} |")
+        verdict = "" if row["goal"] is None else verdict_of(row)
+        value, bound, goal = (_describe(row[name], row["unit"]) for name in ("value", "bound", "goal"))
+        lines.append(f"| {row['case']} | {value} | {bound} | {goal} | {verdict} |")
     return "\n".join(lines) + "\n"
+
+
+def _describe(value: float | None, unit: str) -> str:
+    return "" if value is None else describe_value(value, unit)
+
+
+def _tell_not_run(names: Sequence[str]) -> list[str]:
+    """What is left out of a page, and what it needs."""
+    if not names:
+        return []
+    return [f"**Not run**, for want of the programs (`make mpi-programs`): {', '.join(names)}.", ""]
 
 
 if __name__ == "__main__":

@@ -73,13 +73,16 @@ OWN_RUNS: Final = (("CG as HPCG has it", "cg", (104, 200)), ("a gas as LULESH ha
 
 def rows(turns: int, share: float = 1.0) -> list[Row]:
     """Rows of all programs that are here; ``share`` of their steps are taken."""
-    found = []
-    for run in DEBIAN_RUNS:
-        if (ROOT / "usr/bin" / run.program).exists():
-            found.append(
-                _row(run.said, [_debian_turn(run, max(1, round(share * run.num_steps))) for _ in range(turns)])
-            )
+    here = [run for run in DEBIAN_RUNS if run.said not in find_missing()]
+    found = [
+        _row(run.said, [_debian_turn(run, max(1, round(share * run.num_steps))) for _ in range(turns)]) for run in here
+    ]
     return [*found, *_own_rows(turns, share)]
+
+
+def find_missing() -> list[str]:
+    """The programs of others that are not here, as rows name them."""
+    return [run.said for run in DEBIAN_RUNS if not (ROOT / "usr/bin" / run.program).exists()]
 
 
 def _row(said: str, turns: Sequence[tuple[float, float]]) -> Row:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import Row, at_most, describe_run, header_of, verdict_of
+from benchmarks.report import Row, at_most, describe_run, describe_value, header_of, verdict_of
 from remesh.comm.free_ports import free_port
 from remesh.linux.calls import make_buffer
 from remesh.rounds.job_folder import JobFolder
@@ -93,9 +93,9 @@ def write_page(rows: list[Row]) -> None:
         "|---|---|---|---|",
     ]
     for row in rows:
-        goal = "" if row.goal is None else f"{row.goal:g}"
+        goal = "" if row.goal is None else describe_value(row.goal, row.unit)
         verdict = "" if row.ok is None else verdict_of({"ok": row.ok})
-        lines.append(f"| {row.case} | {row.value:.4g} {row.unit} | {goal} | {verdict} |")
+        lines.append(f"| {row.case} | {describe_value(row.value, row.unit)} | {goal} | {verdict} |")
     _PAGE.write_text("\n".join(lines) + "\n")
 
 
