@@ -86,6 +86,7 @@ site_trees = {
         /pipeline/simulated
         MPI programs </mpi/measured>
         Programs of torch </torch_programs/measured>
+        Memory </memory>
         Process images </mpi/images-measured>
         Every pair of MPIs </mpi/matrix>""",
     "inside": """
