@@ -24,8 +24,8 @@ _TYPES = ("DistError", "DistBackendError", "DistNetworkError", "DistStoreError",
 _OUR_MODULES = ("torch.", "remesh.")
 _FROM_GLOO = re.compile(r"^\[[^\]]*gloo/[^\]]*:\d+\] ")
 _WORDS = re.compile(
-    r"Connection (closed|reset|refused)|Broken pipe|Socket (closed|Timeout)|NCCL|process group.*(abort|timed out)|"
-    r"Timed out waiting|recvValue failed|sendBytes failed",
+    r"Connection (closed|reset|refused)|Broken pipe|Socket (closed|Timeout)|NCCL (error|communicator)|"
+    r"process group.*(abort|timed out)|Timed out waiting|recvValue failed|sendBytes failed",
     re.IGNORECASE,
 )
 _TORCHS_FILES = "/torch/distributed/"

@@ -232,7 +232,7 @@ def decide_generation(
         error = next((f" (last of all {one.error})" for _, one in workers if one.error), "")
         return GiveUp(
             f"the same members lost each other {num_stalls + 1} times at step {step} while all are alive{error}; the "
-            "network between them does not carry, or ranks call different collectives"
+            "network between them does not carry, ranks call different collectives, or what they call can never succeed"
         )
     in_place = False
     if last is not None and choice.axes == last.axes:

@@ -103,4 +103,6 @@ def test_a_text_of_gloo_that_no_statement_raised_is_the_networks() -> None:
     assert not tells_of_network(text.replace(str(error), "Connection refused"))
     inside = text.replace("train.py", "/lib/torch/distributed/distributed_c10d.py")
     assert tells_of_network(inside.replace(str(error), "Connection refused"))
+    assert tells_of_network(inside.replace(str(error), "NCCL communicator was aborted on rank 0."))
+    assert not tells_of_network(inside.replace(str(error), "Distributed package doesn't have NCCL built in"))
     assert not tells_of_network("") and not tells_of_network("Connection refused")
