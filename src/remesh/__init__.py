@@ -91,7 +91,8 @@ _ROOMS = frozenset(
             "images",
             "integrations",
         ),
-        *("layout", "mpi", "pipeline", "reshard", "retention", "rounds", "testbed", "testing"),
+        *("layout", "linux", "mpi", "pipeline", "ranks", "reshard", "retention", "rounds", "testbed", "testing"),
+        "torch_programs",
     }
 )
 
