@@ -22,7 +22,8 @@ HOSTS := accelerate==1.15.0 lightning==2.6.6 transformers==5.23.0 ray==2.60.0 hy
          pyarrow dill multiprocess xxhash tyro einops pillow tensorboard triton
 # Without what they ask for beside: other versions than these, or CUDA. What is used of them runs here.
 HOSTS_ALONE := verl==0.9.1 tensordict==0.10.0 pyvers orjson cloudpickle torchtitan==0.3.0 spmd_types==0.2.3 \
-               torch_checkpointing==0.1.1 datasets==4.7.0 peft==0.21.2 deepspeed==0.19.8 hjson py-cpuinfo msgpack ninja
+               torch_checkpointing==0.1.1 datasets==4.7.0 peft==0.21.2 deepspeed==0.19.8 hjson py-cpuinfo msgpack ninja \
+               trl==1.16.0 sentence-transformers==6.2.0 scikit-learn==1.9.1 scipy==1.17.1 joblib threadpoolctl narwhals
 # In a folder of their own, for they are for a later Python; what is used of them runs with any.
 HOSTS_APART := megatron-bridge==0.6.2 megatron-core==0.19.2
 # vLLM on the CPU, in an environment of its own. This release has no wheel for CPUs: its Python comes out of its source, the
