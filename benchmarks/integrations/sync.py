@@ -4,8 +4,9 @@ A trainer under FSDP2 has the tensors of a Hugging Face checkpoint, two engines 
 Ours moves shards into these (`map_weights`). The peer does what the engines of vLLM and verl do by themselves: trainers
 gather each tensor, and the first one broadcasts all of it to every engine, bucket by bucket, over the same gloo.
 
-Times are over ``t``, a plain message of the bytes that the busiest NIC has to carry. No broadcast of whole tensors can
-beat its own bound, all bytes of the model through one NIC, which stands beside.
+Times are over ``t``, a plain message of the bytes that the busiest NIC has to carry, headers of TCP included. No
+broadcast of whole tensors can beat its own bound, all bytes of the model through one NIC, which stands beside. A sync
+of a single row is what any takes, whatever its size: ranks agree that it begins, and that it has ended for all.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ HOSTS = {"trainer0": 2, "trainer1": 2, "engine0": 1, "engine1": 1}
 TRAINERS, ENGINES = [0, 1, 2, 3], [4, 5]
 HEADS, KV_HEADS, HEAD = 8, 2, 16
 OURS, PEER = "remesh", "all-gather and broadcast"
+FIXED = "remesh, of a row to each engine"
 _NUM_BUCKETS = 4
 _GOAL = 1.10
 _TIMEOUT_S = 500.0
@@ -104,6 +106,7 @@ def rows(sizes: Sizes) -> list[Row]:
             for side, ranks in (("trainer", TRAINERS[::2]), ("engine", ENGINES)):
                 most = max(told[rank].nic[name][at] for rank in ranks)
                 found.append(Row(f"{case}: bytes {way} the busiest {side}'s NIC, {name}", most, "bytes"))
+    found.append(Row(f"{case}: seconds, {FIXED}", statistics.median(times[FIXED]), "s"))
     return [*found, Row(f"{case}: t", t, "s", spread=spread["t"]), Row(f"{case}: load", load, "load")]
 
 
@@ -117,6 +120,9 @@ def measure(sizes: Sizes) -> SyncTold:
     held = {name: distribute_tensor(one, mesh, [Shard(0)], src_data_rank=None) for name, one in whole.items()}
     engine = _Engine(rank - ENGINES[0], sizes) if rank in ENGINES else None
     resharder = Resharder()
+    row = torch.ones(1, sizes.width)
+    wanted_row = {} if engine is None else {"row": torch.zeros(1, sizes.width)}
+    held_row = {"row": row} if rank == TRAINERS[0] else {}
 
     def ours() -> None:
         resharder.reshard({} if engine else held, dict(engine.wanted.pieces) if engine else {})
@@ -135,8 +141,14 @@ def measure(sizes: Sizes) -> SyncTold:
     wanted = torch.tensor([engine.num_bytes if engine else 0])
     dist.all_reduce(wanted, dist.ReduceOp.MAX)
     plain = plain_message(TRAINERS[0], ENGINES[0], int(wanted))
-    runs: dict[str, Callable[[], object]] = {"t": plain, OURS: ours, PEER: theirs}
-    ours()  # plans
+    runs: dict[str, Callable[[], object]] = {
+        "t": plain,
+        OURS: ours,
+        FIXED: lambda: resharder.reshard(held_row, wanted_row),
+        PEER: theirs,
+    }
+    for act in (runs[OURS], runs[FIXED]):
+        act()  # plans
     told = SyncTold({name: [] for name in runs}, {}, engine.num_bytes if engine else 0)
     for turn in range(sizes.repeat):
         for name, act in runs.items():
@@ -147,7 +159,7 @@ def measure(sizes: Sizes) -> SyncTold:
             if turn == 0:
                 dist.barrier()
                 told.nic[name] = tuple(after - was for after, was in zip(nic_bytes(), before, strict=True))  # type: ignore[assignment]
-            if engine and name != "t":
+            if engine and name in (OURS, PEER):
                 engine.check(whole, name)
     return told
 
