@@ -25,6 +25,7 @@ from remesh.linux.procfs import start_of
 from remesh.ranks.imaging import IMAGE
 from remesh.rounds.job_folder import JobFolder, rank_name
 from remesh.torch_programs import stay
+from tests.damage import damaged
 from tests.procs.torch_jobs import NEEDS_IMAGES, PATIENCE_S, PROGRAMS, REMESH, TorchJob, run_natively
 
 pytestmark = [pytest.mark.procs, pytest.mark.timeout(600), NEEDS_IMAGES]
@@ -160,7 +161,7 @@ def test_a_hundred_damages_to_a_checkpoint_are_refused_by_name_or_change_nothing
     num_refused = 0
     for _ in range(100):
         path = chance.choice(files)
-        with _damaged(path, chance) as how:
+        with damaged(path, chance) as how:
             with_pages = path.name in (PAGES_FILE, CHUNKS_FILE)
             try:
                 found = _read_as_a_restart_does(folder, with_pages=with_pages)
@@ -184,28 +185,6 @@ def _read_as_a_restart_does(folder: JobFolder, *, with_pages: bool) -> list[Any]
     for member in [member for tree in trees for member in tree.members] if with_pages else ():
         found.append([(offset, crc32(raw)) for offset, raw in stored_pages(member.folder)])
     return found
-
-
-@contextlib.contextmanager
-def _damaged(path: Path, chance: random.Random) -> Iterator[str]:
-    """A bit of a file is flipped, or its end is missing; it is whole again after that."""
-    size = path.stat().st_size
-    with path.open("r+b", buffering=0) as file:
-        at = chance.randrange(size)
-        file.seek(at)
-        end = file.read() if chance.random() < 0.3 else b""
-        file.seek(at)
-        byte = end[:1] or file.read(1)
-        file.seek(at)
-        if end:
-            file.truncate()
-        else:
-            file.write(bytes([byte[0] ^ 1 << chance.randrange(8)]))
-        try:
-            yield f"cut at {at}" if end else f"flipped at {at}"
-        finally:
-            file.seek(at)
-            file.write(end or byte)
 
 
 def _find_the_one_that_leads(jobs: list[TorchJob]) -> subprocess.Popen[str]:
