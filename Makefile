@@ -43,7 +43,7 @@ MPI4PY := mpi4py==4.1.2 isal==1.9.1
 # Programs and parallel libraries of others as Debian has built them, and what tests in Fortran and C are compiled with.
 DEBIAN_PROGRAMS := lammps hpcc netpipe-mpich2 netpipe-openmpi gromacs quantum-espresso quantum-espresso-data cp2k \
                    nwchem-openmpi nwchem-mpich scalapack-mpi-test mumps-test iqtree openfoam abinit bagel \
-                   phyml examl tree-ppuzzle mplrs form gerris \
+                   phyml examl tree-ppuzzle mplrs form gerris ptscotch \
                    python3-h5py-mpi python3-petsc4py python3-slepc4py libfftw3-mpi-dev libfftw3-dev libpnetcdf-dev \
                    libp4est-dev libboost-mpi-dev libcoarrays-openmpi-dev \
                    libmpich-dev libopenmpi-dev

@@ -12,6 +12,7 @@ import random
 import re
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ INPUTS: Final = PROGRAMS / "debian"
 _SHARE: Final = ROOT / "usr/share"
 _SIDE: Final = 20
 """Points of the grid of a system of linear equations, in each of three dims."""
+_SIDE_OF_GRAPH: Final = 44
+_NUM_PARTS: Final = 7
 
 
 @dataclass(frozen=True)
@@ -197,6 +200,30 @@ def _equations(folder: Path) -> list[str]:
     return []
 
 
+def _grid(folder: Path) -> list[str]:
+    """A graph that is to be divided into seven parts: a grid of three dims."""
+    number = _SIDE_OF_GRAPH**3
+    rows = []
+    for at in range(number):
+        near = []
+        for step in (1, _SIDE_OF_GRAPH, _SIDE_OF_GRAPH**2):
+            place = at // step % _SIDE_OF_GRAPH
+            near += [at - step] * (place > 0) + [at + step] * (place + 1 < _SIDE_OF_GRAPH)
+        rows.append(" ".join(map(str, [len(near), *near])))
+    num_arcs = sum(len(row.split()) - 1 for row in rows)
+    (folder / "grid.grf").write_text("\n".join(["0", f"{number} {num_arcs}", "0 000", *rows, ""]))
+    return [str(_NUM_PARTS), "grid.grf", "grid.map"]
+
+
+def _parts(output: str, folder: Path) -> list[str]:
+    """Each point in a part, and parts of about one size: which is whose differs between two runs."""
+    number, *lines = (folder / "grid.map").read_text().splitlines()
+    part_of = dict(line.split() for line in lines)
+    sizes = Counter(part_of.values())
+    assert max(sizes.values()) * _NUM_PARTS < 1.1 * len(part_of), sizes
+    return [number, str(len(part_of)), *sorted(sizes)]
+
+
 def _solution(output: str, folder: Path) -> list[str]:
     numbers = output.partition("Solution is")[2].partition("Entering")[0].split()
     assert len(numbers) == _SIDE**3, output[-2000:]
@@ -284,6 +311,7 @@ PROGRAMS_OF_DEBIAN: Final = (
     Program("bin/nwchem.mpich", _given("water.nw", "water.nw"), printed(_MOLECULE), 0.6, "mpich", 1e-8),
     Program("lib/x86_64-linux-gnu/scalapack/openmpi-tests/xdtrd", _given("TRD.dat"), _scaled_residuals, 0.6),
     Program("lib/mumps/dsimpletest", _equations, _solution, 0.6, tolerance=1e-10, input_file="equations"),
+    Program("bin/dgpart", _grid, _parts, 0.6),
     Program("bin/abinit", _with_tables("diamond.abi", _PSEUDO, "diamond.abi"), _energies_and_files, 0.6),
     Program("bin/BAGEL", _with_tables("water.json", "bagel", "water.json"), printed(_ITERATIONS), 1.0, "mpich"),
     Program("bin/iqtree2-mpi", _sequences(16, 1500, *_SOUGHT_BY_IQTREE), _files("rows.phy.treefile"), 1.0),
