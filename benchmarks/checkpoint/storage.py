@@ -149,7 +149,7 @@ def _load_part(directory: Path, place: torch.Tensor, box: Box) -> int:
     checkpoint = open_checkpoint(directory)
     shape = checkpoint.manifest.tensors["w"].global_shape
     fill = plan_fill(checkpoint, [ShardedTensor("w", place, place.dtype, box.shape, shape, box.start, None)])
-    return fill_tensors(directory, fill)
+    return fill_tensors(checkpoint, fill)
 
 
 def native_save(state: State, directory: Path) -> None:

@@ -215,22 +215,29 @@ def load(state: dict[str, Any], path: Directory, *, group: Group = None, strict:
 
     Raises the same error on all ranks; no tensor is changed on any rank before all have planned their reads.
     """
-    with collector_at_rest():
-        return _load(state, path, group, strict)
+    return load_chosen(lambda _: state, path, group=group, strict=strict)
 
 
-def _load(state: dict[str, Any], path: Directory, group: Group, strict: bool) -> dict[str, Any]:
+def load_chosen(
+    choose: Callable[[OpenCheckpoint], dict[str, Any]], path: Directory, *, group: Group = None, strict: bool = True
+) -> dict[str, Any]:
+    """As `load`, of the state that ``choose`` makes once the checkpoint is open: who asks for what is stored only.
+
+    ``choose`` calls no other rank; what it raises all ranks raise.
+    """
     doing = _doing("loading", path)
 
     def plan() -> _PlannedLoad:
         if strict not in (True, False):
             check_option(doing, "strict", strict, bool)
-        return _plan_load(state, location_of(path), strict)
+        checkpoint = open_checkpoint(location_of(path), allow_native=True)
+        return _plan_load(choose(checkpoint), checkpoint, strict)
 
-    together = take_step(plan, group, doing, tell=lambda it: [it.checkpoint.identity, str(it.checkpoint.directory)])
-    check_is_one(together.told)
-    planned = together.mine
-    return take_step(lambda: give_to_objects(state, planned.run(), planned.objects), group, doing).mine
+    with collector_at_rest():
+        together = take_step(plan, group, doing, tell=lambda it: it.checkpoint.identity)
+        check_is_one(together.told)
+        planned = together.mine
+        return take_step(planned.run, group, doing).mine
 
 
 def _doing(verb: str, path: Directory) -> str:
@@ -278,6 +285,11 @@ class _Tensors:
     """Plain ones, which every rank holds in full, as most are: they need no algebra, and are many."""
     cut: dict[str, _Held]
     """All others."""
+
+    @property
+    def names(self) -> set[str]:
+        """Of all of them."""
+        return {*self.whole, *self.cut}
 
     def only(self, names: Container[str]) -> _Tensors:
         """The same state with the tensors of these names alone."""
@@ -383,8 +395,10 @@ class _PlannedLoad:
     """One rank's load after planning: no tensor has been changed yet."""
 
     checkpoint: OpenCheckpoint
+    asked: dict[str, Any]
+    """What is asked for."""
     state: dict[str, Any]
-    """What is asked for, with the state dicts of objects in their places."""
+    """The same, with the state dicts of objects in their places."""
     objects: tuple[Path, ...]
     """Where those objects are."""
     fill: Fill
@@ -395,21 +409,20 @@ class _PlannedLoad:
         if checkpoint.is_native:
             common = _native_common(state, checkpoint, ())
         else:
-            common = without_torn_lists(checkpoint.common, state, checkpoint.manifest.tensors)
-        run_fill(checkpoint.directory, self.fill)
+            common = without_torn_lists(checkpoint, state)
+        run_fill(checkpoint, self.fill)
         filled = {id(leaf): leaf for _, leaf in nested_leaves(state) if _is_tensor(leaf)}
         result = graft(state, common, filled)
         assert isinstance(result, dict)
-        return result if self.strict else keep_absent(result, state)
+        return give_to_objects(self.asked, result if self.strict else keep_absent(result, state), self.objects)
 
 
-def _plan_load(state: dict[str, Any], directory: Location, strict: bool) -> _PlannedLoad:
-    checkpoint = open_checkpoint(directory, allow_native=True)
+def _plan_load(state: dict[str, Any], checkpoint: OpenCheckpoint, strict: bool) -> _PlannedLoad:
     spread, objects = spread_objects(state)
     taken = _take_apart(spread)
     stored = checkpoint.manifest.tensors
     if not strict:
-        tell_what_differs(taken.state, objects, checkpoint)
+        tell_what_differs(taken.state, taken.names, objects, checkpoint)
         taken = taken.only(stored)
     tensors: list[ShardedTensor] = []
     apart: list[ReadApart] = []
@@ -421,10 +434,10 @@ def _plan_load(state: dict[str, Any], directory: Location, strict: bool) -> _Pla
     fill = plan_fill(checkpoint, tensors, list(taken.whole.items()), apart)
     if strict:
         check_asked(taken.state, checkpoint)
-        check_objects_get_all(taken.state, objects, stored)
+        check_objects_get_all(taken.names, objects, stored)
         check_kinds(taken.state, checkpoint)
-    check_lists(taken.state, {*taken.whole, *taken.cut}, checkpoint)
-    return _PlannedLoad(checkpoint, taken.state, objects, fill, strict)
+    check_lists(taken.state, taken.names, checkpoint)
+    return _PlannedLoad(checkpoint, state, taken.state, objects, fill, strict)
 
 
 def _tensors_of(state: Mapping[str, Any]) -> _Tensors:
@@ -527,7 +540,7 @@ def _native_common(node: Any, checkpoint: OpenCheckpoint, path: tuple[Any, ...])
     extent = checkpoint.manifest.objects.get(_name_of(path))
     if path and extent is not None:
         check_files(checkpoint.directory, [extent])
-        return read_objects(checkpoint.directory, [extent])[0]
+        return read_objects(checkpoint.checksums, [extent])[0]
     if not isinstance(node, NESTS):
         return _ABSENT
     found = {key: _native_common(value, checkpoint, (*path, key)) for key, value in items_of(node)}

@@ -35,7 +35,7 @@ from remesh.checkpoint.run.metrics_file import check_is_known, read_metrics
 from remesh.checkpoint.run.reader import OpenCheckpoint, open_checkpoint, why_incomplete
 from remesh.checkpoint.run.stored_values import bands_of, compare, read_box, shape_of
 from remesh.checkpoint.storage import Location, location_of, store_of
-from remesh.checkpoint.storage.integrity import SHA256_FNAME, check_sha256_manifest, read_checksums, verify
+from remesh.checkpoint.storage.integrity import SHA256_FNAME, check_sha256_manifest, verify
 from remesh.cli.ckpt_foreign import FROM_PROGRAM, TO_PROGRAM, convert_from, convert_to
 from remesh.cli.ckpt_forms import form_of_checkpoint, form_of_decisions, form_of_listed, form_of_tensor
 from remesh.cli.shown import JSON, print_json, progress_of_bytes, texts_of, with_progress
@@ -193,7 +193,7 @@ def run_verify(directory: Location, as_json: bool) -> None:
     """Read all of checkpoint DIRECTORY and check it against its checksums."""
     checkpoint = open_checkpoint(directory, allow_native=True, with_stand_ins=True)
     check_files(directory, list(checkpoint.manifest.extents()))
-    checksums = read_checksums(directory)
+    checksums = checkpoint.checksums
     with progress_of_bytes() as progress, told_as_checkpoint_errors(f"verifying checkpoint {directory}"):
         task = progress.add_task("verifying", total=sum(entry.num_bytes for entry in checksums.entries.values()))
         for _, num_bytes in verify(directory):

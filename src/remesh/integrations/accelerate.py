@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,10 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_model_state_dict
 
-from remesh.checkpoint.plain import load, save
-from remesh.checkpoint.run.reader import OpenCheckpoint, is_complete, open_checkpoint
+from remesh.checkpoint.plain import load_chosen, save
+from remesh.checkpoint.run.reader import OpenCheckpoint, is_complete
 from remesh.checkpoint.run.requests import stored_names
-from remesh.checkpoint.storage import location_of
+from remesh.checkpoint.storage import Location, location_of
 from remesh.comm.gather import gather_from, group_rank
 from remesh.errors import ConfigError
 from remesh.integrations.hosts import check_host
@@ -76,15 +76,19 @@ class RemeshAccelerator(Accelerator):
         if input_dir is None:
             raise ConfigError(f"{_LOADING}: no input_dir is given, and none is there by its name")
         place = location_of(os.path.expanduser(input_dir))
-        state, checkpoint = self._state(), open_checkpoint(place)
-        self._check_objects(checkpoint)
-        if rows := rows_to_load(checkpoint.manifest.tensors):
-            state["random"] = rows  # another number of processes goes on with the seeds that its script has set
-        for name in self._loaded_by_hooks(str(place)):
-            del state["models"][name]
-        stored = stored_names(checkpoint)
-        wanted = {name: stored_moments(one, f"optimizers.{name}", stored) for name, one in state["optimizers"].items()}
-        loaded = load({**state, "optimizers": wanted}, place)
+        state, by_hooks = self._state(), self._loaded_by_hooks(str(place))
+        models = {name: one for name, one in state["models"].items() if name not in by_hooks}
+
+        def choose(checkpoint: OpenCheckpoint) -> dict[str, Any]:
+            stored = stored_names(checkpoint)
+            self._check_objects(checkpoint.directory, stored)
+            states = state["optimizers"].items()
+            moments = {name: stored_moments(one, f"optimizers.{name}", stored) for name, one in states}
+            # Another number of processes has no rows, and goes on with the seeds that its script has set.
+            rows = rows_to_load(checkpoint.manifest.tensors)
+            return {**state, "models": models, "optimizers": moments, **({"random": rows} if rows else {})}
+
+        loaded = load_chosen(choose, place)
         for model, optimizers, told in self._with_optimizers():
             weights, moments = (loaded.get(kind, {}).get(told, {}) for kind in ("models", "optimizers"))
             if weights:
@@ -163,13 +167,13 @@ class RemeshAccelerator(Accelerator):
 
         return [] if not self._load_model_state_pre_hook else gather_from(ask, None, _LOADING)[group_rank()]
 
-    def _check_objects(self, checkpoint: OpenCheckpoint) -> None:
+    def _check_objects(self, directory: Location, stored: Iterable[str]) -> None:
         """Raise `ConfigError` unless there are as many registered objects as were saved, which go by their numbers."""
-        names = (name.split(".") for name in stored_names(checkpoint))
+        names = (name.split(".") for name in stored)
         found = len({parts[1] for parts in names if parts[0] == "objects" and len(parts) > 1})
         if found != len(self._custom_objects):
             raise ConfigError(
-                f"{_LOADING}: {checkpoint.directory} has {found} registered objects, expected "
+                f"{_LOADING}: {directory} has {found} registered objects, expected "
                 f"{len(self._custom_objects)} as are registered now; register the same ones in the same order"
             )
 

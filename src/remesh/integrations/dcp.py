@@ -193,9 +193,9 @@ class DcpReader(StorageReader):
         reads = chunk_reads(checkpoint, of_tensors, places)
         check_files(checkpoint.directory, [*(read.extent for read in reads), *extents])
         with told_as_checkpoint_errors(f"loading checkpoint {checkpoint.directory}"):
-            for item, blob in zip(of_bytes, read_blobs(checkpoint.directory, extents), strict=True):
+            for item, blob in zip(of_bytes, read_blobs(checkpoint.checksums, extents), strict=True):
                 self._give_bytes(item, blob, planner)
-            fetch(checkpoint.directory, reads)
+            fetch(checkpoint.checksums, reads)
         for item, place in zip(of_tensors, places, strict=True):
             planner.commit_tensor(item, place)
         done: Future[None] = Future()

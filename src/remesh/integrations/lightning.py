@@ -22,9 +22,9 @@ from torch.distributed.checkpoint.state_dict import (
 
 from remesh.checkpoint.errors import CheckpointPathError, told_as_checkpoint_errors
 from remesh.checkpoint.formats.data_file import dump_object, load_object
-from remesh.checkpoint.plain import load, save
+from remesh.checkpoint.plain import load_chosen, save
 from remesh.checkpoint.run.housekeeping import remove_checkpoint
-from remesh.checkpoint.run.reader import open_checkpoint
+from remesh.checkpoint.run.reader import OpenCheckpoint
 from remesh.checkpoint.run.requests import stored_names
 from remesh.checkpoint.storage import location_of, store_of
 from remesh.errors import ConfigError
@@ -104,15 +104,15 @@ class RemeshModelParallelStrategy(ModelParallelStrategy):
         _refuse_code(path, weights_only)
         assert self.model is not None, "Lightning sets a model up before it loads"
         optimizers = {str(number): one for number, one in enumerate(self.optimizers)}
-        stored = stored_names(open_checkpoint(location_of(path)))
-        wanted = {
-            "state_dict": get_model_state_dict(self.model),
-            "optimizers": {
-                name: stored_moments(get_optimizer_state_dict(self.model, one), f"optimizers.{name}", stored)
-                for name, one in optimizers.items()
-            },
-        }
-        loaded = load(wanted, path)
+        model = get_model_state_dict(self.model)
+        states = {name: get_optimizer_state_dict(self.model, one) for name, one in optimizers.items()}
+
+        def choose(opened: OpenCheckpoint) -> dict[str, Any]:
+            stored = stored_names(opened)
+            moments = {name: stored_moments(one, f"optimizers.{name}", stored) for name, one in states.items()}
+            return {"state_dict": model, "optimizers": moments}
+
+        loaded = load_chosen(choose, path)
         set_model_state_dict(self.model, loaded["state_dict"])
         for name, one in optimizers.items():
             set_moments(self.model, one, loaded["optimizers"][name])

@@ -21,9 +21,9 @@ from typing import Any
 
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_model_state_dict
 
-from remesh.checkpoint.plain import load, save
+from remesh.checkpoint.plain import load, load_chosen, save
 from remesh.checkpoint.run.housekeeping import remove_checkpoint
-from remesh.checkpoint.run.reader import is_complete, open_checkpoint
+from remesh.checkpoint.run.reader import OpenCheckpoint, is_complete
 from remesh.checkpoint.run.requests import stored_names
 from remesh.checkpoint.storage import location_of
 from remesh.comm.gather import all_gather_json, step_together
@@ -113,9 +113,12 @@ class RemeshTrainer(Trainer):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None:
             return
-        wanted, stored = self._tensors(), stored_names(open_checkpoint(location_of(checkpoint)))
-        wanted["optimizer"] = stored_moments(wanted["optimizer"], "optimizer", stored)
-        loaded = load(wanted, checkpoint)
+        wanted = self._tensors()
+
+        def choose(opened: OpenCheckpoint) -> dict[str, Any]:
+            return {**wanted, "optimizer": stored_moments(wanted["optimizer"], "optimizer", stored_names(opened))}
+
+        loaded = load_chosen(choose, checkpoint)
         set_model_state_dict(self.model_wrapped, loaded["model"])
         set_moments(self.model_wrapped, self._plain_optimizer(), loaded["optimizer"])
         self.lr_scheduler.load_state_dict(loaded["scheduler"])
@@ -126,8 +129,13 @@ class RemeshTrainer(Trainer):
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if checkpoint is None:
             return
-        if rows := rows_to_load(open_checkpoint(location_of(checkpoint)).manifest.tensors):
-            take_random_rows(load({"random": rows}, checkpoint)["random"])
+
+        def choose(opened: OpenCheckpoint) -> dict[str, Any]:
+            rows = rows_to_load(opened.manifest.tensors)
+            return {"random": rows} if rows else {}
+
+        if rows := load_chosen(choose, checkpoint).get("random"):
+            take_random_rows(rows)
 
     def _lay_out(self, told: str, folder: Path) -> None:
         """Write the Trainer's state from the checkpoint into the file that the Trainer reads; done by one rank."""

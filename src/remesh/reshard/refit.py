@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Unpack
@@ -215,16 +214,12 @@ class Refit:
             )
 
     def _wait_for_readers(self, buffer: int) -> None:
-        until_s = time.monotonic() + self._readers_timeout_s
         with self._lock:
-            while self._num_readers[buffer]:
-                left_s = until_s - time.monotonic()
-                if left_s <= 0:
-                    raise PeerError(
-                        f"{_DOING}: {self._num_readers[buffer]} readers hold a snapshot of what is to be written over, "
-                        f"expected none after {self._readers_timeout_s} s; leave `read()` sooner, or copy what is kept"
-                    )
-                self._lock.wait(left_s)
+            if not self._lock.wait_for(lambda: not self._num_readers[buffer], self._readers_timeout_s):
+                raise PeerError(
+                    f"{_DOING}: {self._num_readers[buffer]} readers hold a snapshot of what is to be written over, "
+                    f"expected none after {self._readers_timeout_s} s; leave `read()` sooner, or copy what is kept"
+                )
             self._is_written_in_place = len(self._buffers) == 1
             self._orders[buffer].begin_write()
 

@@ -101,8 +101,8 @@ def test_one_name_may_be_wanted_twice(tmp_path: Path) -> None:
     remesh.save({"w": torch.arange(5)}, tmp_path)
     places = [torch.zeros(5), torch.zeros(5, dtype=torch.int64)]
     wanted = [ShardedTensor.from_rank_offsets("w", place) for place in places]
-    fill = plan_fill(open_checkpoint(tmp_path), wanted)
-    reader.fill_tensors(tmp_path, fill)
+    checkpoint = open_checkpoint(tmp_path)
+    reader.fill_tensors(checkpoint, plan_fill(checkpoint, wanted))
     assert [place.tolist() for place in places] == [[0, 1, 2, 3, 4]] * 2
 
 
@@ -115,6 +115,7 @@ def test_columns_are_read_without_what_lies_between(tmp_path: Path, dtype: torch
         box = Box.at(start, (40, 2, size))
         place = torch.zeros(box.shape, dtype=dtype)
         part = ShardedTensor("w", place, dtype, box.shape, tuple(w.shape), box.start, None)
-        num_read = reader.fill_tensors(tmp_path, plan_fill(open_checkpoint(tmp_path), [part]))
+        checkpoint = open_checkpoint(tmp_path)
+        num_read = reader.fill_tensors(checkpoint, plan_fill(checkpoint, [part]))
         assert torch.equal(place, w[box.slices()])
         assert num_read <= 2 * place.nbytes + (8 << 10)

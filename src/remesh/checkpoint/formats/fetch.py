@@ -32,9 +32,8 @@ from remesh.checkpoint.formats.small_blobs import Small, read_small
 from remesh.checkpoint.formats.torch_format import path_inside
 from remesh.checkpoint.plan.manifest import Extent
 from remesh.checkpoint.plan.slabs import Slab, find_runs, plan_slabs
-from remesh.checkpoint.storage import Location
 from remesh.checkpoint.storage.checked_file import WINDOW_BYTES, CheckedFile, start_readers
-from remesh.checkpoint.storage.integrity import Checksums, read_checksums
+from remesh.checkpoint.storage.integrity import Checksums
 from remesh.checksums import crc32
 from remesh.device_streams import CallersStreams
 from remesh.layout import Box, row_major_strides
@@ -71,24 +70,23 @@ class ChunkRead:
 
 
 def fetch(
-    directory: Location, reads: Sequence[ChunkRead], small: Mapping[str, Sequence[Small]] = MappingProxyType({})
+    checksums: Checksums, reads: Sequence[ChunkRead], small: Mapping[str, Sequence[Small]] = MappingProxyType({})
 ) -> int:
     """Fill every destination; returns the number of bytes read. Reads in order of files and places read fastest.
 
-    ``small`` are small tensors by the file that they lie in, which are read many at once. Raises
-    `CheckpointFormatError` for damaged files; destinations then hold anything.
+    ``small`` are small tensors by the file that they lie in, which are read many at once. Files lie where their
+    checksums do. Raises `CheckpointFormatError` for damaged files; destinations then hold anything.
     """
-    checksums = read_checksums(directory)
     num_bytes = 0
     # Readers copy to devices: where a device is in use, in the order of what the caller has queued there.
     follow = CallersStreams().follow if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
     with start_readers(follow) as readers:
         for name, wanted in small.items():
-            with open_data(directory, name, checksums, readers) as file:
+            with open_data(checksums, name, readers) as file:
                 read_small(file, wanted, partial(_read_alone, file, name))
             num_bytes += file.num_bytes_read
         for name, of_file in groupby(reads, key=lambda read: read.extent.file):
-            with open_data(directory, name, checksums, readers) as file:
+            with open_data(checksums, name, readers) as file:
                 chosen = list(of_file)
                 aheads = _aheads([read.extent for read in chosen], file.worthwhile_gap_bytes)
                 for read, ahead in zip(chosen, aheads, strict=True):
@@ -105,31 +103,30 @@ def _read_alone(file: CheckedFile, name: str, small: Small) -> None:
     file.wait()
 
 
-def read_objects(directory: Location, extents: Sequence[Extent], *, with_stand_ins: bool = False) -> list[Any]:
+def read_objects(checksums: Checksums, extents: Sequence[Extent], *, with_stand_ins: bool = False) -> list[Any]:
     """The object in each extent, as `load_object` gives it."""
     return [
-        load_object(blob, f"{directory}/{extent}", with_stand_ins=with_stand_ins)
-        for blob, extent in zip(read_blobs(directory, extents), extents, strict=True)
+        load_object(blob, f"{checksums.directory}/{extent}", with_stand_ins=with_stand_ins)
+        for blob, extent in zip(read_blobs(checksums, extents), extents, strict=True)
     ]
 
 
-def read_blobs(directory: Location, extents: Sequence[Extent]) -> list[bytes]:
+def read_blobs(checksums: Checksums, extents: Sequence[Extent]) -> list[bytes]:
     """The bytes in each extent, compared with their checksums."""
-    checksums = read_checksums(directory)
     blobs: list[bytes] = []
     with start_readers() as readers:
         for name, of_file in groupby(extents, key=lambda extent: extent.file):
-            with open_data(directory, name, checksums, readers) as file:
+            with open_data(checksums, name, readers) as file:
                 chosen = list(of_file)
                 for extent, ahead in zip(chosen, _aheads(chosen, file.worthwhile_gap_bytes), strict=True):
-                    what = f"{directory}/{extent}"
+                    what = f"{checksums.directory}/{extent}"
                     blobs.append(bytes(file.view(extent.file_start, extent.file_stop, what, ahead=ahead)))
     return blobs
 
 
-def open_data(directory: Location, name: str, checksums: Checksums, readers: ThreadPoolExecutor) -> CheckedFile:
+def open_data(checksums: Checksums, name: str, readers: ThreadPoolExecutor) -> CheckedFile:
     """A data file of a checkpoint, to be used as a context manager."""
-    path = path_inside(directory, name)
+    path = path_inside(checksums.directory, name)
     trailer = checksums.trailer_of(name)
     try:
         return CheckedFile(path, trailer, readers)

@@ -92,7 +92,7 @@ class Contents:
     def elements(self) -> Iterator[tuple[str, list[Any]]]:
         """Unique key of each object with its values, in the order of one rank's."""
         for name, checkpoint in self.objects.items():
-            value = read_objects(checkpoint.directory, [checkpoint.manifest.objects[name]], with_stand_ins=True)[0]
+            value = read_objects(checkpoint.checksums, [checkpoint.manifest.objects[name]], with_stand_ins=True)[0]
             is_list = isinstance(value, list) and not checkpoint.manifest.has_bare_objects
             yield name, value if is_list else [value]
 
@@ -311,7 +311,7 @@ def _objects_of(checkpoint: OpenCheckpoint) -> tuple[dict[str, OpenCheckpoint], 
         for part in above:
             below = node.setdefault(part, {})
             node = below if isinstance(below, dict) else node.setdefault(f"{part}.", {})
-        node[last] = read_objects(checkpoint.directory, [extent], with_stand_ins=True)[0]
+        node[last] = read_objects(checkpoint.checksums, [extent], with_stand_ins=True)[0]
     return objects, common
 
 

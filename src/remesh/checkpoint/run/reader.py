@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -37,9 +38,10 @@ from remesh.checkpoint.plan.reads import Read, Want, find_objects, plan_reads
 from remesh.checkpoint.plan.step_names import step_of
 from remesh.checkpoint.run.read_apart import ReadApart, mark_shared, settle
 from remesh.checkpoint.storage import Location, store_of
-from remesh.checkpoint.storage.integrity import read_checksums
+from remesh.checkpoint.storage.integrity import Checksums, read_checksums
 from remesh.checkpoint.storage.turns import IN_PROGRESS_FNAME
 from remesh.checkpoint.values.entities import ShardedBase, ShardedObject, ShardedTensor, check_has_values
+from remesh.checkpoint.values.nests import with_parents
 from remesh.layout import Box, has_own_places
 from remesh.layout.from_torch import torch_dtype
 
@@ -51,17 +53,36 @@ _COMMON_STATE_KEY = "common_state"
 """Object that holds the common data in checkpoints of writers from 0.19 on, which have no common.pt."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class OpenCheckpoint:
-    """A checkpoint whose index has been read."""
+    """A checkpoint whose index has been read. What follows from its fields is kept once asked for: it has no slots."""
 
-    directory: Location
+    checksums: Checksums
+    """Of its files, read once; equal on all ranks that have opened the same checkpoint."""
     manifest: Manifest
     common: dict[str, Any]
     format: str
     """``"torch_dist"``, ``"zarr"`` or ``"dcp"``."""
-    identity: str = ""
-    """As of its checksums: equal on all ranks that have opened the same checkpoint."""
+
+    @property
+    def directory(self) -> Location:
+        """Where it lies."""
+        return self.checksums.directory
+
+    @property
+    def identity(self) -> list[str]:
+        """What ranks compare that have opened it: what is equal on all, and its path."""
+        return [self.checksums.identity, str(self.directory)]
+
+    @cached_property
+    def names(self) -> set[str]:
+        """The names of all tensors and objects, and of the dicts and lists that they are in."""
+        return with_parents([*self.manifest.tensors, *self.manifest.objects]) if self.manifest.objects else self.above
+
+    @cached_property
+    def above(self) -> set[str]:
+        """The names of all tensors, and of the dicts and lists that they are in."""
+        return with_parents(self.manifest.tensors)
 
     @property
     def is_native(self) -> bool:
@@ -107,8 +128,8 @@ def open_checkpoint(directory: Location, *, allow_native: bool = False, with_sta
         if found == zarr_format.BACKEND
         else read_manifest(directory, checksums)
     )
-    common = {} if found == NATIVE else _load_common(directory, manifest, with_stand_ins=with_stand_ins)
-    return OpenCheckpoint(directory, manifest, common, found, checksums.identity)
+    common = {} if found == NATIVE else _load_common(checksums, manifest, with_stand_ins=with_stand_ins)
+    return OpenCheckpoint(checksums, manifest, common, found)
 
 
 def check_is_one(told: Sequence[Sequence[str]]) -> None:
@@ -132,7 +153,7 @@ def read_common(directory: Location) -> dict[str, Any]:
     if _has(directory, COMMON_STATE_FNAME) or found == zarr_format.BACKEND:
         return load_common(directory)
     checksums.check_whole(METADATA_FNAME)
-    return _load_common(directory, read_manifest(directory, checksums))
+    return _load_common(checksums, read_manifest(directory, checksums))
 
 
 def is_complete(directory: Location) -> bool:
@@ -145,7 +166,7 @@ def why_incomplete(directory: Location) -> str:
     try:
         checkpoint = open_checkpoint(directory, with_stand_ins=True)
         check_files(directory, list(checkpoint.manifest.extents()))
-        read_checksums(directory).check_sizes()
+        checkpoint.checksums.check_sizes()
     except CheckpointingException as raised:
         return str(raised)
     return ""
@@ -179,7 +200,7 @@ def plan_fill(
     last = [Extent(file, found[-1].file_start, found[-1].frame.blob_bytes) for file, found in small.items()]
     needed = [*(read.chunk.extent for read in reads), *last, *extents]
     check_files(checkpoint.directory, needed)
-    read_checksums(checkpoint.directory).check_sizes({extent.file for extent in needed})
+    checkpoint.checksums.check_sizes({extent.file for extent in needed})
     pairs = list(zip(objects, extents, strict=True))
     return Fill(entities, wanted, reads, small, pairs, copies, apart, checkpoint.manifest.has_bare_objects)
 
@@ -242,10 +263,10 @@ def check_before_new(checkpoint: OpenCheckpoint, entities: Iterable[ShardedBase]
         check_files(checkpoint.directory, [chunk.extent for chunk in stored.chunks])
 
 
-def run_fill(directory: Location, fill: Fill) -> list[Any]:
+def run_fill(checkpoint: OpenCheckpoint, fill: Fill) -> list[Any]:
     """Read everything; returns the value of each entity, in their order."""
-    fill_tensors(directory, fill)
-    objects = iter(_read_objects(directory, fill))
+    fill_tensors(checkpoint, fill)
+    objects = iter(_read_objects(checkpoint.checksums, fill))
     return [_filled(one) if isinstance(one, ShardedTensor) else next(objects) for one in fill.entities]
 
 
@@ -254,14 +275,15 @@ def _filled(tensor: ShardedTensor) -> torch.Tensor:
     return tensor.data.detach()
 
 
-def fill_tensors(directory: Location, fill: Fill) -> int:
+def fill_tensors(checkpoint: OpenCheckpoint, fill: Fill) -> int:
     """Read the tensors alone; returns the number of bytes that were read of data files."""
     for one in fill.wanted:
         if one.allow_shape_mismatch:
             _filled(one).zero_()
     places = [tensor.data_in_box() for tensor in fill.wanted]
     boxes = [tensor.global_box() for tensor in fill.wanted]
-    num_bytes = fetch(directory, [_chunk_read_of(read, boxes, places, directory) for read in fill.reads], fill.small)
+    reads = [_chunk_read_of(read, boxes, places, checkpoint.directory) for read in fill.reads]
+    num_bytes = fetch(checkpoint.checksums, reads, fill.small)
     for to, source in fill.copies:
         to.copy_(source)
     if fill.apart:
@@ -337,7 +359,8 @@ def _has(directory: Location, name: str) -> bool:
     return store_of(directory).size_of(directory / name) is not None
 
 
-def _load_common(directory: Location, manifest: Manifest, *, with_stand_ins: bool = False) -> dict[str, Any]:
+def _load_common(checksums: Checksums, manifest: Manifest, *, with_stand_ins: bool = False) -> dict[str, Any]:
+    directory = checksums.directory
     if _has(directory, COMMON_STATE_FNAME):
         return load_common(directory, with_stand_ins=with_stand_ins)
     names = sorted(name for name in manifest.objects if _object_key(name) == _COMMON_STATE_KEY)
@@ -345,7 +368,7 @@ def _load_common(directory: Location, manifest: Manifest, *, with_stand_ins: boo
         return load_common(directory)  # raises, naming the file that is missing
     extents = [manifest.objects[names[0]]]
     check_files(directory, extents)
-    stored = read_objects(directory, extents, with_stand_ins=with_stand_ins)[0]
+    stored = read_objects(checksums, extents, with_stand_ins=with_stand_ins)[0]
     common = stored[0] if isinstance(stored, list) and stored else stored
     if not isinstance(common, dict):
         raise CheckpointFormatError(
@@ -369,14 +392,15 @@ def _with_data(tensor: ShardedTensor) -> ShardedTensor:
     return tensor
 
 
-def _read_objects(directory: Location, fill: Fill) -> list[Any]:
+def _read_objects(checksums: Checksums, fill: Fill) -> list[Any]:
     """Read the object of each request from its blob; the i-th request of a name gets element i."""
+    directory = checksums.directory
     if not fill.objects:
         return []
     blobs: dict[str, list[Any]] = {}
     num_given: dict[str, int] = {}
     first = {wanted.unique_key: extent for wanted, extent in fill.objects}
-    for name, elements in zip(first, read_objects(directory, list(first.values())), strict=True):
+    for name, elements in zip(first, read_objects(checksums, list(first.values())), strict=True):
         if fill.has_bare_objects:
             blobs[name] = [elements]
             continue

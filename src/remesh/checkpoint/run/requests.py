@@ -28,7 +28,7 @@ _NEITHER = (ShardedBase, LocalNonpersistentObject)
 
 def stored_names(checkpoint: OpenCheckpoint) -> set[str]:
     """The names of all that is stored, and of the dicts that it is in: paths joined by dots."""
-    return with_parents([*checkpoint.manifest.tensors, *checkpoint.manifest.objects, *_dotted(checkpoint.common)])
+    return checkpoint.names | with_parents(_dotted(checkpoint.common))
 
 
 def check_lists(state: Any, asked: Container[str], checkpoint: OpenCheckpoint) -> None:
@@ -38,7 +38,7 @@ def check_lists(state: Any, asked: Container[str], checkpoint: OpenCheckpoint) -
     """
     if checkpoint.is_native:  # whose values have names of their own
         return
-    above = with_parents(checkpoint.manifest.tensors)
+    above = checkpoint.above
     for name in _lists(state):
         rest = [] if name not in above else _below(name, checkpoint.manifest.tensors)
         if rest := [one for one in rest if one not in asked]:
@@ -49,12 +49,12 @@ def check_lists(state: Any, asked: Container[str], checkpoint: OpenCheckpoint) -
             )
 
 
-def without_torn_lists(common: dict[Any, Any], asked: Any, stored: Iterable[str]) -> dict[Any, Any]:
+def without_torn_lists(checkpoint: OpenCheckpoint, asked: Any) -> dict[Any, Any]:
     """The common data without lists that nobody asks for and in which tensors are stored, too.
 
     Like tensors that nobody asks for, they are left out: what is here of them would come at other places.
     """
-    above = with_parents(stored)
+    above = checkpoint.above
 
     def keep(node: dict[Any, Any], request: Any, prefix: str) -> dict[Any, Any]:
         kept = {}
@@ -66,7 +66,7 @@ def without_torn_lists(common: dict[Any, Any], asked: Any, stored: Iterable[str]
                 kept[key] = value
         return kept
 
-    return keep(common, asked, "")
+    return keep(checkpoint.common, asked, "")
 
 
 def check_asked(state: Any, checkpoint: OpenCheckpoint) -> None:
@@ -91,9 +91,12 @@ def check_kinds(state: Any, checkpoint: OpenCheckpoint) -> None:
         )
 
 
-def check_objects_get_all(state: Any, objects: Iterable[Path], stored: Iterable[str]) -> None:
-    """Raise `CheckpointMismatchError` if tensors are stored of an object that has no place for them yet."""
-    for name, rest in _without_place(state, objects, stored):
+def check_objects_get_all(asked: Container[str], objects: Iterable[Path], stored: Iterable[str]) -> None:
+    """Raise `CheckpointMismatchError` if tensors are stored of an object that has no place for them yet.
+
+    ``asked`` are the names of all tensors that are asked for.
+    """
+    for name, rest in _without_place(asked, objects, stored):
         raise CheckpointMismatchError(
             f"object {name!r}: its state_dict() has no place for {len(rest)} tensors that are stored, such "
             f"as {rest[0]!r}, expected a place for each; let the object create its state first (run one step of an "
@@ -101,7 +104,7 @@ def check_objects_get_all(state: Any, objects: Iterable[Path], stored: Iterable[
         )
 
 
-def tell_what_differs(state: Any, objects: Iterable[Path], checkpoint: OpenCheckpoint) -> None:
+def tell_what_differs(state: Any, asked: Container[str], objects: Iterable[Path], checkpoint: OpenCheckpoint) -> None:
     """Warn of what is asked for and not stored, and of what is stored of an object that has no place for it."""
     unkept = [name for name, _ in _without_kind(state, checkpoint)]
     if absent := [*map(_name_of, _absent(state, checkpoint)), *unkept]:
@@ -111,7 +114,7 @@ def tell_what_differs(state: Any, objects: Iterable[Path], checkpoint: OpenCheck
             len(absent),
             _some(absent),
         )
-    for name, rest in _without_place(state, objects, checkpoint.manifest.tensors):
+    for name, rest in _without_place(asked, objects, checkpoint.manifest.tensors):
         logger.warning(
             "loading checkpoint %s: object %r has no place for %d tensors, which are left out, %s",
             checkpoint.directory,
@@ -123,12 +126,11 @@ def tell_what_differs(state: Any, objects: Iterable[Path], checkpoint: OpenCheck
 
 def _without_kind(state: Any, checkpoint: OpenCheckpoint) -> Iterator[tuple[str, list[str]]]:
     """Each name that is asked for as a plain value and would be left out, and what is stored there."""
-    stored = [*checkpoint.manifest.tensors]
-    if checkpoint.is_native:  # which has no container in one piece
-        stored += checkpoint.manifest.objects
-    above = with_parents(stored)
+    manifest, is_native = checkpoint.manifest, checkpoint.is_native
+    above = checkpoint.names if is_native else checkpoint.above  # native torch has no container in one piece
     for name in plain_names(state):
-        if name in above and not (checkpoint.is_native and name in checkpoint.manifest.objects):
+        if name in above and not (is_native and name in manifest.objects):
+            stored = [*manifest.tensors, *(manifest.objects if is_native else ())]
             yield name, sorted([name] * (name in stored) + _below(name, stored))
 
 
@@ -157,7 +159,7 @@ def keep_absent(found: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
 
 def _absent(state: dict[Any, Any], checkpoint: OpenCheckpoint) -> Iterator[Path]:
     """The paths to what is asked for and stored neither under their name nor under their keys."""
-    above = with_parents([*checkpoint.manifest.tensors, *checkpoint.manifest.objects])
+    above = checkpoint.names
 
     def look(asked: dict[Any, Any], stored: Any, path: Path, prefix: str) -> Iterator[Path]:
         for key, value in asked.items():
@@ -192,13 +194,11 @@ def _name_of(path: Path) -> str:
     return ".".join(map(str, path))
 
 
-def _without_place(state: Any, objects: Iterable[Path], stored: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
+def _without_place(
+    asked: Container[str], objects: Iterable[Path], stored: Iterable[str]
+) -> Iterator[tuple[str, list[str]]]:
     """Each object that lacks a place for some tensors of its own that are stored, and those."""
-    for path in objects:
-        name, node = _name_of(path), state
-        for key in path:
-            node = node[key]
-        asked = {f"{name}.{inner}" for inner in _dotted(node)}
+    for name in map(_name_of, objects):
         if rest := [one for one in _below(name, stored) if one not in asked]:
             yield name, rest
 

@@ -19,6 +19,7 @@ from remesh.checkpoint.formats.safetensors_format import (
 from remesh.checkpoint.run.reader import OpenCheckpoint, fill_tensors, plan_fill
 from remesh.checkpoint.run.stored_values import read_bands, shape_of
 from remesh.checkpoint.storage import Directory, Location, location_of
+from remesh.checkpoint.storage.integrity import Checksums
 from remesh.checkpoint.values.entities import ShardedTensor
 from remesh.layout import itemsize_bytes
 
@@ -83,7 +84,7 @@ def open_safetensors(source: Directory) -> OpenCheckpoint:
     place = location_of(source)
     with told_as_checkpoint_errors(f"opening safetensors {place}"):
         directory, manifest = read_safetensors_manifest(place)
-        return OpenCheckpoint(directory, manifest, {}, FORMAT)
+        return OpenCheckpoint(Checksums(directory, {}), manifest, {}, FORMAT)
 
 
 def load_safetensors(tensors: Sequence[ShardedTensor], source: Directory) -> None:
@@ -94,4 +95,4 @@ def load_safetensors(tensors: Sequence[ShardedTensor], source: Directory) -> Non
     """
     with told_as_checkpoint_errors(f"loading safetensors from {source}"):
         checkpoint = open_safetensors(source)
-        fill_tensors(checkpoint.directory, plan_fill(checkpoint, tensors))
+        fill_tensors(checkpoint, plan_fill(checkpoint, tensors))

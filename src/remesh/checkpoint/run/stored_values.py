@@ -58,7 +58,7 @@ def read_box(checkpoint: OpenCheckpoint, key: str, box: Box | None = None) -> to
     dtype, shape = torch_dtype(manifest.tensors[key].dtype), shape_of(checkpoint, key)
     box = Box.of_shape(shape) if box is None else box
     wanted = ShardedTensor(key, None, dtype, box.shape, shape, box.start, None)
-    values: torch.Tensor = run_fill(checkpoint.directory, plan_fill(checkpoint, [wanted]))[0]
+    values: torch.Tensor = run_fill(checkpoint, plan_fill(checkpoint, [wanted]))[0]
     return values
 
 

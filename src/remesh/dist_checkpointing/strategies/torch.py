@@ -26,6 +26,7 @@ from remesh.checkpoint.formats.directory import CONFIG_FNAME, METADATA_FNAME
 from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION
 from remesh.checkpoint.plan.manifest import Manifest
 from remesh.checkpoint.run.reader import (
+    Fill,
     OpenCheckpoint,
     describe_whole,
     open_checkpoint,
@@ -316,8 +317,13 @@ class TorchDistLoadShardedStrategy(HandlesObjects, ReadsOneFormat, LoadShardedSt
         directory = location_of(checkpoint_dir)
         doing = f"loading checkpoint {directory}"
         entities = _entities_in(sharded_state_dict)
-        fill = take_step(lambda: plan_fill(self.open(directory), entities), process_group, doing).mine
-        read = take_step(lambda: run_fill(directory, fill), process_group, doing).mine
+
+        def plan() -> tuple[OpenCheckpoint, Fill]:
+            checkpoint = self.open(directory)
+            return checkpoint, plan_fill(checkpoint, entities)
+
+        planned = take_step(plan, process_group, doing).mine
+        read = take_step(lambda: run_fill(*planned), process_group, doing).mine
         values = {id(entity): value for entity, value in zip(entities, read, strict=True)}
         loaded: StateDict = dict_list_map_outplace(lambda leaf: values.get(id(leaf), leaf), sharded_state_dict)
         return loaded

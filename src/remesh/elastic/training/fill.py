@@ -26,9 +26,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from remesh.checkpoint.plain import latest_complete, load
+from remesh.checkpoint.plain import latest_complete, load_chosen
 from remesh.checkpoint.plan.step_names import step_of
-from remesh.checkpoint.run.reader import open_checkpoint
+from remesh.checkpoint.run.reader import OpenCheckpoint
 from remesh.checkpoint.storage import Location, location_of
 from remesh.comm.gather import all_gather_json, group_rank, step_together
 from remesh.elastic.state import CarriedState, HeldState
@@ -330,10 +330,12 @@ def _find_checkpoint(root: Location | None) -> str | None:
 
 
 def _load_checkpoint(state: CarriedState, chosen: str, reason: str, line: int) -> Filled:
-    state.allocate(open_checkpoint(location_of(chosen)).manifest.tensors)
-    tensors = state.tensors()
+    def choose(checkpoint: OpenCheckpoint) -> dict[str, Any]:
+        state.allocate(checkpoint.manifest.tensors)
+        return {**state.tensors(), "job": None}
+
     state.is_torn = True
-    loaded = load({**tensors, "job": None}, chosen)
+    loaded = load_chosen(choose, chosen)
     state.set_values(loaded["job"]["values"])
     state.is_torn = False
     position = loaded["job"]["position"]
