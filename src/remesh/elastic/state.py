@@ -20,6 +20,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
+from remesh.comm.gather import is_out_of_memory
 from remesh.elastic.gradients import Gradients
 from remesh.errors import ConfigError
 from remesh.layout.from_torch import Piece, piece_of
@@ -93,7 +94,9 @@ class CarriedState:
         """All plain values by name."""
         found: dict[str, Value] = {}
         for name, optim in self._optims.items():
-            groups = [{key: one for key, one in group.items() if key != "params"} for group in optim.param_groups]
+            groups = [
+                {key: _plain(one) for key, one in group.items() if key != "params"} for group in optim.param_groups
+            ]
             found[f"{name}.param_groups"] = _jsonable(f"{name}.param_groups", groups)
             for parameter, path in self._parameters_of(name, optim):
                 moments = optim.state.get(parameter, {})
@@ -137,9 +140,12 @@ class CarriedState:
 
     def allocate(self, wanted: Collection[str]) -> None:
         """Make fresh optimizers' moments and gradients that ``wanted`` names, to be filled afterwards."""
+        units = {self.unit_of(key) for key in wanted}
         for name, optim in self._optims.items():
-            if any(key.startswith(f"{name}.state.") for key in wanted) and not optim.state:
-                _take_empty_step(optim)
+            # Of those that are wanted alone: a parameter that is frozen has none, and nobody could fill them.
+            chosen = [one for unit, one in self._without_moments(name, optim).items() if unit in units]
+            if chosen and not optim.state:
+                _take_empty_step(optim, chosen)
                 self._allocated.append(optim)
         self.gradients.allocate(frozenset(wanted))
 
@@ -197,33 +203,43 @@ class CarriedState:
         return found
 
 
-def _take_empty_step(optim: torch.optim.Optimizer, some: Collection[torch.Tensor] | None = None) -> None:
+def _take_empty_step(optim: torch.optim.Optimizer, some: Collection[torch.Tensor]) -> None:
     """One step with zero gradients and zero learning rate: optimizers allocate lazily, and know their own moments best.
 
-    Of ``some`` parameters alone, if given: optimizers pass over those without a gradient. Whatever the step writes into
-    the moments is overwritten by what is carried; the parameters do not move. Should it fail, for want of memory, the
-    optimizer is as it was.
+    Of ``some`` parameters alone: optimizers pass over those without a gradient. Whatever the step writes into the
+    moments is overwritten by what is carried; the parameters do not move. Should it fail, for want of memory, the
+    optimizer is as it was; `ConfigError` for one that cannot take such a step.
     """
     rates = [group["lr"] for group in optim.param_groups]
     parameters = [parameter for group in optim.param_groups for parameter in group["params"]]
     kept = [parameter.grad for parameter in parameters]
     had_moments = set(optim.state)
-    chosen = None if some is None else set(map(id, some))
+    chosen = set(map(id, some))
     try:
         for group in optim.param_groups:
             group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], torch.Tensor) else 0.0
         for parameter in parameters:
-            parameter.grad = torch.zeros_like(parameter) if chosen is None or id(parameter) in chosen else None
+            parameter.grad = torch.zeros_like(parameter) if id(parameter) in chosen else None
         optim.step()
-    except BaseException:
+    except BaseException as error:
         for parameter in set(optim.state) - had_moments:
             del optim.state[parameter]
-        raise
+        if not isinstance(error, RuntimeError | TypeError) or is_out_of_memory(error):
+            raise
+        raise ConfigError(
+            f"carrying an optimizer: {type(optim).__name__} cannot make its moments in a step with zero gradients "
+            f"({error}), expected one that can; make them before job.carry, or carry another optimizer"
+        ) from error
     finally:
         for group, rate in zip(optim.param_groups, rates, strict=True):
             group["lr"] = rate
         for parameter, gradient in zip(parameters, kept, strict=True):
             parameter.grad = gradient
+
+
+def _plain(option: Any) -> Any:
+    """An option of an optimizer; a learning rate in a tensor, as for `torch.compile`, as its number."""
+    return option.item() if isinstance(option, torch.Tensor) and option.numel() == 1 else option
 
 
 def _jsonable(name: str, value: Any) -> Value:

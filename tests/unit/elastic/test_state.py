@@ -1,10 +1,14 @@
 import json
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import remesh
 from remesh.elastic.gradients import find_unlike
 from remesh.elastic.state import CarriedState
 from remesh.errors import ConfigError
@@ -160,3 +164,61 @@ def test_gradients_that_ranks_have_not_added_up_are_found() -> None:
     found = find_unlike(told)
     assert found is not None and found[1:] == (0, 2)
     assert find_unlike([told[0], {}]) is None
+
+
+_OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]] = {
+    **{
+        kind.__name__: partial(kind, lr=0.01)
+        for kind in (
+            *(torch.optim.ASGD, torch.optim.Adadelta, torch.optim.Adafactor, torch.optim.Adagrad, torch.optim.Adam),
+            *(torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Rprop),
+        )
+    },
+    "momentum": partial(torch.optim.SGD, lr=0.01, momentum=0.9),
+    "rate in a tensor": lambda parameters: torch.optim.AdamW(parameters, lr=torch.tensor(0.01), amsgrad=True),
+}
+
+
+@pytest.mark.parametrize("kind", _OPTIMIZERS)
+def test_any_optimizer_of_a_model_with_a_frozen_layer_goes_on_where_it_was(kind: str, tmp_path: Path) -> None:
+    """From memory, and from a checkpoint: all later steps are the same bits."""
+
+    def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(7)
+        model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+        model[0].requires_grad_(False)
+        return model, _OPTIMIZERS[kind](model.parameters())
+
+    def train(model: nn.Module, optim: torch.optim.Optimizer, *seeds: int) -> None:
+        for seed in seeds:
+            torch.manual_seed(seed)
+            take_step(model, optim)
+
+    old = build()
+    train(*old, 0, 1, 2)
+    before = CarriedState({"model": old[0], "optim": old[1]})
+    held = before.hold(3, 30, 0)
+    remesh.save({"model": old[0], "optim": old[1]}, tmp_path)
+    carried = build()
+    after = CarriedState({"model": carried[0], "optim": carried[1]})
+    after.allocate(held.pieces.keys())
+    assert after.tensors().keys() == held.pieces.keys()
+    for name, tensor in after.tensors().items():
+        tensor.copy_(before.tensors()[name])
+    after.set_values(held.values)
+    loaded = build()
+    train(*loaded, 9)  # makes its moments
+    remesh.load({"model": loaded[0], "optim": loaded[1]}, tmp_path)
+    for one in (old, carried, loaded):
+        train(*one, 3, 4, 5)
+    for one in (carried, loaded):
+        assert all(torch.equal(a, b) for a, b in zip(old[0].parameters(), one[0].parameters(), strict=True))
+
+
+def test_an_optimizer_that_takes_no_empty_step_is_refused_by_name() -> None:
+    model = nn.Embedding(4, 3, sparse=True)
+    optim = torch.optim.SparseAdam(model.parameters(), lr=0.5)
+    state = CarriedState({"model": model, "optim": optim})
+    with pytest.raises(ConfigError, match="SparseAdam cannot make its moments .*does not support dense gradients"):
+        state.allocate({"optim.state.model.weight.exp_avg"})
+    assert model.weight.grad is None and optim.param_groups[0]["lr"] == 0.5
