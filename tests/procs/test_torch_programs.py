@@ -106,3 +106,19 @@ def test_every_public_function_gives_what_it_gives_from_torch_alone(job: TorchJo
         job.stop()
         job.restart()
     assert job.finish() == expected
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("seed", "size"), [(1, 2), (2, 3)])
+def test_every_way_of_torch_to_train_data_parallel_gives_what_it_gives_from_torch_alone(
+    job: TorchJob, seed: int, size: int
+) -> None:
+    """Hooks of communication, uneven inputs, sharded optimizers, averaged models, FSDP of old, tensor parallelism."""
+    job.size = size
+    expected = run_natively("ddp_ways.py", size, str(seed), "3")
+    job.run("ddp_ways.py", str(seed), "3")
+    for moment in (8, 40):
+        job.wait_for(moment)
+        job.stop()
+        job.restart()
+    assert job.finish() == expected
