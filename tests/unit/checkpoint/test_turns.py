@@ -29,16 +29,17 @@ from remesh.checkpoint.formats.directory import (
     stage_common,
 )
 from remesh.checkpoint.formats.index_files import IndexFiles, stage_index
-from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION
+from remesh.checkpoint.formats.torch_format import BACKEND
 from remesh.checkpoint.plain import load
 from remesh.checkpoint.plan.writes import Written, assemble_index
 from remesh.checkpoint.run.reader import why_incomplete
-from remesh.checkpoint.run.writer import part_of, write_part
+from remesh.checkpoint.run.writer import part_of, write_part, writing_in
 from remesh.checkpoint.storage import location_of, store_of
 from remesh.checkpoint.storage.integrity import verify
 from remesh.checkpoint.storage.store import LocalStore, NewFile
-from remesh.checkpoint.storage.turns import IN_PROGRESS_FNAME, held
+from remesh.checkpoint.storage.turns import IN_PROGRESS_FNAME, Turn, held
 from remesh.checkpoint.values.entities import ShardedTensor
+from remesh.dist_checkpointing.strategies.zarr import ZarrSaveShardedStrategy
 from tests.profiles import seeds
 
 _PATIENCE_S = 60
@@ -129,19 +130,28 @@ def steps_of(directory: str, scheduler: Scheduler) -> Iterator[None]:
         yield
 
 
-def save_as(number: int, num_ranks: int, directory: str) -> None:
+def save_as(number: int, num_ranks: int, directory: str, backend: str = BACKEND) -> None:
     """What the ranks of a job do when they save, one after another; the tensors have another size in every job."""
     place, rows = location_of(directory), 4 + number
     check_can_save(place, may_create=True)
     turn = begin(place)
     stage_common(turn, dump_object({"job": number, "ranks": num_ranks}, "the common data"))
+    tensors = [torch.full((rows, 3), float(number)) for _ in range(num_ranks)]
+    shards = [ShardedTensor.from_rank_offsets("w", tensor, (0, at, num_ranks)) for at, tensor in enumerate(tensors)]
+    if backend == "zarr":
+        with writing_in(turn):
+            ZarrSaveShardedStrategy().save(dict(enumerate(shards)), directory)
+    else:
+        _store_as_torch_dist(shards, turn)
+    finish(turn, CheckpointingConfig(backend))
+
+
+def _store_as_torch_dist(shards: list[ShardedTensor], turn: Turn) -> None:
     written = []
-    for rank in range(num_ranks):
-        tensor = torch.full((rows, 3), float(number))
-        part = part_of([ShardedTensor.from_rank_offsets("w", tensor, (0, rank, num_ranks))], {})
+    for rank, shard in enumerate(shards):
+        part = part_of([shard], {})
         written += Written.from_parts(write_part(part, part.tensors, turn, rank)[0])
     stage_index(turn, IndexFiles.of(assemble_index(written)))
-    finish(turn, CheckpointingConfig(BACKEND, BACKEND_VERSION))
 
 
 def whose(directory: str) -> int | None:
@@ -157,7 +167,7 @@ def whose(directory: str) -> int | None:
     return int(number)
 
 
-def explore(directory: str, seed: int) -> tuple[int, int]:
+def explore(directory: str, seed: int, backend: str = BACKEND) -> tuple[int, int]:
     """Run two or three savers, some of which die; the numbers of those that said "saved", and of those that lived."""
     rng = random.Random(seed)
     num_savers = rng.choice((2, 2, 3))
@@ -167,7 +177,7 @@ def explore(directory: str, seed: int) -> tuple[int, int]:
     def saver(number: int, num_ranks: int) -> Callable[[], None]:
         def run() -> None:
             try:
-                save_as(number, num_ranks, directory)
+                save_as(number, num_ranks, directory, backend)
                 saved.append(number)
             except CheckpointingException as raised:
                 words = ("another save", "already holds a complete checkpoint")
@@ -186,7 +196,7 @@ def explore(directory: str, seed: int) -> tuple[int, int]:
     found = whose(directory)
     assert not saved or found == saved[0]
     if found is None:
-        save_as(9, 2, directory)  # no leftover of the dead is in the way
+        save_as(9, 2, directory, backend)  # no leftover of the dead is in the way
         assert whose(directory) == 9
     if lived == num_savers:
         left = [entry.name for entry in store_of(location_of(directory)).entries(location_of(directory))]
@@ -200,9 +210,16 @@ def test_a_checkpoint_is_whole_or_not_there_in_any_order_of_the_steps_of_its_sav
     assert sum(num_saved for num_saved, _ in told) > 10, "most of the trials end with a checkpoint"
 
 
-def test_the_same_holds_in_a_store_of_objects() -> None:
+@pytest.mark.parametrize("chunk", seeds(4, quick=1))
+def test_the_same_holds_of_zarr_whose_cells_have_fixed_names(tmp_path: Path, chunk: int) -> None:
+    told = [explore(str(tmp_path / str(seed)), seed, "zarr") for seed in range(50 * chunk, 50 * chunk + 50)]
+    assert sum(num_saved for num_saved, _ in told) > 10, "most of the trials end with a checkpoint"
+
+
+@pytest.mark.parametrize("backend", [BACKEND, "zarr"])
+def test_the_same_holds_in_a_store_of_objects(backend: str) -> None:
     for seed in seeds(40, quick=10):
-        explore(f"memory://turns/{seed}", 1000 + seed)
+        explore(f"memory://turns/{backend}/{seed}", 1000 + seed, backend)
 
 
 def test_a_save_that_has_lost_its_turn_is_told_so_when_the_other_ends_in_that_moment(

@@ -26,9 +26,9 @@ from typing import Any, Final
 
 from remesh.checkpoint.errors import CheckpointFormatError, CheckpointPathError
 from remesh.checkpoint.formats.data_file import dump_object, load_object
-from remesh.checkpoint.formats.zarr_format import remove_arrays
+from remesh.checkpoint.formats.zarr_format import remove_arrays, remove_staged
 from remesh.checkpoint.storage import Directory, Location, location_of, store_of
-from remesh.checkpoint.storage.integrity import BLOCKS_FNAME, CHECKSUMS_FNAME, encode_checksums
+from remesh.checkpoint.storage.integrity import BLOCKS_FNAME, CHECKSUMS_FNAME, encode_checksums, files_in_blocks
 from remesh.checkpoint.storage.turns import (
     IN_PROGRESS_FNAME,
     Turn,
@@ -79,7 +79,8 @@ def begin(directory: Location) -> Turn:
         withdraw(turn)
         raise
     if turn.number:
-        remove_arrays(directory)
+        with held(turn):
+            remove_staged(directory, before=turn.number)
     for name in names:
         if _is_of_turn_before(name, turn):
             store.remove(directory / name)
@@ -87,7 +88,7 @@ def begin(directory: Location) -> Turn:
 
 
 def finish(turn: Turn, config: CheckpointingConfig | None) -> None:
-    """Make the checkpoint exist; one of native torch, which has no marker, without a config.
+    """Make the checkpoint exist; without a config the data of a strategy by itself, which has no marker.
 
     All data files must have reached the disk.
     """
@@ -95,17 +96,22 @@ def finish(turn: Turn, config: CheckpointingConfig | None) -> None:
     with held(turn):
         names = {entry.name for entry in store.entries(directory)}
         where = _files_of(turn, names)
+        is_zarr = turn.staged(BLOCKS_FNAME).name in names
+        cells = set(files_in_blocks(where[BLOCKS_FNAME])) if is_zarr else set()
         sums = encode_checksums(where)
         store.write_soon(turn.staged(CHECKSUMS_FNAME), sums)
         if config is not None:
             store.write_soon(turn.staged(CONFIG_FNAME), _dump_config(config))
-        commit = METADATA_FNAME if config is None else CONFIG_FNAME
+        unmarked = BLOCKS_FNAME if is_zarr else METADATA_FNAME
+        commit = unmarked if config is None else CONFIG_FNAME
         staged = [name for name in where if turn.staged(name).name in names and name != commit]
         staged += [CHECKSUMS_FNAME, commit]
         store.settle([turn.staged(name) if name in staged else where[name] for name in {*staged, *where} & {*_FIXED}])
-    if commit == METADATA_FNAME:
-        store.remove(directory / METADATA_FNAME)  # of an aborted save: its being there would be taken for the commit
-    end_turn(turn, staged, seal=sums)
+    if config is None:
+        store.remove(directory / commit)  # of an aborted save: its being there would be taken for the commit
+    end_turn(turn, [*sorted(cells), *staged], seal=sums)
+    if turn.number:
+        remove_arrays(directory, kept=cells)
     for entry in store.entries(directory):
         if is_leftover(entry.name) and entry.name not in {*where, *staged}:
             store.remove(directory / entry.name)
@@ -132,7 +138,7 @@ def _files_of(turn: Turn, names: set[str]) -> dict[str, Location]:
     """Final name to current location of each file of this save; the two differ only while a file is staged.
 
     Of data files those in the index, all of which must be there. If another program made that, under its own name, all
-    that are there count.
+    that are there count. Cells of zarr are summed up in one of these files.
     """
     staged = {name: turn.staged(name) for name in _SMALL if turn.staged(name).name in names}
     data = {name for name in names if is_data_file_name(name)}
@@ -157,6 +163,8 @@ def _check_has_no_checkpoint(directory: Location, names: set[str]) -> None:
         raise _taken(directory, CONFIG_FNAME, "a complete checkpoint")
     if METADATA_FNAME in names and not any(map(is_mark, names)):
         raise _taken(directory, METADATA_FNAME, "a checkpoint of native torch, or one that another program left")
+    if BLOCKS_FNAME in names and not any(map(is_mark, names)):
+        raise _taken(directory, BLOCKS_FNAME, "arrays of zarr, which a strategy by itself has left")
 
 
 def _taken(directory: Location, name: str, what: str) -> CheckpointPathError:

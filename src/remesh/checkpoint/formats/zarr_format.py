@@ -6,7 +6,8 @@
 
 Nothing is compressed or filtered, so a cell is a chunk of bare elements and is read in ranges like any other. That is
 how Megatron Core writes; other zarr arrays are refused by what they need. The reader believes a ``.zarray`` only as far
-as there are files of the right length. Checksums of all files stand in one, beside the marker.
+as there are files of the right length. Checksums of all files stand in one, beside the marker. Until the save is
+committed every file is staged (see `storage.turns`): its name is fixed, and another save may have taken over.
 """
 
 from __future__ import annotations
@@ -14,18 +15,19 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 import torch
 
-from remesh.checkpoint.errors import CheckpointFormatError, CheckpointingException, CheckpointMismatchError
+from remesh.checkpoint.errors import CheckpointFormatError, CheckpointMismatchError
 from remesh.checkpoint.formats.data_file import elements_of
 from remesh.checkpoint.plan.manifest import Extent, Manifest, StoredChunk, StoredTensor
 from remesh.checkpoint.storage import Entry, Location, store_of
 from remesh.checkpoint.storage.integrity import Checksums, Trailer, table_of
+from remesh.checkpoint.storage.turns import Turn, turn_staged_in_folder
 from remesh.checkpoint.values.entities import ShardedObject
 from remesh.layout import Box
 from remesh.layout.from_torch import torch_dtype
@@ -124,22 +126,16 @@ def array_of(key: str, dtype: str, shape: tuple[int, ...], cell_shape: tuple[int
     return Array(dtype, shape, tuple(max(1, size) for size in cell_shape))
 
 
-def write_array(directory: Location, key: str, array: Array) -> dict[str, Trailer]:
+def write_array(turn: Turn, key: str, array: Array) -> dict[str, Trailer]:
     """Make the directory of a tensor with its description; returns the checksums. Called by one rank for each key."""
-    place = directory / key
-    store = store_of(place)
-    path = place / ARRAY_FNAME
-    if store.size_of(path) is not None:
-        raise CheckpointingException(
-            f"Array {place} already exists: expected a directory without it; remove what is left there"
-        )
-    store.make_directory(place)
-    content = array.encode()
-    store.put(path, content)
-    return {f"{key}/{ARRAY_FNAME}": table_of(content)}
+    store, content = store_of(turn.directory), array.encode()
+    name = f"{key}/{ARRAY_FNAME}"
+    store.make_directory(turn.directory / key)
+    store.write(turn.staged(name), content)
+    return {name: table_of(content)}
 
 
-def write_cell(directory: Location, key: str, array: Array, box: Box, values: torch.Tensor) -> dict[str, Trailer]:
+def write_cell(turn: Turn, key: str, array: Array, box: Box, values: torch.Tensor) -> dict[str, Trailer]:
     """Write the file of one cell durably; returns its checksums."""
     index = tuple(at // step for at, step in zip(box.start, array.cell_shape, strict=True))
     name = f"{key}/{array.cell_name(index)}"
@@ -149,21 +145,20 @@ def write_cell(directory: Location, key: str, array: Array, box: Box, values: to
         padded[tuple(slice(0, size) for size in plain.shape)] = plain
         plain = padded
     content = elements_of(plain)
-    path = directory / name
-    store_of(path).write(path, content)
+    store_of(turn.directory).write(turn.staged(name), content)
     return {name: table_of(content)}
 
 
-def write_object(directory: Location, unique_key: str, blob: bytes) -> dict[str, Trailer]:
+def write_object(turn: Turn, unique_key: str, blob: bytes) -> dict[str, Trailer]:
     """Write the file of one element of an object durably; returns its checksums."""
     name = f"{unique_key}.pt"
-    path = directory / name
-    if not store_of(path).is_inside(directory, path):
+    path, store = turn.directory / name, store_of(turn.directory)
+    if not store.is_inside(turn.directory, path):
         raise CheckpointMismatchError(
-            f"storing object {unique_key!r} as zarr: its file would lie outside {directory}; rename its key"
+            f"storing object {unique_key!r} as zarr: its file would lie outside {turn.directory}; rename its key"
         )
-    store_of(path).make_directory(path.parent)
-    store_of(path).put(path, blob)
+    store.make_directory(path.parent)
+    store.write(turn.staged(name), blob)
     return {name: table_of(blob)}
 
 
@@ -184,16 +179,29 @@ def read_zarr_manifest(directory: Location, checksums: Checksums) -> Manifest:
     return Manifest(tensors, objects, has_bare_objects=True)
 
 
-def remove_arrays(directory: Location) -> None:
-    """Remove what an aborted save of this format has left below a directory."""
+def remove_staged(directory: Location, before: int) -> None:
+    """Remove what saves of this format have staged in turns before that one."""
+    for key, sizes in folders_below(directory):
+        for name in sizes:
+            number = turn_staged_in_folder(name)
+            if number is not None and number < before:
+                store_of(directory).remove(directory / key / name)
+
+
+def remove_arrays(directory: Location, kept: Collection[str] = ()) -> None:
+    """Remove what saves of this format have left below a directory that nobody saves in; but not the files ``kept``."""
     store = store_of(directory)
     for key, sizes in list(folders_below(directory))[::-1]:
         for name in sizes:
-            if name == ARRAY_FNAME or _CELL.fullmatch(name) or _OBJECT.fullmatch(name.removesuffix(".tmp")):
+            if _is_ours(name.removesuffix(".tmp")) and f"{key}/{name}" not in kept:
                 store.remove(directory / key / name)
-        store.remove(directory / key / f"{ARRAY_FNAME}.tmp")
         if store.has_directories and not store.entries(directory / key):
             store.remove_directory(directory / key)
+
+
+def _is_ours(name: str) -> bool:
+    is_named = name == ARRAY_FNAME or _CELL.fullmatch(name) or _OBJECT.fullmatch(name)
+    return bool(is_named) or turn_staged_in_folder(name) is not None
 
 
 def folders_below(

@@ -44,7 +44,7 @@ from remesh.checkpoint.run.reader import NATIVE, OpenCheckpoint, open_checkpoint
 from remesh.checkpoint.run.safetensors import Source, open_safetensors
 from remesh.checkpoint.run.stored_values import cut_of, read_bands, read_box
 from remesh.checkpoint.storage import Location, store_of
-from remesh.checkpoint.storage.integrity import Trailer, write_blocks
+from remesh.checkpoint.storage.integrity import BLOCKS_FNAME, Trailer, write_blocks
 from remesh.checkpoint.storage.turns import Turn
 from remesh.checkpoint.values.entities import ShardedObject
 from remesh.checkpoint.values.nests import diff, items_of, with_parents
@@ -265,10 +265,10 @@ def _write_zarr(contents: Contents, turn: Turn, on_bytes: Callable[[int], None])
         boxes = item.cut or (Box.of_shape(source.shape),)
         largest = tuple(max(sizes) for sizes in zip(*(box.shape for box in boxes), strict=True))
         array = zarr_format.array_of(key, source.dtype, source.shape, largest)
-        tables.update(zarr_format.write_array(target, key, array))
+        tables.update(zarr_format.write_array(turn, key, array))
         for _, box in array.cells():
             values = read_box(source.checkpoint, source.key, box)
-            tables.update(zarr_format.write_cell(target, key, array, box, values))
+            tables.update(zarr_format.write_cell(turn, key, array, box, values))
             on_bytes(values.nbytes)
         store_of(target).sync_names(target / key)
     for name, elements in contents.elements():
@@ -277,8 +277,8 @@ def _write_zarr(contents: Contents, turn: Turn, on_bytes: Callable[[int], None])
                 f"writing object {name!r} as zarr: one rank stored {len(elements)} values under that name, expected "
                 "one; convert to torch_dist"
             )
-        tables.update(zarr_format.write_object(target, name, dump_object(elements[0], f"object {name!r}")))
-    write_blocks(target, tables)
+        tables.update(zarr_format.write_object(turn, name, dump_object(elements[0], f"object {name!r}")))
+    write_blocks(turn.staged(BLOCKS_FNAME), tables)
     stage_common(turn, dump_object(contents.common, "the common data"))
     finish(turn, CheckpointingConfig(zarr_format.BACKEND, zarr_format.BACKEND_VERSION))
 

@@ -199,10 +199,12 @@ def writing_in(turn: Turn) -> Iterator[None]:
         _TURN.reset(token)
 
 
-def turn_given(directory: Location) -> Turn | None:
-    """The turn to write in; None for a strategy that is used by itself, and has to take and end its own."""
-    turn = _TURN.get()
-    return turn if turn is not None and turn.directory == directory else None
+def turn_for(directory: Location, group: Group) -> tuple[Turn, bool]:
+    """The turn for a strategy to write in, and whether it is used by itself and has to end it. Called by every rank."""
+    given = _TURN.get()
+    if given is not None and given.directory == directory:
+        return given, False
+    return take_turn_together(directory, group), True
 
 
 def outline_in_pieces(entities: Sequence[ShardedBase]) -> Outline:
@@ -291,7 +293,7 @@ def commit_alone(turn: Turn, group: Group = None, config: CheckpointingConfig | 
 
 
 def commit_native(turn: Turn, group: Group = None) -> None:
-    """`commit_alone` of sharded data by itself, as a checkpoint of native torch, which has no marker."""
+    """`commit_alone` of sharded data by itself, without a marker, as in a checkpoint of native torch."""
     with held(turn):
         if group_rank(group) == 0:
             finish(turn, None)

@@ -226,11 +226,19 @@ def table_of(content: bytes | memoryview) -> Trailer:
     return Trailer.of(content, TABLE_BLOCK_BYTES)
 
 
-def write_blocks(directory: Location, tables: Mapping[str, Trailer]) -> None:
-    """Write `BLOCKS_FNAME` for files without trailers, named relative to the directory; called by one rank."""
+def write_blocks(path: Location, tables: Mapping[str, Trailer]) -> None:
+    """Write `BLOCKS_FNAME` for files without trailers, named relative to the directory; called by one rank.
+
+    It lasts when the store has settled it.
+    """
     files = {name: [one.data_bytes, base64.b64encode(one.crcs.tobytes()).decode()] for name, one in tables.items()}
     content = json.dumps({"version": _VERSION, "block_bytes": TABLE_BLOCK_BYTES, "files": files}, indent=0).encode()
-    store_of(directory).put(directory / BLOCKS_FNAME, content)
+    store_of(path).write_soon(path, content)
+
+
+def files_in_blocks(path: Location) -> list[str]:
+    """The files that `write_blocks` was told of."""
+    return list(json.loads(store_of(path).read(path))["files"])
 
 
 def _read_blocks(checksums: Checksums) -> dict[str, SummedFile]:

@@ -9,7 +9,8 @@ by creating the same mark as a turn of its own. Marks are created exclusively, s
 is told. Which of several savers comes first is decided nowhere else, and by no clock.
 
 Until the end no two turns write files of one name: data files carry the number of the turn, and a small file that has
-a fixed name in the format is *staged* as NAME.turn. So a save that was given up on may go on for as long as it likes.
+a fixed name in the format is *staged* as NAME.turn, or in a folder as FOLDER/.remesh-turn-NAME. So a save that was
+given up on may go on for as long as it likes.
 Once the end is there, staged files get their names, the last one being the commit of the format. If the saver dies in
 between, whoever looks next gives them: all that is needed is on disk by then, and everybody does the same.
 
@@ -32,6 +33,7 @@ from remesh.errors import Error
 IN_PROGRESS_FNAME = ".remesh-save-in-progress"
 _MARK = re.compile(re.escape(IN_PROGRESS_FNAME) + r"(?:\.([1-9][0-9]*))?")
 _STAGED = re.compile(r"(.+)\.([0-9]+)")
+_STAGED_IN_FOLDER = re.compile(r"\.remesh-([0-9]+)-.+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +50,17 @@ class Turn:
         return _mark_path(self.directory, self.number)
 
     def staged(self, name: str) -> Location:
-        """The path of a small file until the save is committed."""
-        return self.directory / f"{name}.{self.number}"
+        """The path of a file until the save is committed."""
+        return self.directory / self.staged_name(name)
+
+    def staged_name(self, name: str) -> str:
+        """The name of a file until the save is committed, from the directory like ``name``.
+
+        >>> Turn(Path("run"), 1).staged_name("common.pt"), Turn(Path("run"), 1).staged_name("layer.w/0.1")
+        ('common.pt.1', 'layer.w/.remesh-1-0.1')
+        """
+        folder, slash, plain = name.rpartition("/")
+        return f"{folder}/.remesh-{self.number}-{plain}" if slash else f"{name}.{self.number}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +79,12 @@ def staged_name(name: str) -> str | None:
     """The name that a staged file is to have; None for a file that is not staged."""
     match = _STAGED.fullmatch(name)
     return match[1] if match is not None and not is_mark(name) else None
+
+
+def turn_staged_in_folder(name: str) -> int | None:
+    """The number of the turn that has staged a file of that name in a folder; None for any other file."""
+    match = _STAGED_IN_FOLDER.fullmatch(name)
+    return int(match[1]) if match is not None else None
 
 
 def take_turn(directory: Location) -> Turn:
@@ -145,7 +162,8 @@ def _give_names(turn: Turn, names: Sequence[str]) -> None:
     if not _exists(directory / last):
         for name in others:
             store.rename(turn.staged(name), directory / name)
-        store.sync_names(directory)
+        for place in dict.fromkeys((directory / name).parent for name in others):
+            store.sync_names(place)
         store.rename(turn.staged(last), directory / last)
         store.sync_names(directory)
     if not _exists(directory / last):

@@ -42,8 +42,7 @@ from remesh.checkpoint.run.writer import (
     part_of,
     store_entities,
     sums_of,
-    take_turn_together,
-    turn_given,
+    turn_for,
     write_index_of,
     write_part,
 )
@@ -193,7 +192,7 @@ class TorchDistSaveShardedStrategy(HandlesObjects, AsyncSaveShardedStrategy):
         entities = self._entities_of(sharded_state_dict)
         blobs = self._take_blobs(entities)
         with_sha256, self._asks_for_sums = self._asks_for_sums, False
-        turn, is_ours = _turn_for(location_of(checkpoint_dir), process_group)
+        turn, is_ours = turn_for(location_of(checkpoint_dir), process_group)
         self._sums = store_entities(
             entities,
             turn,
@@ -223,7 +222,7 @@ class TorchDistSaveShardedStrategy(HandlesObjects, AsyncSaveShardedStrategy):
             part = part_of(entities, self._take_blobs(entities), self.separation_hint)
             copies = self._staging.copy(part.tensors)
             part = replace(part, tensors=[])
-        turn, is_ours = _turn_for(directory, process_group)
+        turn, is_ours = turn_for(directory, process_group)
         written: Future[Sequence[Any]] = Future()
 
         def receive(told: Sequence[Any]) -> None:
@@ -369,12 +368,6 @@ def _entities_in(sharded_state_dict: ShardedStateDict) -> list[ShardedBase]:
             )
         entities.append(leaf)
     return entities
-
-
-def _turn_for(directory: Location, group: Group) -> tuple[Turn, bool]:
-    """The turn to write in, and whether it is the strategy's own to end: `save` gives it one."""
-    given = turn_given(directory)
-    return (take_turn_together(directory, group), True) if given is None else (given, False)
 
 
 def _objects_of(entities: Iterable[ShardedBase]) -> list[tuple[str, Any]]:

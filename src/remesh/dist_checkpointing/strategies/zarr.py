@@ -31,8 +31,10 @@ from remesh.checkpoint.formats.zarr_format import (
     write_object,
 )
 from remesh.checkpoint.run.steps import take_first_step, take_step
-from remesh.checkpoint.storage import Directory, Location, location_of, store_of
-from remesh.checkpoint.storage.integrity import TABLE_BLOCK_BYTES, Trailer, write_blocks
+from remesh.checkpoint.run.writer import commit_native, turn_for
+from remesh.checkpoint.storage import Directory, location_of
+from remesh.checkpoint.storage.integrity import BLOCKS_FNAME, TABLE_BLOCK_BYTES, Trailer, write_blocks
+from remesh.checkpoint.storage.turns import Turn, held
 from remesh.checkpoint.values.entities import (
     ShardedObject,
     ShardedStateDict,
@@ -77,19 +79,21 @@ class ZarrSaveShardedStrategy(HandlesObjects, SaveShardedStrategy):
         """Write this rank's cells and objects; the first rank also the arrays. Blocks until all have written."""
         directory = location_of(checkpoint_dir)
         doing = f"saving checkpoint {directory}"
+        turn, is_ours = turn_for(directory, process_group)
         part = _whole_cells(_part_of(sharded_state_dict), process_group, doing)
         told = take_step(lambda: [_row_of(shard) for shard in part.tensors], process_group, doing, tell=list).told
         rows = [row for of_rank in told for row in of_rank]
 
         def begin() -> tuple[dict[str, Array], dict[str, Trailer]]:
             arrays, tables = _arrays_of(rows), {}
-            for key, one in arrays.items() if group_rank(process_group) == 0 else ():
-                tables.update(write_array(directory, key, one))
+            with held(turn):
+                for key, one in arrays.items() if group_rank(process_group) == 0 else ():
+                    tables.update(write_array(turn, key, one))
             return arrays, tables
 
         arrays, tables = take_step(begin, process_group, doing).mine
         written = take_step(
-            lambda: {**tables, **part.write(directory, arrays)},
+            lambda: {**tables, **part.write(turn, arrays)},
             process_group,
             doing,
             tell=lambda made: [[name, table.data_bytes, table.crcs.tolist()] for name, table in made.items()],
@@ -97,10 +101,13 @@ class ZarrSaveShardedStrategy(HandlesObjects, SaveShardedStrategy):
         everything = {name: _table(*told) for one in written for name, *told in one}
 
         def end() -> None:
-            check_seen(directory, [of_rank[0][0] for of_rank in written if of_rank])
-            write_blocks(directory, everything)
+            with held(turn):
+                check_seen(directory, [turn.staged_name(of_rank[0][0]) for of_rank in written if of_rank])
+                write_blocks(turn.staged(BLOCKS_FNAME), everything)
 
         take_first_step(end, process_group, doing)
+        if is_ours:
+            take_step(lambda: commit_native(turn, process_group), process_group, doing)
 
 
 class ZarrLoadShardedStrategy(TorchDistLoadShardedStrategy):
@@ -146,15 +153,14 @@ class _Part:
     def blobs(self) -> dict[str, bytes]:
         return {one.unique_key: dump_object(one.data, f"object {one.unique_key!r}") for one in self.objects}
 
-    def write(self, directory: Location, arrays: Mapping[str, Array]) -> dict[str, Trailer]:
+    def write(self, turn: Turn, arrays: Mapping[str, Array]) -> dict[str, Trailer]:
         tables: dict[str, Trailer] = {}
-        for shard in self.tensors:
-            values = shard.data_in_box()
-            tables.update(write_cell(directory, shard.key, arrays[shard.key], shard.global_box(), values))
-        for name, blob in self.blobs().items():
-            tables.update(write_object(directory, name, blob))
-        for key in dict.fromkeys(shard.key for shard in self.tensors):
-            store_of(directory).sync_names(directory / key)
+        with held(turn):
+            for shard in self.tensors:
+                values = shard.data_in_box()
+                tables.update(write_cell(turn, shard.key, arrays[shard.key], shard.global_box(), values))
+            for name, blob in self.blobs().items():
+                tables.update(write_object(turn, name, blob))
         return tables
 
 
