@@ -177,7 +177,7 @@ def fill_with_windows_of_their_own() -> str:
 def test_windows_that_differ_are_refused_on_all_ranks(ranks: RankPool) -> None:
     told = ranks.run(fill_with_windows_of_their_own, 3)
     assert len(set(told)) == 1
-    assert "rank 1 carries with window_bytes=2048, rank 0 with 1024" in told[0]
+    assert "window_bytes is 1024 on rank 0 and 2048 on rank 1" in told[0]
 
 
 def fill_without_a_moment(folder: str) -> tuple[str, int]:

@@ -63,7 +63,7 @@ def elastic(
         root = None if checkpoint is None else location_of(checkpoint)
         if root is not None and save_every is not None:
             _check_can_keep(root)
-        options = JobOptions(tuning.get("seed", 0), root, save_every, tuning.get("snapshot_every"))
+        options = JobOptions(checkpoint=root, save_every=save_every, **tuning)
     except ConfigError as error:
         if link_path:
             refuse_job(connect_agent(link_path), str(error))
@@ -78,7 +78,7 @@ def elastic(
             f"{_DOING}: this process has no agent (REMESH_LINK is not set); start the script with "
             "`remesh run --nproc-per-node N script.py`"
         )
-    worker = TrainingWorker(connect_agent(link_path), template, options, tuning.get("timeout_s", 30.0))
+    worker = TrainingWorker(connect_agent(link_path), template, options)
     try:
         worker.run(train)
     except Exit as end:

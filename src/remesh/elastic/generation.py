@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
+from remesh.elastic.alike import describe_unlike
 from remesh.elastic.failover import FIRST_PLACE, Base, Place, describe_missing_quorum
 from remesh.elastic.mesh_policy import MeshChoice, Template, decide_mesh, format_axes
 from remesh.elastic.outcome import Category
@@ -63,6 +64,8 @@ class WorkerReport:
     """The error that ended its last stay, if one did: type and first line."""
     known_step: int = 0
     """Batches that its node has seen resolved by any of its workers, whether they live or not."""
+    options: dict[str, str] = field(default_factory=dict)
+    """What its script asked for, by name: equal on all workers, for each saves and takes snapshots by its own."""
 
 
 @dataclass(frozen=True)
@@ -214,12 +217,8 @@ def decide_generation(
     if last is None and num_here < rules.max_nodes and waited_s < rules.last_call_s:
         return Wait(f"{num_here} of up to {rules.max_nodes} nodes are here, last call open")
     workers = _in_rank_order(here)
-    templates = [report.template for _, report in workers]
-    if strange := next((one for one in templates if not _is_same_template(one, templates[0])), None):
-        return GiveUp(
-            f"workers ask for different meshes: {templates[0]} and {strange}; start the same script on every node",
-            Category.INPUT,
-        )
+    if unlike := _describe_unlike(workers, nodes):
+        return GiveUp(unlike, Category.INPUT)
     seated, choice = _choose_mesh(workers, rules.min_nodes)
     if isinstance(choice, str):
         if num_here >= rules.max_nodes and last is None:
@@ -312,6 +311,23 @@ def check_quorum(plan: Generation, here: Collection[int], rules: MeetingRules, w
 def _is_same_template(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Compare templates, including the order of their axes: the first axis is the outermost."""
     return one == other and list(one["axes"]) == list(other["axes"])
+
+
+def _describe_unlike(workers: Sequence[tuple[int, WorkerReport]], nodes: Mapping[int, NodeInfo]) -> str | None:
+    """How the scripts of two workers ask for different jobs; None if all ask for one."""
+    templates = [report.template for _, report in workers]
+    if strange := next((one for one in templates if not _is_same_template(one, templates[0])), None):
+        return f"workers ask for different meshes: {templates[0]} and {strange}; start the same script on every node"
+
+    def who(place: int) -> str:
+        node, report = workers[place]
+        return f"worker {report.slot} of {nodes[node].name}"
+
+    unlike = describe_unlike([report.options for _, report in workers], who)
+    return unlike and (
+        f"workers ask for different jobs: in remesh.elastic(...) {unlike}, expected one value; give it alike on every "
+        "rank, and start the same script with the same arguments on every node"
+    )
 
 
 def _member_json(member: MeshMember) -> dict[str, int]:

@@ -76,6 +76,14 @@ class CarriedState:
         modules = (part for model in self._models.values() for part in model.modules())
         return not any(isinstance(part, FSDPModule | DistributedDataParallel) for part in modules)
 
+    def kinds(self) -> dict[str, str]:
+        """What each object is, by its name in quotes."""
+        others = {
+            name: "a tensor" if isinstance(one, torch.Tensor) else "an object" for name, one in self._others.items()
+        }
+        kinds = dict.fromkeys(self._models, "a module") | dict.fromkeys(self._optims, "an optimizer") | others
+        return {repr(name): kind for name, kind in kinds.items()}
+
     def tensors(self) -> dict[str, torch.Tensor]:
         """All tensors by name; the same storage that the objects use."""
         found: dict[str, torch.Tensor] = {}

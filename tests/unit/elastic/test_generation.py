@@ -3,6 +3,8 @@
 import json
 from dataclasses import replace
 
+import pytest
+
 from remesh.elastic.generation import (
     MAX_STALLS,
     Generation,
@@ -16,6 +18,7 @@ from remesh.elastic.generation import (
     decide_step,
 )
 from remesh.elastic.mesh_policy import make_template
+from remesh.elastic.outcome import Category
 
 RULES = MeetingRules(min_nodes=1, max_nodes=2, last_call_s=5.0, join_timeout_s=60.0, absence_timeout_s=20.0)
 NODES = {index: NodeInfo(index, f"node-{index}", "127.0.0.1", 1, 2) for index in range(3)}
@@ -109,6 +112,17 @@ def test_different_meshes_in_one_job_are_refused() -> None:
     decision = decide_generation(None, NODES, {0: reports(0), 1: other}, {}, RULES, 0.0)
     assert isinstance(decision, GiveUp)
     assert "start the same script on every node" in decision.reason
+
+
+@pytest.mark.parametrize("name", ["seed", "save_every", "snapshot_every", "checkpoint", "timeout_s"])
+def test_options_that_differ_on_one_worker_are_refused_with_their_name_and_both_values(name: str) -> None:
+    asked = dict.fromkeys(("seed", "save_every", "snapshot_every", "checkpoint", "timeout_s"), "1")
+    one, other = (replace(report, options=asked) for report in reports(0))
+    here = {0: (one, replace(other, options=asked | {name: "2"}))}
+    decision = decide_generation(None, NODES, here, {}, RULES, 10.0)
+    assert isinstance(decision, GiveUp) and decision.category is Category.INPUT
+    assert f"{name} is 1 on worker 0 of node-0 and 2 on worker 1 of node-0" in decision.reason
+    assert isinstance(decide_generation(None, NODES, {0: (one, one)}, {}, RULES, 10.0), Generation)
 
 
 def test_members_that_lose_each_other_again_and_again_give_up() -> None:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
+from remesh.comm.gather import Together
 from remesh.comm.lower import LowerHalf
 from remesh.elastic.events import EventLog
 from remesh.elastic.generation import Generation
 from remesh.elastic.seats import MeshMember
 from remesh.elastic.state import CarriedState, HeldState
+from remesh.elastic.training import fill as training_fill
 from remesh.elastic.training import stint as training_stint
 from remesh.elastic.training.job import Job
 from remesh.elastic.training.place import JobOptions, Leave, RankPlace
 from remesh.elastic.training.stint import Stint
+from remesh.elastic.training.stream import Stream
 from remesh.errors import ConfigError, PeerError
 
 
@@ -143,3 +147,70 @@ def test_a_loop_that_never_commits_does_not_get_its_first_batch_for_ever(stint: 
     next(batches)
     with pytest.raises(ConfigError, match="the same one again: .* neither committed nor dropped"):
         next(batches)
+
+
+def vote_after(monkeypatch: pytest.MonkeyPatch, stint: Stint, other: dict[str, Any] | None, **given: Any) -> Any:
+    """One step with these arguments beside a rank that told ``other``; what this rank tells."""
+    told: dict[str, Any] = {}
+
+    def all_reduce(vote: torch.Tensor, *_: Any, **__: Any) -> None:
+        told["vote"] = vote.clone()
+        if other is not None:
+            torch.maximum(vote, other["vote"], out=vote)
+
+    def all_gather_json(value: Any, _: Any) -> list[Any]:
+        return [value if other is None else other["cut"], value]
+
+    monkeypatch.setattr(training_stint.dist, "all_reduce", all_reduce)
+    monkeypatch.setattr(training_stint, "all_gather_json", all_gather_json)
+    job = Job(stint, EventLog(None, "test"))
+    if stint._state is None:
+        job.carry(weight=torch.zeros(3))
+    arguments = {"dataset": range(12), "batch_size": 4, "epochs": 2, "max_steps": 3, **given}
+    next(job.batches(**arguments))
+    told["cut"] = stint._cut
+    job.commit()
+    return told
+
+
+UNLIKE: dict[str, tuple[dict[str, Any], str]] = {
+    "batch_size": ({"batch_size": 6}, "batch_size is 4 on rank 0 and 6 on rank 1"),
+    "epochs": ({"epochs": 1}, "epochs is 2 on rank 0 and 1 on rank 1"),
+    "max_steps": ({"max_steps": None}, "max_steps is 3 on rank 0 and None on rank 1"),
+    "data_axes": ({"data_axes": ()}, r"data_axes is \['dp'\] on rank 0 and \[\] on rank 1"),
+    "the dataset's length": ({"dataset": range(8)}, r"len\(dataset\) is 12 on rank 0 and 8 on rank 1"),
+    "a stream": ({"dataset": Stream(range(12))}, r"len\(dataset\) is 12 on rank 0 and that of a stream on rank 1"),
+}
+
+
+@pytest.mark.parametrize("unlike", UNLIKE)
+def test_ranks_that_cut_batches_by_other_arguments_are_refused_before_the_first_step(
+    stint: Stint, monkeypatch: pytest.MonkeyPatch, unlike: str
+) -> None:
+    given, words = UNLIKE[unlike]
+    other = vote_after(monkeypatch, stint, None)
+    assert vote_after(monkeypatch, stint, other)["cut"] == other["cut"], "the same arguments are no error"
+    with pytest.raises(ConfigError, match=words):
+        vote_after(monkeypatch, stint, other, **given)
+    assert stint.position.step == 2
+
+
+def test_ranks_that_carry_other_objects_are_refused(stint: Stint, monkeypatch: pytest.MonkeyPatch) -> None:
+    def beside(*others: dict[str, str]) -> Any:
+        def step_together(step: Any, *_: Any, tell: Any, **__: Any) -> Together[Any]:
+            mine = step()
+            told = tell(mine)
+            return Together(mine, [told | {"carries": other} for other in others] + [told])
+
+        return step_together
+
+    model = torch.nn.Linear(2, 2)
+    for carries, words in (
+        ({"window_bytes": None, "'model'": "a module", "'optim'": "an optimizer"}, "'optim' is an optimizer on rank 0"),
+        ({"window_bytes": None}, "'model' is missing on rank 0 and a module on rank 1"),
+        ({"window_bytes": None, "'model'": "a tensor"}, "'model' is a tensor on rank 0 and a module on rank 1"),
+        ({"window_bytes": 7, "'model'": "a module"}, "window_bytes is 7 on rank 0 and None on rank 1"),
+    ):
+        monkeypatch.setattr(training_fill, "step_together", beside(carries))
+        with pytest.raises(ConfigError, match=words):
+            Job(stint, EventLog(None, "test")).carry(model=model)

@@ -31,6 +31,7 @@ from remesh.checkpoint.plan.step_names import step_of
 from remesh.checkpoint.run.reader import OpenCheckpoint
 from remesh.checkpoint.storage import Location, location_of
 from remesh.comm.gather import all_gather_json, group_rank, step_together
+from remesh.elastic.alike import describe_unlike
 from remesh.elastic.state import CarriedState, HeldState
 from remesh.elastic.training.offers import Offers, keep_both
 from remesh.elastic.training.position import Position
@@ -106,7 +107,7 @@ def fill_state(state: CarriedState, offers: Offers, host_of: Mapping[int, str], 
     find, tell = partial(_find_own, state, held), partial(_tell, offers, state, rules)
     met = step_together(find, None, DOING, tell=tell, translate=tell_of_memory)
     everywhere = met.told
-    _check_windows([each["window_bytes"] for each in everywhere])
+    _check_same_call([each["carries"] for each in everywhere])
     is_new = all(each["is_new"] for each in everywhere)
     state.is_new = False
     summaries = [summary for each in everywhere for summary in each["told"]]
@@ -251,13 +252,13 @@ def _lie_alike(taken: Piece, given: Piece) -> bool:
     )
 
 
-def _check_windows(told: Sequence[int | None]) -> None:
-    """Raise, on all ranks alike, for windows that differ: ranks would not do the same."""
-    other = next((rank for rank, one in enumerate(told) if one != told[0]), None)
-    if other is not None:
+def _check_same_call(told: Sequence[Mapping[str, Any]]) -> None:
+    """Raise, on all ranks alike, for calls that differ: a rank would not get what it does not name."""
+    unlike = describe_unlike(told, lambda rank: f"rank {rank}")
+    if unlike is not None:
         raise ConfigError(
-            f"{DOING}: rank {other} carries with window_bytes={told[other]}, rank 0 with {told[0]}, expected one "
-            "number; give all ranks the same"
+            f"{DOING}: ranks call job.carry with different arguments: {unlike}; give all ranks the same, a module "
+            "without parameters where a rank has no part in one"
         )
 
 
@@ -269,7 +270,7 @@ def _tell(
         "in_memory": offers.held is not None,
         "told": [_summary(one) for one in (offers.held, *offers.snapshots) if one is not None],
         "is_new": state.is_new,
-        "window_bytes": rules.window_bytes,
+        "carries": {"window_bytes": rules.window_bytes, **state.kinds()},
         "own_bytes": None if own is None else sum(taken.tensor.nbytes for taken, _ in own),
     }
 

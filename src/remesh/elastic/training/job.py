@@ -98,14 +98,19 @@ class Job:
         Random state is seeded for each batch from (seed, step, share), so that it continues on any mesh.
         """
         stint, seed = self._stint, self._stint.options.seed
-        dp_rank, dp_size = self._data_coordinate(data_axes)
+        axes = [axis for axis in data_axes if axis in (self.mesh.mesh_dim_names or ())]
+        dp_rank, dp_size = self._data_coordinate(axes)
         while max_steps is None or self.step < max_steps:
             stint.keep_state()
+            cut: dict[str, Any] = {"batch_size": batch_size, "epochs": epochs, "max_steps": max_steps}
+            cut["data_axes"] = axes
             if isinstance(dataset, Stream):
                 source: Any = dataset.take(self.samples, batch_size, epochs, seed=seed)
                 batch: Sequence[int] = range(len(source))
+                cut["len(dataset)"] = "that of a stream"
             else:
-                source, size = dataset, len(dataset)
+                source = dataset
+                cut["len(dataset)"] = size = len(dataset)
                 batch = plan_batch(
                     stint.position, num_samples=size, batch_size=batch_size, seed=seed, num_epochs=epochs
                 )
@@ -113,7 +118,7 @@ class Job:
                 return
             share = plan_share(batch, dp_rank=dp_rank, dp_size=dp_size)
             self.batch_weight = share.weight
-            stint.open_batch(len(batch), dataset if isinstance(dataset, Stream) else None)
+            stint.open_batch(len(batch), dataset if isinstance(dataset, Stream) else None, cut)
             seed_everything(derive_seed(seed, self.step, dp_rank))
             yield collate([source[index] for index in share.indices])
             stint.check_resolved("asking for the next batch: it would be the same one again")
@@ -146,12 +151,10 @@ class Job:
             raise ConfigError(f"logging {kind!r}: {clash[0]!r} is a field of the log itself; choose another name")
         self._log.write(kind, **own, **values)
 
-    def _data_coordinate(self, data_axes: Sequence[str]) -> tuple[int, int]:
-        """This rank's place among the ranks that share a batch, and how many they are."""
-        names = self.mesh.mesh_dim_names or ()
+    def _data_coordinate(self, axes: Sequence[str]) -> tuple[int, int]:
+        """This rank's place among the ranks that share a batch, those along ``axes`` of the mesh, and their number."""
         place, size = 0, 1
-        for axis in data_axes:
-            if axis in names:
-                place = place * self.mesh[axis].size() + self.mesh[axis].get_local_rank()
-                size *= self.mesh[axis].size()
+        for axis in axes:
+            place = place * self.mesh[axis].size() + self.mesh[axis].get_local_rank()
+            size *= self.mesh[axis].size()
         return place, size

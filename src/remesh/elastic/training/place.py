@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Protocol
 
 from remesh.checkpoint.storage import Location
@@ -59,15 +59,21 @@ class Caller(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
-    """What :func:`remesh.elastic` was called with."""
+    """What :func:`remesh.elastic` was called with; equal on all ranks."""
 
-    seed: int
     checkpoint: Location | None
     """Folder or URL of the job's checkpoints, one sub-folder per step."""
     save_every: int | None
     """Save after every so many steps; None: only when asked."""
+    seed: int = 0
     snapshot_every: int | None = None
     """Take a snapshot into other nodes' memory after every so many steps; None: never."""
+    timeout_s: float = 30.0
+    """Bound on every collective."""
+
+    def describe(self) -> dict[str, str]:
+        """By the names that the program gave them under, for comparing."""
+        return {each.name: str(getattr(self, each.name)) for each in fields(self)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ result, the rank takes the step too, for its gradients are complete (see :mod:`r
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Iterator, Mapping
 from heapq import nlargest
@@ -19,8 +20,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from remesh.checkpoint.storage import Location
+from remesh.checksums import crc32
 from remesh.comm.blame import is_network_error
 from remesh.comm.gather import all_gather_json
+from remesh.elastic.alike import describe_unlike
 from remesh.elastic.events import EventLog
 from remesh.elastic.gradients import ADVICE as GRADIENT_ADVICE
 from remesh.elastic.gradients import Gradients, find_unlike
@@ -70,6 +73,8 @@ class Stint:
         """Samples of the batch that was handed out and is not committed yet; None when there is none."""
         self._reading: Stream | None = None
         """What the batch was read from, if ranks must show that they read alike."""
+        self._cut: dict[str, str] = {}
+        """What decides which samples of it are this rank's, by name; equal on all ranks."""
         self._in_step = False
         self._must_leave = False
         self._must_hand_over = False
@@ -143,9 +148,14 @@ class Stint:
         if self._kept.is_snapshot_due(step):
             self._kept.take_snapshot(self._hold(self._state))
 
-    def open_batch(self, num_samples: int, reading: Stream | None) -> None:
-        """A batch is handed out; ``reading`` is what it was read from, if ranks must show that they read alike."""
+    def open_batch(self, num_samples: int, reading: Stream | None, cut: Mapping[str, Any]) -> None:
+        """A batch is handed out.
+
+        ``reading`` is what it was read from, if ranks must show that they read alike; ``cut`` has by name what decides
+        which samples of it are whose.
+        """
         self._unresolved, self._reading = num_samples, reading
+        self._cut = {name: str(one) for name, one in cut.items()}
 
     @contextlib.contextmanager
     def attempt(self) -> Iterator[None]:
@@ -203,7 +213,7 @@ class Stint:
             )
         # A gradient whose collective was given up on the device looks like any other: nobody may take a step with it.
         self._lower.check_end()
-        digest = 0 if self._reading is None else self._reading.digest
+        digest = self._digest_of_batch()
         accumulates = self._state is not None and self._state.gradients.is_accumulating
         votes = [
             *(not ok, self._caller.wants_pause, self._caller.is_leaving, self._kept.is_sending),
@@ -224,7 +234,7 @@ class Stint:
         else:
             rejected, pause, somebody_leaves, somebody_sends, accumulates, largest, smallest_negated = vote.tolist()
             if largest != -smallest_negated:
-                self._refuse_orders(digest)
+                self._refuse_slices()
             self._must_compare_gradients = bool(accumulates) and not self._has_compared_gradients
             self._kept.is_anybody_sending = bool(somebody_sends)
             taken, self._must_leave = not rejected, bool(pause)
@@ -247,12 +257,23 @@ class Stint:
                 f"{GRADIENT_ADVICE}"
             )
 
-    def _refuse_orders(self, digest: int) -> NoReturn:
-        read = "indices" if self._reading is None else self._reading.describe()
+    def _digest_of_batch(self) -> int:
+        """32 bits, equal where ranks cut up the same batch in the same way."""
+        return crc32(json.dumps(self._cut).encode(), 0 if self._reading is None else self._reading.digest)
+
+    def _refuse_slices(self) -> NoReturn:
+        doing = f"committing step {self.position.step + 1}"
+        unlike = describe_unlike(all_gather_json(self._cut, self._lower.control), lambda rank: f"rank {rank}")
+        if unlike is not None:
+            raise ConfigError(
+                f"{doing}: ranks call job.batches with different arguments: {unlike}, and slices of different batches "
+                "lose and repeat samples; give all ranks the same"
+            )
+        assert self._reading is not None
+        read = f"{self._reading.describe()} (digest {self._reading.digest:08x})"
         raise ConfigError(
-            f"committing step {self.position.step + 1}: ranks did not read the same samples in the same order; rank "
-            f"{self.rank} read {read} (digest {digest:08x}), and slices of different orders lose and repeat samples; "
-            f"{ORDER_ADVICE}"
+            f"{doing}: ranks did not read the same samples in the same order; rank {self.rank} read {read}, and slices "
+            f"of different orders lose and repeat samples; {ORDER_ADVICE}"
         )
 
     def save(self) -> Location:

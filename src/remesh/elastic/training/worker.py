@@ -69,7 +69,7 @@ class Exit(BaseException):
 class TrainingWorker:
     """The worker's side of the membership protocol."""
 
-    def __init__(self, line: Line, template: Template, options: JobOptions, timeout_s: float) -> None:
+    def __init__(self, line: Line, template: Template, options: JobOptions) -> None:
         self._slot = int(os.environ["REMESH_SLOT"])
         events = os.environ.get("REMESH_EVENTS")
         self._log = EventLog(Path(events) if events else None, f"worker-{os.getpid()}")
@@ -79,7 +79,7 @@ class TrainingWorker:
         backend, device_type = ("nccl", "cuda") if torch.cuda.is_available() else ("gloo", "cpu")
         if device_type == "cuda":
             torch.cuda.set_device(self._slot)
-        self._lower = LowerHalf(backend, device_type, timeout_s)
+        self._lower = LowerHalf(backend, device_type, options.timeout_s)
         self._line: StoreLine | None = None
         """To the store in force, for making groups; None before the first."""
         self._held: HeldState | None = None
@@ -253,6 +253,7 @@ class TrainingWorker:
             can_stay=stint is not None and stint.can_stay,
             is_dispensable=stint.is_dispensable if stint is not None else self._is_dispensable,
             error=_first_line(self._last_error),
+            options=self._options.describe(),
         )
 
     # --- Caller, for the job ---
