@@ -442,6 +442,8 @@ def _plan_load(state: dict[str, Any], checkpoint: OpenCheckpoint, strict: bool) 
 
 def _tensors_of(state: Mapping[str, Any]) -> _Tensors:
     tensors = _take_apart(spread_objects(state)[0])
+    for name, tensor in tensors.whole.items():
+        check_has_values(tensor, name)  # each time: a plan that is remembered goes by names, dtypes and shapes
     check_own_names(tensors.state, [*tensors.whole, *tensors.cut])
     return tensors
 
@@ -457,7 +459,8 @@ def _take_apart(state: Mapping[str, Any]) -> _Tensors:
     cut: dict[str, _Held] = {}
     for name, leaf in _named_leaves(state):
         if isinstance(leaf, Piece):
-            check_places(leaf.shards, leaf.global_shape, f"taking a state apart, tensor {name!r}")
+            doing = f"taking a state apart, tensor {name!r}"
+            check_places(leaf.shards, leaf.global_shape, doing, leaf.tensor.numel())
         if isinstance(leaf, ShardedBase):
             raise CheckpointMismatchError(
                 f"taking a state apart: {name!r} is a {type(leaf).__name__}, expected a tensor, a Piece or a value; "

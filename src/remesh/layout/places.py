@@ -36,10 +36,13 @@ _MOST_LISTED = 1 << 20
 """Places that are listed where strides tell nothing."""
 
 
-def check_places(shards: Sequence[Shard], global_shape: Sequence[int], doing: str) -> None:
+def check_places(
+    shards: Sequence[Shard], global_shape: Sequence[int], doing: str, num_elements: int | None = None
+) -> None:
     """Raise `LayoutError` unless the boxes of one buffer lie in the tensor, and every element has its own place.
 
-    ``doing`` is the first part of the message, such as ``"resharding tensor 'w' on rank 3"``.
+    ``doing`` is the first part of the message, such as ``"resharding tensor 'w' on rank 3"``; ``num_elements`` is the
+    size of the buffer, inside which all places must be, if that is known.
 
     >>> from remesh.layout import Box
     >>> twice = [Shard(0, Box((0,), (2,))), Shard(0, Box((2,), (4,)))]
@@ -63,6 +66,11 @@ def check_places(shards: Sequence[Shard], global_shape: Sequence[int], doing: st
                 f"{doing}: elements of box {shard.box} overlap in memory, with strides {shard.strides} for shape "
                 f"{shard.box.shape}, expected distinct memory for each; make the tensor contiguous, or correct the "
                 "strides"
+            )
+        if num_elements is not None and _reach(shard) > num_elements:
+            raise LayoutError(
+                f"{doing}: box {shard.box} reaches to element {_reach(shard)} of a local tensor that has "
+                f"{num_elements}; correct the offset and strides of the piece"
             )
     clash = _find_clash(kept) if len(kept) > 1 else None
     if clash is not None:

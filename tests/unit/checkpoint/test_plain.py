@@ -268,3 +268,34 @@ def test_a_plain_state_is_saved_in_the_background_too(tmp_path: Path) -> None:
     assert entities_of({"step": 1}) == {"step": 1}
     with pytest.raises(LayoutError, match="rename that key"):
         entities_of({"w": torch.ones(1), "tensors of a plain state": 1})
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (lambda: torch.zeros(2, 3, device="meta"), "on the device meta"),
+        (lambda: torch.nn.Parameter(torch.zeros(2, 3, device="meta")), "on the device meta"),
+        (lambda: torch.zeros(2, 3).to_sparse(), "of layout torch.sparse_coo"),
+    ],
+)
+def test_a_tensor_without_memory_is_refused_by_name_also_after_a_good_save_of_its_shape(
+    tmp_path: Path, make: Callable[[], torch.Tensor], found: str, background: bool
+) -> None:
+    state = {"good": torch.ones(1), "w": torch.ones(2, 3)}
+    remesh.save(state, tmp_path / "first", background=background).result()
+    with pytest.raises(CheckpointingException, match=f"tensor 'w': it is {found}"):
+        remesh.save({**state, "w": make()}, tmp_path / "second", background=background)
+    with pytest.raises(CheckpointingException, match=f"tensor 'w': it is {found}"):
+        entities_of({**state, "w": make()})
+    assert not (tmp_path / "second").exists()
+
+
+def test_a_piece_that_reaches_past_its_buffer_is_refused_by_name_at_every_save_and_load(tmp_path: Path) -> None:
+    def state_at(offset: int) -> dict[str, Any]:
+        return {"w": Piece(torch.ones(6), (2, 3), (Shard(0, Box((0, 0), (2, 3)), offset),))}
+
+    remesh.save(state_at(0), tmp_path / "first")
+    for act in (lambda: remesh.save(state_at(4), tmp_path / "n"), lambda: remesh.load(state_at(4), tmp_path / "first")):
+        with pytest.raises(LayoutError, match="tensor 'w': box .* reaches to element 10 of a local tensor that has 6"):
+            act()
