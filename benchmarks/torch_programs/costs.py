@@ -32,6 +32,11 @@ _RUNGS = {
     "forwards": "by a Python method that forwards",
     "python": "if all of ours is in Python",
 }
+_STEPS = {
+    "ddp-4": "DDP, 4 M parameters, 2 ranks",
+    "ddp-25": "DDP, 25 M parameters, 4 ranks",
+    "fsdp": "FSDP2, 2 M parameters, 4 ranks",
+}
 _CHUNK_BYTES = 1 << 20
 _PAUSE_S = 0.002
 
@@ -64,11 +69,11 @@ def rows(turns: int) -> list[Row]:
     calls = [*_call_rows("", _run_calls(pairs)), *_call_rows(_APART, _run_calls(pairs, "apart"))]
     small, saved = _compare("ddp-4", _RANKS, turns, saves=True)
     large, _ = _compare("ddp-25,fsdp", _STEP_RANKS, max(turns - 1, 1), saves=False)
+    by_turns = {**_run_turns("ddp-4", _RANKS), **_run_turns("ddp-25,fsdp", _STEP_RANKS)}
+    steps = {**small, **large}
     return [
         *calls,
-        *_step_rows("DDP, 4 M parameters, 2 ranks", small["ddp-4"]),
-        *_step_rows("DDP, 25 M parameters, 4 ranks", large["ddp-25"]),
-        *_step_rows("FSDP2, 2 M parameters, 4 ranks", large["fsdp"]),
+        *(row for case, what in _STEPS.items() for row in _step_rows(what, steps[case], by_turns[case])),
         *_saved_rows(saved),
     ]
 
@@ -82,10 +87,11 @@ def write_page(rows: list[Row]) -> None:
         "",
         head,
         "",
-        "Native and carried runs of one program take turns on one host, gloo over the loopback. All_reduces are of",
-        "two ranks, and those of torch alone go through the real group beneath ours in the same processes. Where Linux",
-        "puts both ranks on one processor, a call takes as long as both together compute. A group that only forwards,",
-        "and ours without its extension in C, say where the time goes.",
+        "Native and carried runs of one program take turns on one host, gloo over the loopback. Steps in turns are of",
+        "one carried program, with a group of ours and one of torch's own, in turns: the median of their ratios.",
+        "All_reduces are of two ranks, and those of torch alone go through the real group beneath ours in the same",
+        "processes. Where Linux puts both ranks on one processor, a call takes as long as both together compute. A",
+        "group that only forwards, and ours without its extension in C, say where the time goes.",
         "Checkpoints and restarts are of two ranks, beside one process that writes or reads as many bytes; of two ways",
         "to read, the faster.",
         "",
@@ -140,10 +146,14 @@ def _call_rows(where: str, found: dict[str, dict[str, float]]) -> list[Row]:
     return rows
 
 
-def _step_rows(what: str, step: _Compared) -> list[Row]:
+def _step_rows(what: str, step: _Compared, turns: dict[str, float]) -> list[Row]:
+    """Whole runs beside each other; and steps of both kinds in turns, in the same processes."""
     return [
         Row(f"step of {what}, native", step.native * 1e3, "ms", spread=step.spread),
         at_most(f"step of {what}", step.carried / step.native, "ratio", 1.02, peer="torch alone"),
+        Row(f"step of {what}, in turns, native", turns["native"] * 1e3, "ms"),
+        at_most(f"step of {what}, in turns", turns["passed"], "ratio", 1.02, peer="torch alone"),
+        Row(f"step of {what}, in turns, computed by a rank", turns["computed"], "ratio"),
     ]
 
 
@@ -189,9 +199,18 @@ def _run_native(cases: str, num_ranks: int) -> dict[str, float]:
 
 
 def _run_calls(*arguments: str) -> dict[str, dict[str, float]]:
+    return _run_alone(_RANKS, _CALLS, *arguments)
+
+
+def _run_turns(cases: str, num_ranks: int) -> dict[str, dict[str, float]]:
+    return _run_alone(num_ranks, _WORKER, cases, "turns")
+
+
+def _run_alone(num_ranks: int, *command: str) -> dict[str, dict[str, float]]:
+    """What a carried program says that compares itself with torch alone."""
     with tempfile.TemporaryDirectory() as folder:
-        how = ("--nproc-per-node", str(_RANKS), "--job", str(Path(folder) / "job"), "--interface", "lo")
-        leader = _lead("run", *how, _CALLS, *arguments)
+        how = ("--nproc-per-node", str(num_ranks), "--job", str(Path(folder) / "job"), "--interface", "lo")
+        leader = _lead("run", *how, *command)
         found: dict[str, dict[str, float]] = json.loads(leader.communicate(timeout=_PATIENCE_S)[0])
     return found
 
