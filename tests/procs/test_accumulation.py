@@ -27,14 +27,16 @@ def of_one_process() -> dict[int, float]:
     return checksums_of_one_process(EVERY, MANY_STEPS)
 
 
-def checksums_of_one_process(every: int, num_steps: int) -> dict[int, float]:
-    """Commit -> checksum of the weights, by plain torch in this process."""
+def checksums_of_one_process(every: int, num_steps: int, other: int | None = None) -> dict[int, float]:
+    """Commit -> checksum of the weights, by plain torch in this process; ``other`` is the last layer's period."""
     seed_everything(derive_seed(tiny.SEED))
     shape = {"dtype": torch.float64}
     width = tiny.WIDTH
     layers = torch.nn.Linear(width, 4 * width, **shape), torch.nn.Tanh(), torch.nn.Linear(4 * width, width, **shape)
     model = torch.nn.Sequential(*layers)
-    optim = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optims = [(every, torch.optim.AdamW((model if other is None else model[0]).parameters(), lr=1e-2))]
+    if other is not None:
+        optims.append((other, torch.optim.AdamW(model[2].parameters(), lr=1e-2)))
     position, found = Position(), {}
     for step in range(1, num_steps + 1):
         size, count = tiny.BATCH_SIZE, tiny.NUM_SAMPLES
@@ -42,9 +44,10 @@ def checksums_of_one_process(every: int, num_steps: int) -> dict[int, float]:
         position = position.after(len(batch))
         x = torch.stack([torch.randn(width, generator=torch.Generator().manual_seed(i), **shape) for i in batch])
         (model(x) - x.roll(1, -1)).square().mean().backward()
-        if step % every == 0:
-            optim.step()
-            optim.zero_grad()
+        for period, optim in optims:
+            if step % period == 0:
+                optim.step()
+                optim.zero_grad()
         found[step] = tiny.checksum(model)
     return found
 
@@ -54,6 +57,7 @@ def checksums_of_one_process(every: int, num_steps: int) -> dict[int, float]:
     [
         ("--attempt",),
         pytest.param((), marks=pytest.mark.slow),
+        pytest.param(("--accumulate-other", "1"), marks=pytest.mark.slow),
         pytest.param(("--fsdp", "--snapshot-every", "1"), marks=pytest.mark.slow),
     ],
     ids=" ".join,
@@ -73,7 +77,8 @@ def test_accumulated_gradients_are_carried_when_a_member_is_lost_and_when_one_jo
         counted = count_samples([job.events], num_samples=tiny.NUM_SAMPLES, batch_size=tiny.BATCH_SIZE, seed=tiny.SEED)
         assert counted.lost == 0
         found = {event["step"]: event["checksum"] for event in job.of_kind("step")}
-        assert found[STEPS] == pytest.approx(of_one_process[STEPS], rel=1e-9)
+        right = checksums_of_one_process(EVERY, STEPS, 1) if "--accumulate-other" in flags else of_one_process
+        assert found[STEPS] == pytest.approx(right[STEPS], rel=1e-9)
         assert len(job.of_kind("generation")) > 1
 
 

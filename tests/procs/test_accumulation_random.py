@@ -1,8 +1,8 @@
 """Random jobs that add up gradients over commits, hurt at random: every commit is as in one process that nothing hurts.
 
-A seed draws how many commits make a step of the optimizer, how the model is held and kept, and what happens: a worker
-or a node is killed, a node is taken away, one joins, each so many commits after the job has settled. The oracle is
-plain torch; the checksum of the weights is compared after every commit, on every mesh.
+A seed draws how many commits make a step of the optimizer, or of each of two, how the model is held and kept, and what
+happens: a worker or a node is killed, a node is taken away, one joins, each so many commits after the job has settled.
+The oracle is plain torch; the checksum of the weights is compared after every commit, on every mesh.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ class Story:
 def test_a_job_that_accumulates_and_is_hurt_at_random_is_as_in_one_process(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     every, kept = chance.randint(2, 7), _KEPT[seed % len(_KEPT)]
+    other = chance.choice([None, chance.randint(1, 7)])
     flags = ["--mesh", "dp=-1", "--steps", str(MANY_STEPS), "--accumulate", str(every), "--pause-s", "0.1", *kept]
+    flags += [] if other is None else ["--accumulate-other", str(other)]
     done: list[str] = []
     with ForkedJob(tmp_path, [SCRIPT, *flags], nnodes=f"1:{_MOST_NODES}", workers_per_node=1) as job:
         story = Story(job, chance, [])
@@ -91,8 +93,8 @@ def test_a_job_that_accumulates_and_is_hurt_at_random_is_as_in_one_process(tmp_p
     # Who goes back to a snapshot makes some commits again, with what was added up at that time.
     assert count.repeated == 0 or "--fsdp" in kept, done
     steps = [event for event in events if event["kind"] == "step"]
-    right = checksums_of_one_process(every, max(event["step"] for event in steps))
+    right = checksums_of_one_process(every, max(event["step"] for event in steps), other)
     for event in steps:
-        about = (done, kept, every, event["step"], event["generation"])
+        about = (done, kept, every, other, event["step"], event["generation"])
         assert event["checksum"] == pytest.approx(right[event["step"]], rel=1e-9), about
     assert {event["step"] for event in steps} == right.keys(), done

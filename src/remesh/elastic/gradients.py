@@ -1,6 +1,6 @@
 """Which gradients belong to the state of a step? Those that a program goes on adding to over several commits.
 
-At the end of a step a gradient either has been used up (an optimizer moved its parameters; what is left will be set to
+At the end of a step a gradient either has been used up (its optimizer moved the parameter; what is left will be set to
 zero) or waits for more. What waits is state like any other: named after its parameter, with its layout. A copy is kept,
 for the next batch adds to the gradient itself before all ranks have voted on it.
 
@@ -11,7 +11,7 @@ ranks that hold the same box compare what they have (:func:`find_unlike`), once 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,22 +39,23 @@ class Gradients:
 
     def __init__(self, models: Mapping[str, nn.Module], optims: Collection[torch.optim.Optimizer]) -> None:
         self._models = models
-        self._parameters = {
-            f"{name}.{path}{SUFFIX}": parameter
-            for name, model in models.items()
-            for path, parameter in model.named_parameters()
-        }
+        self._parameters = dict(_named_gradients(models))
         self._kept: dict[str, torch.Tensor] = {}
-        self._is_used = False
+        self._names = {id(parameter): name for name, parameter in self._parameters.items()}
+        self._stepped: set[str] = set()
+        """Gradients that an optimizer has used since they were last looked at."""
+        self._owned: set[str] = set()
+        """Gradients of parameters that one of the optimizers moves."""
         self._versions: list[int] = []
-        """How often each parameter was written to when gradients were last looked at."""
+        """How often each of the other parameters was written to when gradients were last looked at."""
         ours = weakref.ref(self)
 
-        def note_step(*_: Any) -> None:
+        def note_step(optim: torch.optim.Optimizer, *_: Any) -> None:
             if (found := ours()) is not None:
-                found._is_used = True
+                found._stepped |= found._names_of(optim)
 
         for optim in optims:
+            self._owned |= self._names_of(optim)
             optim.register_step_post_hook(note_step)
         self.settle()
 
@@ -65,19 +66,35 @@ class Gradients:
 
     def settle(self) -> None:
         """What was written into parameters until now used no gradient up: it was filled in."""
-        self._versions = [parameter._version for parameter in self._parameters.values()]
-        self._is_used = False
+        self._versions = self._versions_of_others()
+        self._stepped = set()
 
     def keep(self) -> None:
         """Copy the gradients that wait for more batches, at the end of a step."""
-        was_used = self._is_used or self._versions != [one._version for one in self._parameters.values()]
+        waiting = self._find_waiting()
         self.settle()
-        if was_used:
-            self._kept = {}
-            return
-        self._check_reduced()
-        present = {name: one.grad for name, one in self._parameters.items() if one.grad is not None}
+        self._check_reduced(waiting)
+        present = {name: one.grad for name, one in self._parameters.items() if name in waiting and one.grad is not None}
         self._kept = {name: gradient.detach().clone() for name, gradient in present.items()}
+
+    def _find_waiting(self) -> set[str]:
+        """The gradients that nothing has used up, whether they are there or not.
+
+        An optimizer uses up those of its own parameters: another one beside it may step at other commits, and what is
+        written into parameters in place, to clip them, is no step. Parameters of no optimizer are moved by what the
+        program does with all of them; theirs are used up when one is written to, or any optimizer steps.
+        """
+        waiting = self._owned - self._stepped
+        if not self._stepped and self._versions == self._versions_of_others():
+            waiting |= self._parameters.keys() - self._owned
+        return waiting
+
+    def _versions_of_others(self) -> list[int]:
+        return [one._version for name, one in self._parameters.items() if name not in self._owned]
+
+    def _names_of(self, optim: torch.optim.Optimizer) -> set[str]:
+        parameters = (one for group in optim.param_groups for one in group["params"])
+        return {self._names[id(one)] for one in parameters if id(one) in self._names}
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """What was kept, by name."""
@@ -117,14 +134,27 @@ class Gradients:
             told[name] = {"boxes": boxes, "some": [*some, float(flat.norm())]}
         return told
 
-    def _check_reduced(self) -> None:
+    def _check_reduced(self, waiting: Collection[str]) -> None:
         for name, model in self._models.items():
+            part: nn.Module
             for path, part in model.named_modules():
-                if isinstance(part, FSDPModule) and holds_unreduced_gradients(part):
+                if not isinstance(part, FSDPModule) or not holds_unreduced_gradients(part):
+                    continue
+                # By name: what FSDP has not added up yet it shows as parameters of their whole size.
+                named = _named_gradients({f"{name}.{path}" if path else name: part})
+                own = {key for key, one in named if one.requires_grad}
+                if not own.isdisjoint(waiting):
                     raise ConfigError(
                         f"keeping the gradients of {name}.{path or 'all of it'} over a commit: FSDP has not added them "
                         f"up over its ranks yet, and a rank that fails would lose its part; {ADVICE}"
                     )
+
+
+def _named_gradients(models: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters of some models, by the names of their gradients."""
+    for name, model in models.items():
+        for path, parameter in model.named_parameters():
+            yield f"{name}.{path}{SUFFIX}", parameter
 
 
 def find_unlike(told: Sequence[Mapping[str, Any]]) -> tuple[str, int, int] | None:

@@ -74,6 +74,9 @@ def main() -> None:
     parser.add_argument("--attempt", action="store_true", help="stay in the loop of steps when a member is replaced")
     parser.add_argument("--timeout-s", type=float, default=30.0)
     parser.add_argument("--accumulate", type=int, default=1, help="commits to one step of the optimizer")
+    parser.add_argument(
+        "--accumulate-other", type=int, help="commits to one step of another optimizer, of the last layer"
+    )
     parser.add_argument("--reduce-late", action="store_true", help="gradients are added up before that step alone")
     parser.add_argument("--window-bytes", type=int, help="carry by windows")
     parser.add_argument("--hold", help="STEP:FILE: wait at that step until the file is there")
@@ -91,17 +94,24 @@ def main() -> None:
         ).to(job.mesh.device_type)
         if options.fsdp:
             fully_shard(model, mesh=job.mesh["dp"])
-        optim = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        halves = model.parameters() if options.accumulate_other is None else model[0].parameters()
+        optims = {"optim": torch.optim.AdamW(halves, lr=1e-2)}
+        if options.accumulate_other is not None:
+            optims["other"] = torch.optim.AdamW(model[2].parameters(), lr=1e-2)
         data: Samples | Stream = Stream(STREAMS[options.stream]()) if options.stream else Samples()
-        carried = {"model": model, "optim": optim} | ({"data": data} if options.stream else {})
+        carried = {"model": model, **optims} | ({"data": data} if options.stream else {})
         job.carry(window_bytes=options.window_bytes, **carried)
         attempt = job.attempt if options.attempt else contextlib.nullcontext
         for indices, x in job.batches(data, BATCH_SIZE, max_steps=options.steps):
             with attempt():
-                take_step(job, model, optim, indices, x)
+                take_step(job, model, [*optims.values()], indices, x)
 
     def take_step(
-        job: remesh.Job, model: torch.nn.Module, optim: torch.optim.Optimizer, indices: torch.Tensor, x: torch.Tensor
+        job: remesh.Job,
+        model: torch.nn.Module,
+        optims: list[torch.optim.Optimizer],
+        indices: torch.Tensor,
+        x: torch.Tensor,
     ) -> None:
         wait_if_held(job, options.hold)
         job.log("batch", samples=indices.tolist() if job.batch_weight else [])
@@ -110,6 +120,8 @@ def main() -> None:
         time.sleep(0.3 * is_slow)
         x = x.to(job.mesh.device_type)
         loss = (model(x) - x.roll(1, -1)).square().mean() * job.batch_weight
+        periods = options.accumulate, options.accumulate_other
+        due = [one for one, period in zip(optims, periods, strict=False) if (job.step + 1) % period == 0]
         is_last = (job.step + 1) % options.accumulate == 0
         if options.fsdp:
             if options.reduce_late:
@@ -131,10 +143,10 @@ def main() -> None:
         if options.mishap == "stuck" and bad_step and job.generation == 1:
             time.sleep(3600)
         if job.commit(ok=not (options.mishap == "vote-no" and bad_step)):
-            if is_last:
+            for optim in due:
                 optim.step()
             job.log("step", checksum=checksum(model), draw=float(torch.rand(())))
-        if is_last:
+        for optim in due:
             optim.zero_grad()
 
     remesh.elastic(

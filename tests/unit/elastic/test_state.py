@@ -1,4 +1,5 @@
 import json
+import random
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -133,6 +134,43 @@ def test_gradients_that_wait_for_more_are_state_and_those_used_up_are_not() -> N
             parameter -= 0.1 * parameter.grad
     state.gradients.keep()
     assert not state.gradients.is_accumulating
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_each_gradient_waits_until_an_optimizer_of_its_own_parameter_steps(seed: int) -> None:
+    """Optimizers of several layers with periods of their own, weights clipped in place; what was kept is added to."""
+    chance = random.Random(seed)
+    model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(chance.randint(2, 4))))
+    optims = {f"optim{at}": torch.optim.SGD(layer.parameters(), lr=0.1) for at, layer in enumerate(model)}
+    periods = {name: chance.randint(1, 5) for name in optims}
+    zeroes_at_once = {name: chance.random() < 0.5 for name in optims}
+    state = CarriedState({"model": model, **optims})
+    added: dict[str, torch.Tensor] = {}
+    for commit in range(1, 13):
+        for at, (name, period) in enumerate(periods.items()):
+            if (commit - 1) % period == 0:
+                optims[name].zero_grad()
+                for key in [key for key in added if key.startswith(f"model.{at}.")]:
+                    del added[key]
+        for path, parameter in model.named_parameters():
+            new = torch.rand_like(parameter)
+            parameter.grad = new if parameter.grad is None else parameter.grad + new
+            added[f"model.{path}.grad"] = added.get(f"model.{path}.grad", torch.zeros_like(new)) + new
+        used = {at for at, period in enumerate(periods.values()) if commit % period == 0}
+        for at, (name, optim) in enumerate(optims.items()):
+            if at in used:
+                optim.step()
+                if zeroes_at_once[name]:
+                    optim.zero_grad()
+        if chance.random() < 0.5:
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.clamp_(-1, 1)
+        state.gradients.keep()
+        kept = state.gradients.tensors()
+        waiting = {key for key in added if int(key.split(".")[1]) not in used}
+        assert kept.keys() == waiting, (commit, periods)
+        assert all(torch.equal(kept[key], added[key]) for key in waiting)
 
 
 def test_gradients_are_made_as_wanted_and_go_on_from_there() -> None:
