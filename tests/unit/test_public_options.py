@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import remesh
-from remesh.errors import ConfigError
+from remesh.errors import ConfigError, Error
 from remesh.options import OptionError
 from remesh.reshard import Resharder, plan_reshard, redistribute_across, reshard_async, reshard_tensor
 
@@ -52,6 +52,13 @@ WRONG_VALUES: list[tuple[str, Callable[[], object]]] = [
     ("chunk_bytes", lambda: plan_reshard([], {}, chunk_bytes="1")),  # type: ignore[arg-type]
     ("strategy", lambda: plan_reshard([], {}, strategy=None)),  # type: ignore[arg-type]
     ("readers_timeout_s", lambda: remesh.Refit(readers_timeout_s="5")),  # type: ignore[arg-type]
+    ("readers_timeout_s", lambda: remesh.Refit(readers_timeout_s=-1)),
+    ("readers_timeout_s", lambda: remesh.Refit(readers_timeout_s=float("nan"))),
+    ("readers_timeout_s", lambda: remesh.Refit(readers_timeout_s=float("inf"))),
+    ("group", lambda: remesh.Refit(group="x")),  # type: ignore[arg-type]
+    ("group", lambda: Resharder("x")),  # type: ignore[arg-type]
+    ("group", lambda: remesh.Checkpoints("nowhere", group="x")),  # type: ignore[arg-type]
+    ("step", lambda: remesh.Checkpoints("nowhere").path_of("x")),  # type: ignore[arg-type]
     ("to", lambda: remesh.reshard({}, to=3)),
     ("window_bytes", lambda: remesh.reshard_by_windows({}, to={}, window_bytes="1 GiB")),  # type: ignore[arg-type]
     ("group", lambda: remesh.reshard({}, {}, group=3)),
@@ -59,6 +66,19 @@ WRONG_VALUES: list[tuple[str, Callable[[], object]]] = [
     ("group", lambda: remesh.load({}, Path("nowhere"), group=[0, 1])),  # type: ignore[arg-type]
     ("seed", lambda: remesh.elastic(lambda job: None, {"dp": -1}, seed="x")),
     ("save_every", lambda: remesh.elastic(lambda job: None, {"dp": -1}, save_every="x")),
+]
+
+
+# Values of the right type that nothing can be done with, and tensors that are none.
+USELESS: list[tuple[str, Callable[[], object]]] = [
+    ("strategy 'xx' is unknown", lambda: remesh.Refit(strategy="xx")),
+    ("strategy 'xx' is unknown", lambda: Resharder(strategy="xx")),
+    ("chunk_bytes is -1, expected at least 64", lambda: remesh.Refit(chunk_bytes=-1)),
+    ("max_staging_bytes is -1, expected", lambda: remesh.Refit(max_staging_bytes=-1)),
+    ("take.'w'. is a int, expected a DTensor", lambda: remesh.Refit({"w": 3})),  # type: ignore[dict-item]
+    ("give.'w'. is a int, expected a DTensor", lambda: remesh.reshard({"w": 3}, {})),
+    ("tensor 'w': on rank 0 it is of layout torch.sparse_coo", lambda: remesh.Refit({"w": torch.eye(2).to_sparse()})),
+    ("tensor 'w': on rank 0 it is on the device meta", lambda: remesh.Refit({"w": torch.ones(2, device="meta")})),
 ]
 
 
@@ -97,6 +117,22 @@ def test_an_unknown_option_is_refused_with_the_nearest_name(name: str) -> None:
 def test_a_value_of_the_wrong_type_is_refused_by_name(name: str, call: Callable[[], object]) -> None:
     with pytest.raises(OptionError, match=f"option '{name}' is .*expected"):
         call()
+
+
+@pytest.mark.parametrize(("words", "call"), USELESS)
+def test_what_nothing_can_be_done_with_is_refused_at_once(words: str, call: Callable[[], object]) -> None:
+    with pytest.raises(Error, match=words):
+        call()
+
+
+def test_checkpoints_after_what_is_no_step_are_not_dropped(tmp_path: Path) -> None:
+    checkpoints = remesh.Checkpoints(tmp_path)
+    checkpoints.save(2, {"w": torch.ones(1)})
+    wrong: list[Any] = [1.5, "x", None, True]
+    for step in wrong:
+        with pytest.raises(OptionError, match="option 'step' is .*expected int"):
+            checkpoints.drop_after(step)
+    assert checkpoints.steps() == [2]
 
 
 def test_a_folder_in_which_nothing_can_be_saved_is_refused_before_the_first_save_is_due(tmp_path: Path) -> None:

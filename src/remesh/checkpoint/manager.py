@@ -25,7 +25,7 @@ from remesh.checkpoint.run.metrics_file import check_is_known, encode_metrics, r
 from remesh.checkpoint.run.steps import take_first_step, take_step
 from remesh.checkpoint.storage import Directory, Location, location_of, store_of
 from remesh.comm.agreement import check_alike
-from remesh.comm.gather import Group, group_rank
+from remesh.comm.gather import Group, check_group, group_rank
 from remesh.options import OptionError, check_option
 from remesh.retention import KeepBest, KeepEvery, KeepLast, Policy, Saved
 
@@ -53,6 +53,7 @@ class Checkpoints:
         doing = "managing checkpoints"
         check_option(doing, "keep", keep, int | Sequence[KeepLast | KeepEvery | KeepBest] | None)
         check_option(doing, "background", background, bool)
+        check_group(group)
         self.root: Location = location_of(root)
         self._policies: Sequence[Policy] = [KeepLast(keep)] if isinstance(keep, int) else list(keep or ())
         self._background = background
@@ -142,6 +143,8 @@ class Checkpoints:
 
         Called by every rank."""
         self.wait()
+        doing = f"dropping the checkpoints after step {step} under {self.root}"
+        take_step(lambda: check_option(doing, "step", step, int), self._group, doing)
 
         def drop() -> list[int]:
             if not store_of(self.root).is_directory(self.root):
@@ -151,10 +154,11 @@ class Checkpoints:
                 remove_checkpoint(one.directory)
             return [one.step for one in later]
 
-        return self._first_says(drop, f"dropping the checkpoints after step {step} under {self.root}")
+        return self._first_says(drop, doing)
 
     def path_of(self, step: int) -> Location:
         """The directory of the checkpoint of a step, whether it exists or not."""
+        check_option(f"naming a checkpoint under {self.root}", "step", step, int)
         return self.root / step_name(step)
 
     def wait(self) -> None:

@@ -33,16 +33,18 @@ from dataclasses import dataclass, replace
 from typing import Unpack
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from remesh.comm.gather import Group
 from remesh.device_streams import CallersStreams, StreamOrder
 from remesh.errors import PeerError, PlanError
 from remesh.layout.from_torch import Piece, dtensor_of
-from remesh.options import check_option
+from remesh.options import OptionError, check_option
 from remesh.reshard.planning.transfer import PlanOptions
 from remesh.reshard.running.cache import Resharder
-from remesh.reshard.running.describe import Tensors, check_tensors
+from remesh.reshard.running.check_pieces import check_memories
+from remesh.reshard.running.describe import Tensors, check_tensors, pieces_of
 from remesh.reshard.running.handle import Handle
 from remesh.reshard.running.run import Moved
 
@@ -78,9 +80,15 @@ class Refit:
         **options: Unpack[PlanOptions],
     ) -> None:
         check_option(_DOING, "readers_timeout_s", readers_timeout_s, float)
+        if not 0 <= readers_timeout_s <= threading.TIMEOUT_MAX:
+            raise OptionError(
+                f"{_DOING}: option 'readers_timeout_s' is {readers_timeout_s}, expected seconds from 0 on; every wait "
+                "has an end"
+            )
         check_option(_DOING, "in_place", in_place, bool)
         check_tensors({} if take is None else take, "take")
         self._resharder = Resharder(group, **options)
+        check_memories(pieces_of(take or {}), dist.get_rank() if dist.is_initialized() else 0)
         self._options = options
         self._group = group
         self._readers_timeout_s = readers_timeout_s

@@ -113,7 +113,7 @@ def plan_reshard(
     >>> plan.bytes_by_pair, plan.lower_bound_bytes, plan.certified_ratio
     ({(0, 1): 32}, 32, 1.0)
     """
-    _check_request(len(moves), chunk_bytes, strategy)
+    check_request(f"planning {len(moves)} moves", chunk_bytes, strategy)
     check_option("planning", "missing", missing, Missing)
     check_option("planning", "network", network, Network | None)
     moves = _in_order(moves)
@@ -181,17 +181,18 @@ def _schedule(strategy: str, problem: _Problem) -> tuple[Sequence[Chunk], Sequen
     return tuple(chunks), tuple(messages)
 
 
-def _check_request(num_moves: int, chunk_bytes: int, strategy: str) -> None:
+def check_request(doing: str, chunk_bytes: int, strategy: str) -> None:
+    """Raise `PlanError` for a size or a strategy that no plan can be made with, `OptionError` for other types."""
     check_option("planning", "chunk_bytes", chunk_bytes, int)
     check_option("planning", "strategy", strategy, str)
     if chunk_bytes < MIN_CHUNK_BYTES:
         raise PlanError(
-            f"planning {num_moves} moves: chunk_bytes is {chunk_bytes}, expected at least {MIN_CHUNK_BYTES}; leave it "
+            f"{doing}: chunk_bytes is {chunk_bytes}, expected at least {MIN_CHUNK_BYTES}; leave it "
             f"at its default of {DEFAULT_CHUNK_BYTES} unless memory is short"
         )
     if strategy not in (AUTO, SPLIT, *STRATEGIES):
         raise PlanError(
-            f"planning {num_moves} moves: strategy {strategy!r} is unknown, expected one of "
+            f"{doing}: strategy {strategy!r} is unknown, expected one of "
             f"{sorted({AUTO, SPLIT, *STRATEGIES})}; leave it at {AUTO!r} to let Remesh choose"
         )
 

@@ -27,7 +27,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from remesh.comm.agreement import Agreement, Agreements
-from remesh.comm.gather import Group, group_rank
+from remesh.comm.gather import Group, check_group, group_rank
 from remesh.layout.from_torch import Piece
 from remesh.reshard.planning.transfer import PlanOptions, Transfer, plan_stacked
 from remesh.reshard.running.check_pieces import check_memories
@@ -78,6 +78,7 @@ class Resharder:
     """
 
     def __init__(self, group: Group = None, **options: Unpack[PlanOptions]) -> None:
+        check_group(group)
         check_plan_options(options)
         self._group = group
         self._options: PlanOptions = options

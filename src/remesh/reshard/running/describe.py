@@ -50,6 +50,12 @@ def check_tensors(tensors: object, side: str) -> None:
             f"{DOING}: {side} is {found[:80]}, expected a mapping from names to tensors, empty on a rank that has none "
             "of them; name each tensor as the other ranks do"
         )
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor | Piece):
+            raise PlanError(
+                f"{DOING}: {side}[{name!r}] is a {type(tensor).__name__}, expected a DTensor, a tensor or a Piece; "
+                "convert it first, or leave it out"
+            )
 
 
 def pieces_of(tensors: Tensors) -> dict[str, Piece]:

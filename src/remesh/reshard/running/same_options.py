@@ -14,9 +14,10 @@ from typing import Any, Final
 
 from remesh.comm.agreement import check_alike
 from remesh.comm.gather import Group
+from remesh.errors import PlanError
 from remesh.options import check_options
 from remesh.reshard.model.tasks import Missing
-from remesh.reshard.planning.planner import AUTO
+from remesh.reshard.planning.planner import AUTO, DEFAULT_CHUNK_BYTES, check_request
 from remesh.reshard.planning.transfer import PlanOptions
 
 DOING = "resharding"
@@ -26,8 +27,12 @@ _LONG = ("host_of", "network")
 
 
 def check_plan_options(options: Mapping[str, Any]) -> None:
-    """Raise `OptionError` for an option that nobody knows or that has the wrong type."""
+    """Raise `OptionError` for an option that nobody knows or of the wrong type, `PlanError` for a wrong value."""
     check_options(DOING, options, PlanOptions)
+    check_request(DOING, options.get("chunk_bytes", DEFAULT_CHUNK_BYTES), options.get("strategy", AUTO))
+    cap = options.get(_CAP)
+    if cap is not None and cap < 0:
+        raise PlanError(f"{DOING}: {_CAP} is {cap}, expected a number of bytes; raise the cap, or leave it out")
 
 
 def tell_options(options: PlanOptions) -> dict[str, Any]:
