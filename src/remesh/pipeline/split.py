@@ -13,11 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import torch
 from torch import fx, nn
 
+from remesh.layout.from_torch import why_without_memory
+from remesh.layout.torch_memory import find_shared
 from remesh.pipeline.graph import Edge, StageGraph
 from remesh.pipeline.pipeline_error import PipelineError
 
@@ -42,8 +45,8 @@ def split_model(model: nn.Module, at: Sequence[str]) -> Parts:
     """The model in ``len(at) + 1`` stages; stage ``i + 1`` begins where the module named ``at[i]`` is called.
 
     Everything outside the modules, down to those in ``at``, must be traceable by `torch.fx`. `PipelineError` when a
-    module of ``at`` is not called, or not in this order, or a weight is used in two stages, under one name or two; and
-    when ``at`` is one text, whose letters would be names.
+    module of ``at`` is not called, or not in this order, or a weight is used in two stages, under one name or two, or
+    as two parameters in one memory; and when ``at`` is one text, whose letters would be names.
 
     >>> parts = split_model(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), ["2"])
     >>> [sorted(dict(module.named_parameters())) for module in parts.modules], parts.entries
@@ -98,11 +101,12 @@ def _assign(traced: fx.Graph, at: Sequence[str]) -> dict[fx.Node, int]:
 
 
 def _check_weights(model: nn.Module, traced: fx.Graph, stage_of: Mapping[fx.Node, int]) -> None:
-    """No weight is used in two stages, under whatever names.
+    """No weight is used in two stages, under whatever names; nor memory, by two parameters that both see it.
 
     Buffers may have two names, as tables that all layers look up have: then each stage has its own.
     """
     first: dict[Any, tuple[int, str]] = {}
+    parameters: dict[str, nn.Parameter] = {}
     for node in traced.nodes:
         if node.op not in ("get_attr", "call_module"):
             continue
@@ -110,6 +114,8 @@ def _check_weights(model: nn.Module, traced: fx.Graph, stage_of: Mapping[fx.Node
         for each in sorted({stage_of[node], *users}):
             for name, weight in _weights_of(model, str(node.target)):
                 key = id(weight) if isinstance(weight, nn.Parameter) else name
+                if key not in first and isinstance(weight, nn.Parameter):
+                    parameters[name] = weight
                 stage, known = first.setdefault(key, (each, name))
                 if stage != each:
                     raise PipelineError(
@@ -117,6 +123,20 @@ def _check_weights(model: nn.Module, traced: fx.Graph, stage_of: Mapping[fx.Node
                         "one; weights are on the ranks of one stage only: split elsewhere, or give each stage its "
                         "own copy"
                     )
+    _check_memory(parameters, {name: stage for stage, name in first.values()})
+
+
+def _check_memory(parameters: Mapping[str, nn.Parameter], stage_of: Mapping[str, int]) -> None:
+    held = {name: one.detach() for name, one in parameters.items() if one.numel() and why_without_memory(one) is None}
+    names = list(held)
+    for group in find_shared(list(held.values())):
+        for one, other in combinations([names[at] for at in group], 2):
+            if stage_of[one] != stage_of[other] and find_shared([held[one], held[other]]):
+                raise PipelineError(
+                    f"{_DOING}: parameters {one!r} in stage {stage_of[one]} and {other!r} in stage {stage_of[other]} "
+                    "lie in one memory, expected each in its own, since every stage would train its own copy; split "
+                    "elsewhere, or clone one of them"
+                )
 
 
 def _weights_of(model: nn.Module, target: str) -> Iterator[tuple[str, Any]]:

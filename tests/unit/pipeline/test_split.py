@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -78,9 +78,38 @@ def tied_by_weight() -> nn.Module:
     return model
 
 
+def tied_by_memory(see: Callable[[torch.Tensor], torch.Tensor]) -> nn.Module:
+    """Two parameters, each of which is trained by itself once the stages are apart."""
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+    model[2].weight = nn.Parameter(see(model[0].weight.detach()))
+    return model
+
+
+def sides_of_one_buffer() -> nn.Module:
+    buffer = torch.zeros(WIDTH, 2 * WIDTH)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+    for at, half in zip((0, 2), buffer.chunk(2, 1), strict=True):
+        model[at].weight = nn.Parameter(half)
+    return model
+
+
+@pytest.mark.parametrize(
+    "model", [sides_of_one_buffer(), tied_by_memory(torch.clone), tied_by_memory(torch.clone).to("meta")]
+)
+def test_parameters_that_share_no_byte_may_be_in_two_stages(model: nn.Module) -> None:
+    assert split_model(model, ["1"]).graph.num_stages == 2
+
+
 @pytest.mark.parametrize(
     ("model", "at", "told"),
     [
+        (
+            tied_by_memory(lambda weight: weight),
+            ["1"],
+            "'0.weight' in stage 0 and '2.weight' in stage 1 lie in one mem",
+        ),
+        (tied_by_memory(torch.t), ["1"], "'0.weight' in stage 0 and '2.weight' in stage 1 lie in one memory"),
+        (tied_by_memory(lambda weight: weight[1:]), ["2"], "'0.weight' in stage 0 and '2.weight' in stage 1 lie in"),
         (UShape(), "middle", r"found the text 'middle', expected a list; write \['middle'\]"),
         (UShape(), ["ups.0", "downs.1"], "stage 2 is to begin at 'downs.1'"),
         (UShape(), ["middle"], "stage 1 is to begin at 'middle'"),
