@@ -66,8 +66,9 @@ class Refit:
     """Sends weights from trainers to generators, one version after the other.
 
     ``take`` names the tensors that this rank wants, as they should be: they become one of its two buffers, the other
-    is allocated like them. Empty on a rank that only trains. With ``in_place`` there is no other, and this rank's
-    readers wait while a version moves, at most ``readers_timeout_s``; ranks may differ in it.
+    is allocated like them, so give no other `Refit` the same memory. Empty on a rank that only trains. With
+    ``in_place`` there is no other buffer, and this rank's readers wait while a version moves, at most
+    ``readers_timeout_s``; ranks may differ in it.
     """
 
     def __init__(
