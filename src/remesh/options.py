@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections.abc
 import difflib
+import math
 import numbers
 import types
 import typing
@@ -50,6 +51,16 @@ def check_option(doing: str, name: str, value: Any, expected: Any) -> None:
         raise OptionError(
             f"{doing}: {name} is {shown[:_MOST_SHOWN]}{'...' if len(shown) > _MOST_SHOWN else ''}, of type "
             f"{type(value).__name__}, expected {_words(expected)}; give one, or leave the option out"
+        )
+
+
+def check_range(doing: str, name: str, value: float, *, least: float, most: float = math.inf) -> None:
+    """Raise `OptionError` unless the number lies between two others, which it may be; what is not a number does not."""
+    if not least <= value <= most:
+        limit = "" if most == math.inf else f" and at most {most}"
+        raise OptionError(
+            f"{doing}: option {name!r} is {value}, of type {type(value).__name__}, expected at least {least}{limit}; "
+            "give such a number, or leave the option out"
         )
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,11 @@ FREE = {"Job.carry", "Job.log"}
 # Looks at its options itself, in its own tests.
 ELSEWHERE = {"Pipeline.__init__"}
 
+
+def elastic(**options: Any) -> None:
+    remesh.elastic(lambda job: None, {"dp": -1}, **options)
+
+
 WRONG_VALUES: list[tuple[str, Callable[[], object]]] = [
     ("missing", lambda: remesh.reshard({}, {}, missing="leave")),
     ("missing", lambda: plan_reshard([], {}, missing=True)),  # type: ignore[arg-type]
@@ -66,6 +73,16 @@ WRONG_VALUES: list[tuple[str, Callable[[], object]]] = [
     ("group", lambda: remesh.load({}, Path("nowhere"), group=[0, 1])),  # type: ignore[arg-type]
     ("seed", lambda: remesh.elastic(lambda job: None, {"dp": -1}, seed="x")),
     ("save_every", lambda: remesh.elastic(lambda job: None, {"dp": -1}, save_every="x")),
+    *(
+        (name, partial(elastic, **{name: value}))
+        for name, values in {
+            "timeout_s": (-1, 0, math.nan, math.inf, "x", None, True),
+            "snapshot_every": (0, -1, 1.5, "x", True),
+            "save_every": (0, -1, 1.5, True),
+            "seed": (1.5, None, True),
+        }.items()
+        for value in values
+    ),
 ]
 
 
@@ -114,7 +131,7 @@ def test_an_unknown_option_is_refused_with_the_nearest_name(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "call"), WRONG_VALUES)
-def test_a_value_of_the_wrong_type_is_refused_by_name(name: str, call: Callable[[], object]) -> None:
+def test_a_value_of_the_wrong_type_or_size_is_refused_by_name(name: str, call: Callable[[], object]) -> None:
     with pytest.raises(OptionError, match=f"option '{name}' is .*expected"):
         call()
 

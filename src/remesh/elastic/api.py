@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import uuid
 from collections.abc import Callable
 from typing import Any, TypedDict, Unpack
@@ -16,9 +17,11 @@ from remesh.elastic.training.place import JobOptions
 from remesh.elastic.training.worker import Exit, TrainingWorker
 from remesh.errors import ConfigError, StorageError
 from remesh.exit_codes import ExitCode
-from remesh.options import check_option, check_options
+from remesh.options import check_option, check_options, check_range
 
 _DOING = "starting an elastic job"
+_LEAST_S = 0.001
+"""Process groups count their timeouts in milliseconds."""
 
 
 class Tuning(TypedDict, total=False):
@@ -54,6 +57,10 @@ def elastic(
     try:
         check_options(_DOING, tuning, Tuning)
         check_option(_DOING, "save_every", save_every, int | None)
+        check_range(_DOING, "timeout_s", tuning.get("timeout_s", _LEAST_S), least=_LEAST_S, most=threading.TIMEOUT_MAX)
+        for name, every in (("save_every", save_every), ("snapshot_every", tuning.get("snapshot_every"))):
+            if every is not None:
+                check_range(_DOING, name, every, least=1)
         if save_every is not None and checkpoint is None:
             raise ConfigError(
                 f"{_DOING}: save_every={save_every} without a place for checkpoints; give checkpoint='runs/mine', or "

@@ -40,7 +40,7 @@ from remesh.comm.gather import Group
 from remesh.device_streams import CallersStreams, StreamOrder
 from remesh.errors import PeerError, PlanError
 from remesh.layout.from_torch import Piece, dtensor_of
-from remesh.options import OptionError, check_option
+from remesh.options import check_option, check_range
 from remesh.reshard.planning.transfer import PlanOptions
 from remesh.reshard.running.cache import Resharder
 from remesh.reshard.running.check_pieces import check_memories
@@ -81,11 +81,7 @@ class Refit:
         **options: Unpack[PlanOptions],
     ) -> None:
         check_option(_DOING, "readers_timeout_s", readers_timeout_s, float)
-        if not 0 <= readers_timeout_s <= threading.TIMEOUT_MAX:
-            raise OptionError(
-                f"{_DOING}: option 'readers_timeout_s' is {readers_timeout_s}, expected seconds from 0 on; every wait "
-                "has an end"
-            )
+        check_range(_DOING, "readers_timeout_s", readers_timeout_s, least=0, most=threading.TIMEOUT_MAX)
         check_option(_DOING, "in_place", in_place, bool)
         check_tensors({} if take is None else take, "take")
         self._resharder = Resharder(group, **options)
