@@ -32,7 +32,7 @@ from remesh.checkpoint.formats.zarr_format import (
 )
 from remesh.checkpoint.run.steps import take_first_step, take_step
 from remesh.checkpoint.run.writer import commit_native, turn_for
-from remesh.checkpoint.storage import Directory, location_of
+from remesh.checkpoint.storage import Directory, location_of, store_of
 from remesh.checkpoint.storage.integrity import BLOCKS_FNAME, TABLE_BLOCK_BYTES, Trailer, write_blocks
 from remesh.checkpoint.storage.turns import Turn, held
 from remesh.checkpoint.values.entities import (
@@ -155,7 +155,11 @@ class _Part:
 
     def write(self, turn: Turn, arrays: Mapping[str, Array]) -> dict[str, Trailer]:
         tables: dict[str, Trailer] = {}
+        store = store_of(turn.directory)
         with held(turn):
+            for place in dict.fromkeys(turn.directory / shard.key for shard in self.tensors):
+                if not store.is_directory(place):  # another rank has made it, if this one was given the same path
+                    store.make_directory(place)
             for shard in self.tensors:
                 values = shard.data_in_box()
                 tables.update(write_cell(turn, shard.key, arrays[shard.key], shard.global_box(), values))
