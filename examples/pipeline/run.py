@@ -57,7 +57,7 @@ class Phase:
     def allocate(self) -> None:
         """Make room for optimizer state that is about to come."""
         if self.pipeline is not None:
-            self.carried.allocate([f"optim.state.{name}" for name in self.carried.tensors()])
+            self.carried.make([f"optim.state.{name}" for name in self.carried.tensors()])
             self.state = self.carried.tensors()
 
     def train(self, step: int) -> float | None:

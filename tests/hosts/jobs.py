@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,12 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-_PATIENCE_S = 500
+from remesh.linux.procfs import family_of, work_of
+from remesh.testing.quiet_limit import QuietLimit
+
+_PATIENCE_S = 200
+"""Time without any progress after which a job is given up."""
+_TORCHRUN = ("torch.distributed.run",)
 _VARIABLES = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
 
 
@@ -39,10 +45,10 @@ def run_job(
             stderr=file,
             start_new_session=True,
         )
-    deadline = time.monotonic() + _PATIENCE_S
+    limit = _patience_with([job])
     try:
         while job.poll() is None and not (killed_when is not None and killed_when.exists()):
-            assert time.monotonic() < deadline, said.read_text(errors="replace")[-3000:]
+            assert not limit.is_over(), said.read_text(errors="replace")[-3000:]
             time.sleep(0.02)
         code = job.poll()
     finally:
@@ -55,22 +61,49 @@ def run_job(
     return text
 
 
-def run_script(script: Path, *arguments: object, timeout_s: int = 180) -> tuple[int, str]:
+def run_script(script: Path, *arguments: object) -> tuple[int, str]:
     """How a script under torchrun on two CPU ranks ended, which may end itself, and what it said."""
-    done = subprocess.run(
-        _launch(2, (str(script), *map(str, arguments))),
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        env={**os.environ, **_VARIABLES, "ACCELERATE_USE_CPU": "true"},
-        check=False,
-    )
-    return done.returncode, done.stdout + done.stderr
+    return run_ranks(2, (str(script), *map(str, arguments)), {"ACCELERATE_USE_CPU": "true"})
 
 
-def _launch(num_ranks: int, command: Sequence[str]) -> tuple[str, ...]:
-    flags = ("--standalone", "--nproc-per-node", str(num_ranks))
-    return (sys.executable, "-m", "torch.distributed.run", *flags, *command)
+def run_ranks(
+    num_ranks: int,
+    command: Sequence[str],
+    variables: Mapping[str, str] | None = None,
+    launcher: Sequence[str] = _TORCHRUN,
+) -> tuple[int, str]:
+    """How a script ended on so many ranks that torchrun, or another launcher of its kind, has started."""
+    return run_program(_launch(num_ranks, command, launcher), variables)
+
+
+def run_program(command: Sequence[str], variables: Mapping[str, str] | None = None) -> tuple[int, str]:
+    """How a program ended, and what it and its children said. It has to get somewhere, however slow the machine is."""
+    environment = {**os.environ, **_VARIABLES, **(variables or {})}
+    with tempfile.TemporaryFile() as said:
+        program = subprocess.Popen(command, stdout=said, stderr=said, env=environment, start_new_session=True)
+        try:
+            wait_patiently([program])
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(program.pid, signal.SIGKILL)
+        code = program.wait()
+        said.seek(0)
+        return code, said.read().decode(errors="replace")
+
+
+def wait_patiently(programs: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Until all have ended, or neither they nor their children do anything any more."""
+    limit = _patience_with(programs)
+    while any(program.poll() is None for program in programs) and not limit.is_over():
+        time.sleep(0.05)
+
+
+def _patience_with(programs: Sequence[subprocess.Popen[bytes]]) -> QuietLimit:
+    return QuietLimit(lambda: sum(map(work_of, family_of(*(each.pid for each in programs)))), _PATIENCE_S)
+
+
+def _launch(num_ranks: int, command: Sequence[str], launcher: Sequence[str] = _TORCHRUN) -> tuple[str, ...]:
+    return (sys.executable, "-m", *launcher, "--standalone", "--nproc-per-node", str(num_ranks), *command)
 
 
 def stored_tensors(directory: Path) -> dict[str, torch.Tensor]:

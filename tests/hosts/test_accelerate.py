@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,19 +9,16 @@ import pytest
 import torch
 
 from remesh.errors import ConfigError
-from tests.hosts.jobs import stored_tensors
+from tests.hosts.jobs import run_program, run_ranks, stored_tensors
 
 pytestmark = [pytest.mark.hosts, pytest.mark.filterwarnings("default")]
 
 _EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "integrations" / "accelerate_checkpointing.py"
+_ON_CPUS = {"ACCELERATE_USE_CPU": "true"}
 
 
 def _run(num_processes: int, folder: Path) -> tuple[int, str]:
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_processes))
-    command = [sys.executable, *launch, str(_EXAMPLE), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150, env=environment, check=False)
-    return done.returncode, done.stdout + done.stderr
+    return run_ranks(num_processes, (str(_EXAMPLE), str(folder)), _ON_CPUS)
 
 
 def _losses(output: str) -> dict[int, float]:
@@ -31,7 +26,7 @@ def _losses(output: str) -> dict[int, float]:
     return {int(line[1]): float(line[3]) for line in words}
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("num_processes", [1, 3])
 def test_a_killed_job_goes_on_with_another_number_of_processes(tmp_path: Path, num_processes: int) -> None:
     code, output = _run(2, tmp_path / "a")
@@ -52,10 +47,7 @@ def _run_whole(folder: Path) -> tuple[int, str]:
     text = _EXAMPLE.read_text().replace("KILLED_AT, BATCH = 8, 5, 12", "KILLED_AT, BATCH = 8, 99, 12")
     folder.mkdir()
     (folder / "whole.py").write_text(text)
-    environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(folder / "whole.py"), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150, env=environment, check=False)
-    return done.returncode, done.stdout + done.stderr
+    return run_program((sys.executable, str(folder / "whole.py"), str(folder)), _ON_CPUS)
 
 
 def _accelerator(**options: object):

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.hosts, pytest.mark.filterwarnings("default")]
 _EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "integrations"
 
 
-@pytest.mark.timeout(560)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "name", ["accelerate_checkpointing.py", "lightning_model_parallel.py", "transformers_trainer.py"]
 )

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ import torch
 import remesh
 from remesh.cli import main
 from remesh.integrations.deepspeed import read_zero
+from tests.hosts.jobs import run_ranks
 
 pytestmark = [pytest.mark.hosts, pytest.mark.filterwarnings("default")]
 
@@ -26,20 +24,15 @@ def _run(stage: int, num_ranks: int, folder: Path, *more: str) -> dict[str, Any]
     if importlib.util.find_spec("deepspeed") is None:
         pytest.skip("needs deepspeed, which `make hosts` installs")
     folder.mkdir(exist_ok=True)
-    environment = os.environ | {
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-        "TORCH_EXTENSIONS_DIR": str(folder.with_name("extensions")),  # whose locks outlive a job that was killed
-    }
-    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks))
-    command = [sys.executable, *launch, str(_SCRIPT), str(stage), str(folder), *more]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=350, env=environment, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    extensions = str(folder.with_name("extensions"))  # whose locks outlive a job that was killed
+    command = (str(_SCRIPT), str(stage), str(folder), *more)
+    code, output = run_ranks(num_ranks, command, {"TORCH_EXTENSIONS_DIR": extensions})
+    assert code == 0, output
     expected: dict[str, Any] = torch.load(folder / "expected.pt", weights_only=True)
     return expected
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("num_ranks", [2, 3])
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_master_values_and_moments_come_out_bit_by_bit(tmp_path: Path, stage: int, num_ranks: int) -> None:
@@ -62,7 +55,7 @@ def test_master_values_and_moments_come_out_bit_by_bit(tmp_path: Path, stage: in
     assert all(loaded["model"][name].equal(told["master"]) for name, told in expected.items())
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1800)
 def test_parameters_that_deepspeed_has_dealt_out_in_turns_come_out_under_their_names(tmp_path: Path) -> None:
     """Compared with the module's own values: what DeepSpeed gathers by name is then of other parameters."""
     expected = _run(2, 2, tmp_path / "ds", "", "round_robin_gradients")["module"]
@@ -71,7 +64,7 @@ def test_parameters_that_deepspeed_has_dealt_out_in_turns_come_out_under_their_n
     assert all(state["model"][name].bfloat16().equal(one) for name, one in expected.items())
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_deepspeed_resumes_from_ours_under_any_stage_on_any_number_of_ranks(tmp_path: Path, stage: int) -> None:
     trained = _run(stage, 2, tmp_path / "ds")

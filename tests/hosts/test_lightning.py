@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -13,6 +10,7 @@ import torch
 
 from remesh.checkpoint.errors import CheckpointingException
 from remesh.errors import ConfigError
+from tests.hosts.jobs import run_ranks
 
 pytestmark = [pytest.mark.hosts, pytest.mark.filterwarnings("default")]
 
@@ -20,11 +18,7 @@ _EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "integrations" / "
 
 
 def _run(launcher: tuple[str, ...], num_processes: int, folder: Path, script: Path = _EXAMPLE) -> tuple[int, str]:
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", *launcher, "--standalone", "--nproc-per-node", str(num_processes)]
-    command += [str(script), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150, env=environment, check=False)
-    return done.returncode, done.stdout + done.stderr
+    return run_ranks(num_processes, (str(script), str(folder)), launcher=launcher)
 
 
 def _losses(output: str) -> dict[int, float]:
@@ -32,7 +26,7 @@ def _losses(output: str) -> dict[int, float]:
     return {int(line[1]): float(line[3]) for line in words}
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1800)
 def test_a_killed_job_goes_on_with_another_number_of_processes_under_either_launcher(tmp_path: Path) -> None:
     code, output = _run(("remesh.run", "--mode", "restart"), 2, tmp_path / "a")
     assert code == 1 and set(_losses(output)) == {1, 2, 3, 4, 5}, output

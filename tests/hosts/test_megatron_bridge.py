@@ -45,7 +45,7 @@ def _train(
     run_job(num_ranks, command, save.parent, variables=variables, killed_when=killed_when)
 
 
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(1800)
 def test_the_loop_goes_on_after_a_kill_in_a_save_and_under_other_meshes(tmp_path: Path) -> None:
     saved, whole = tmp_path / "ours" / "saved", tmp_path / "theirs" / "saved"
     saved.parent.mkdir()

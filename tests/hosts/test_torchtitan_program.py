@@ -51,7 +51,7 @@ def _train(folder: Path, config: str, num_ranks: int, *more: str, killed_when: P
     return {int(step): float(loss) for step, loss in re.findall(r"step: +(\d+) +loss: +(\d+\.\d+)", plain)}
 
 
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(1800)
 def test_the_program_goes_on_after_a_kill_and_on_another_number_of_ranks(tmp_path: Path) -> None:
     pytest.importorskip("torchtitan")
     places = {name: tmp_path / name for name in ("theirs", "ours", "theirs-on-one", "ours-on-one")}

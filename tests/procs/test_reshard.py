@@ -289,8 +289,8 @@ def meet_bad_input() -> list[str]:
         ("float16", PlanError, lambda: reshard({"w": full}, {"w": half if rank else wanted})),
         ("(8, 1)", PlanError, lambda: reshard({"w": full}, {"w": narrow})),
         ("partial sums", PlanError, lambda: reshard({"w": addend}, {"w": replace(wanted, partial="sum")})),
-        ("a int", LayoutError, lambda: reshard({"w": 3 if rank else full}, {"w": wanted})),  # type: ignore[dict-item]
-        ("that has 31", PlanError, lambda: reshard({"w": full}, {"w": beyond if rank else wanted})),
+        ("give['w'] is a int", PlanError, lambda: reshard({"w": 3 if rank else full}, {"w": wanted})),  # type: ignore[dict-item]
+        ("that has 31", LayoutError, lambda: reshard({"w": full}, {"w": beyond if rank else wanted})),
         ("no host for it", PlanError, lambda: reshard({"w": partly}, {"w": partly}, host_of={0: "a"})),
         ("at least 64", PlanError, lambda: reshard({"w": full}, {"w": wanted}, chunk_bytes=1)),
         ("found 0 boxes", PlanError, lambda: run_plan(plan, {"w": full}, {})),
