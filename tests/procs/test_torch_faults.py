@@ -42,6 +42,8 @@ def steady(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TorchJob]:
         made.run(str(folder / "steady.py"))
         made.wait_for(5)
         made.stop()
+        # Its ranks wait in a collective nearly always, and what waits keeps no group of before the cut.
+        assert "groups are still there" not in (made.folder / "logs" / "events.log").read_text()
         yield made
     finally:
         made.close()

@@ -167,7 +167,7 @@ static Waiting *begin(Way *way, PyObject *arguments, PyObject *kept) {
 /* What the call returns once the collective has ended; NULL with an error, or without one if the gate is not open: then
  * nothing was done. What the real group refuses is raised. */
 static PyObject *go(Way *way, PyObject *arguments) {
-    PyObject *result = NULL, *real = NULL, *kept = Py_NewRef(Py_None);
+    PyObject *result = NULL, *kept = Py_NewRef(Py_None);
     if (way->most_bytes > 0) {
         Py_DECREF(kept);
         kept = keep(PyTuple_GetItem(arguments, 0), way->most_bytes);
@@ -181,12 +181,13 @@ static PyObject *go(Way *way, PyObject *arguments) {
     Py_DECREF(kept);
     if (one == NULL) return NULL;
     if (enter(way, one) == 1) {
-        /* It is there while the gate is open, but a program may destroy the group. */
-        real = Py_NewRef(way->real);
+        /* It is there while the gate is open, but a program may destroy the group. Who waits refers to it no more: after
+         * a cut the wait lasts until another group is made, and this one has to be gone before. */
+        PyObject *real = Py_NewRef(way->real);
         one->inner = PyObject_Call(real, arguments, NULL);
+        Py_DECREF(real);
         if (one->inner != NULL) result = see_end(way, one);
         else leave(way, one);
-        Py_DECREF(real);
     }
     Py_DECREF((PyObject *)one);
     return result;

@@ -361,7 +361,10 @@ class Keeper:
             self._frozen = None
 
     def _resume(self, message: Message) -> None:
-        self._pending = self._request = None
+        if self._request is not None:
+            # The leader waits for the answer of everybody whom it has told to write.
+            self._tell_imaged("the checkpoint was given up before this rank began to write", {})
+        self._pending = None
         self._thaw()
         self._is_expected = self._is_away and self._rank not in message["ended"]
         if self._ended is not None:
