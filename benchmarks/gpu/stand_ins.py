@@ -150,6 +150,11 @@ BAD_INPUT = (
         _REFUSING,
     ),
     Shown(
+        "no memory for the second buffer of a `Refit`",
+        "test_a_generator_without_memory_for_a_second_buffer_is_told_on_all_ranks",
+        _REFUSING,
+    ),
+    Shown(
         "no locked memory, or a device lost (Xid), in the middle of a save",
         "test_a_refusal_of_one_device_is_told_on_all_ranks_and_leaves_no_checkpoint",
         "a device that refuses",

@@ -64,8 +64,8 @@ def test_a_save_has_the_values_of_its_call(ranks: RankPool, setting: Setting, tm
     setting.run(ranks, save_change_and_load, tmp_path, background)
 
 
-def load_in_another_layout(place: Place, folder: Path) -> None:
-    whole = random_bits("bfloat16", seed=4)
+def load_in_another_layout(place: Place, folder: Path, dtype: str) -> None:
+    whole = random_bits(dtype, seed=4)
     remesh.save({"w": rows_of(whole, place)}, folder, group=place.group)
     take = columns_of(torch.zeros_like(whole), place)
     remesh.load({"w": take}, folder, group=place.group)
@@ -73,8 +73,11 @@ def load_in_another_layout(place: Place, folder: Path) -> None:
 
 
 @in_settings(CPU, SHARED, ALONE, TWO)
-def test_a_checkpoint_loads_onto_devices_in_another_layout(ranks: RankPool, setting: Setting, tmp_path: Path) -> None:
-    setting.run(ranks, load_in_another_layout, tmp_path)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
+def test_a_checkpoint_loads_onto_devices_in_another_layout(
+    ranks: RankPool, setting: Setting, tmp_path: Path, dtype: str
+) -> None:
+    setting.run(ranks, load_in_another_layout, tmp_path, dtype)
 
 
 def load_behind_kernels(place: Place, folder: Path) -> None:

@@ -59,6 +59,29 @@ def test_memory_that_is_not_to_be_had_is_told_on_all_ranks_before_anything_moves
     assert "rank 1 needs" in told[0] and "nothing has moved" in told[0] and "max_staging_bytes" in told[0]
 
 
+def refit_without_a_second_buffer(where: str) -> str:
+    """Rank 1 has no memory for it when its `Refit` is made."""
+    trains = dist.get_rank() == 0
+
+    def refuse(_: torch.UntypedStorage) -> torch.UntypedStorage:
+        raise ERRORS[where]
+
+    with pytest.MonkeyPatch.context() as patch:
+        if not trains:
+            patch.setattr(torch.UntypedStorage, "clone", refuse)
+        refit = remesh.Refit({} if trains else {"w": part(0.0, 1)})
+    with pytest.raises(PlanError) as raised:
+        refit.push({"w": part(3.0, 0)} if trains else None, 1 if trains else None)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("where", ERRORS)
+def test_a_generator_without_memory_for_a_second_buffer_is_told_on_all_ranks(ranks: RankPool, where: str) -> None:
+    told = ranks.run(refit_without_a_second_buffer, 2, (where,))
+    assert told[0] == told[1]
+    assert "second buffer" in told[0] and "in_place=True" in told[0]
+
+
 def lose_memory_on_the_way(where: str) -> str:
     """Somebody else takes the memory between the agreement and the run."""
 

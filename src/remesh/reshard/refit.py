@@ -36,7 +36,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from remesh.comm.gather import Group
+from remesh.comm.gather import Group, is_out_of_memory
 from remesh.device_streams import CallersStreams, StreamOrder
 from remesh.errors import PeerError, PlanError
 from remesh.layout.from_torch import Piece, dtensor_of
@@ -66,7 +66,8 @@ class Refit:
     """Sends weights from trainers to generators, one version after the other.
 
     ``take`` names the tensors that this rank wants, as they should be: they become one of its two buffers, the other
-    is allocated like them, so give no other `Refit` the same memory. Empty on a rank that only trains. With
+    is allocated like them (a lack of memory is told on all ranks by the first push), so give no other `Refit` the same
+    memory. Empty on a rank that only trains. With
     ``in_place`` there is no other buffer, and this rank's readers wait while a version moves, at most
     ``readers_timeout_s``; ranks may differ in it.
     """
@@ -89,7 +90,11 @@ class Refit:
         self._options = options
         self._group = group
         self._readers_timeout_s = readers_timeout_s
-        self._buffers = (dict(take or {}),) if in_place else (dict(take or {}), _like(take or {}))
+        self._lack: PlanError | None = None
+        """No memory for a second buffer; told on all ranks by the first push."""
+        self._buffers: tuple[dict[str, torch.Tensor | Piece], ...] = (dict(take or {}),)
+        if not in_place:
+            self._make_second_buffer()
         self._is_written_in_place = False
         """Whether a version is being moved into the buffer that readers see."""
         self._torn: int | None = None
@@ -102,6 +107,20 @@ class Refit:
         self._under_way: RefitHandle | None = None
         """The last one that was started, until somebody has asked for its result."""
         self._lock = threading.Condition()
+
+    def _make_second_buffer(self) -> None:
+        front = self._buffers[0]
+        try:
+            self._buffers = (front, _like(front))
+        except (RuntimeError, MemoryError) as raised:
+            if not is_out_of_memory(raised):
+                raise
+            num_bytes = sum(piece.tensor.nbytes for piece in pieces_of(front).values())
+            self._lack = PlanError(
+                f"{_DOING}: found no memory for a second buffer of {num_bytes} bytes on a rank "
+                f"({str(raised).strip().splitlines()[0]}); nothing has moved; free memory and make the Refit again, or "
+                "give it in_place=True"
+            )
 
     @property
     def version(self) -> int | None:
@@ -131,6 +150,8 @@ class Refit:
         back = 1 if self._front == 0 and len(self._buffers) > 1 else 0
 
         def tell() -> int | None:
+            if self._lack is not None:
+                raise self._lack
             self._check_is_free()
             self._wait_for_readers(back)
             return version
