@@ -56,7 +56,9 @@ class Turn:
     def staged_name(self, name: str) -> str:
         """The name of a file until the save is committed, from the directory like ``name``.
 
-        >>> Turn(Path("run"), 1).staged_name("common.pt"), Turn(Path("run"), 1).staged_name("layer.w/0.1")
+        >>> from pathlib import Path
+        >>> turn = Turn(Path("run"), 1)
+        >>> turn.staged_name("common.pt"), turn.staged_name("layer.w/0.1")
         ('common.pt.1', 'layer.w/.remesh-1-0.1')
         """
         folder, slash, plain = name.rpartition("/")
