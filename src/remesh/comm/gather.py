@@ -157,6 +157,18 @@ def is_out_of_memory(raised: BaseException) -> bool:
     return isinstance(raised, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(raised)
 
 
+@contextlib.contextmanager
+def telling_lack_of_memory(tell: Callable[[str], Exception]) -> Iterator[None]:
+    """Raise what ``tell`` makes of the allocator's words where no memory is left, on a device or on the host."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as raised:
+        if not is_out_of_memory(raised):
+            raise
+        words = str(raised).strip() or type(raised).__name__
+        raise tell(words.splitlines()[0]) from raised
+
+
 def all_gather_json(value: Any, group: Group = None) -> list[Any]:
     """Every rank's value, by group rank, as JSON returns it (tuples become lists, keys become strings).
 

@@ -36,7 +36,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from remesh.comm.gather import Group, is_out_of_memory
+from remesh.comm.gather import Group, telling_lack_of_memory
 from remesh.device_streams import CallersStreams, StreamOrder
 from remesh.errors import PeerError, PlanError
 from remesh.layout.from_torch import Piece, dtensor_of
@@ -67,9 +67,8 @@ class Refit:
 
     ``take`` names the tensors that this rank wants, as they should be: they become one of its two buffers, the other
     is allocated like them (a lack of memory is told on all ranks by the first push), so give no other `Refit` the same
-    memory. Empty on a rank that only trains. With
-    ``in_place`` there is no other buffer, and this rank's readers wait while a version moves, at most
-    ``readers_timeout_s``; ranks may differ in it.
+    memory. Empty on a rank that only trains. With ``in_place`` there is no other buffer, and this rank's readers wait
+    while a version moves, at most ``readers_timeout_s``; ranks may differ in it.
     """
 
     def __init__(
@@ -110,17 +109,19 @@ class Refit:
 
     def _make_second_buffer(self) -> None:
         front = self._buffers[0]
-        try:
-            self._buffers = (front, _like(front))
-        except (RuntimeError, MemoryError) as raised:
-            if not is_out_of_memory(raised):
-                raise
+
+        def lack(words: str) -> PlanError:
             num_bytes = sum(piece.tensor.nbytes for piece in pieces_of(front).values())
-            self._lack = PlanError(
-                f"{_DOING}: found no memory for a second buffer of {num_bytes} bytes on a rank "
-                f"({str(raised).strip().splitlines()[0]}); nothing has moved; free memory and make the Refit again, or "
-                "give it in_place=True"
+            return PlanError(
+                f"{_DOING}: found no memory for a second buffer of {num_bytes} bytes on a rank ({words}); nothing has "
+                "moved; free memory and make the Refit again, or give it in_place=True"
             )
+
+        try:
+            with telling_lack_of_memory(lack):
+                self._buffers = (front, _like(front))
+        except PlanError as told:
+            self._lack = told
 
     @property
     def version(self) -> int | None:

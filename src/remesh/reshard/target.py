@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement, Shard
 
-from remesh.comm.gather import Group, gather_from, is_out_of_memory
+from remesh.comm.gather import Group, gather_from, telling_lack_of_memory
 from remesh.errors import PlanError
 from remesh.layout import local_shape_at, row_major_strides
 from remesh.layout.from_torch import dtensor_of, dtype_name, piece_of, placements_from_torch, torch_dtype
@@ -64,18 +65,18 @@ def make_targets(to: Targets, shapes: Shapes) -> dict[str, DTensor]:
 
     Ranks outside a mesh get its DTensors without elements. `PlanError` where there is no memory for them.
     """
+
+    def lack(name: str, words: str) -> PlanError:
+        return PlanError(
+            f"{_DOING}: this rank's parts of {len(shapes)} tensors have {sum(local_bytes(to, shapes).values())} bytes, "
+            f"found no memory for {name!r} ({words}); none of them has moved; free memory, or move them by (smaller) "
+            "windows"
+        )
+
     made: dict[str, DTensor] = {}
     for name, (target, shape, dtype) in _wanted(to, shapes).items():
-        try:
+        with telling_lack_of_memory(partial(lack, name)):
             made[name] = empty_on(target, shape, dtype)
-        except (RuntimeError, MemoryError) as raised:
-            if not is_out_of_memory(raised):
-                raise
-            raise PlanError(
-                f"{_DOING}: this rank's parts of {len(shapes)} tensors have {sum(local_bytes(to, shapes).values())} "
-                f"bytes, found no memory for {name!r} ({str(raised).strip().splitlines()[0]}); none of them has moved; "
-                "free memory, or move them by (smaller) windows"
-            ) from raised
     return made
 
 

@@ -39,10 +39,10 @@ from remesh.comm.gather import (
     group_rank,
     group_size,
     is_of_own_device,
-    is_out_of_memory,
     is_queued,
     peer_error,
     step_together,
+    telling_lack_of_memory,
 )
 from remesh.comm.tree import Farewell
 from remesh.errors import PeerError, PlanError
@@ -215,18 +215,18 @@ class BoundTransfer:
     def _see_memory(self, rank: int) -> None:
         """Raise `PlanError` where the memory of a run is not to be had. Keeps what stays, gives staging back."""
         staging_bytes = self.transfer.steps_of(rank).staging_bytes
-        try:
+
+        def lack(words: str) -> PlanError:
+            return PlanError(
+                f"{_DOING} {self.transfer.num_tensors} tensors: rank {rank} needs {staging_bytes} bytes of staging and "
+                f"{self._fixed_bytes} of copies, found no memory for them ({words}); nothing has moved; free memory, "
+                "or set max_staging_bytes"
+            )
+
+        with telling_lack_of_memory(lack):
             with torch.no_grad():
                 self.prepare()
             torch.empty(staging_bytes, dtype=torch.uint8, device=group_device(self._group))
-        except (RuntimeError, MemoryError) as raised:
-            if not is_out_of_memory(raised):
-                raise
-            raise PlanError(
-                f"{_DOING} {self.transfer.num_tensors} tensors: rank {rank} needs {staging_bytes} bytes of staging and "
-                f"{self._fixed_bytes} of copies, found no memory for them ({str(raised).strip().splitlines()[0]}); "
-                "nothing has moved; free memory, or set max_staging_bytes"
-            ) from raised
 
     def _check_copies(self, rank: int, cap: int) -> None:
         """Copies of tensors come on top of the staging that was planned; refuse what does not fit under the cap."""
