@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from pathlib import Path
@@ -179,6 +180,23 @@ def test_a_mark_whose_beginning_another_save_sweeps_away_is_made_all_the_same(tm
     assert swept and mark.read_bytes() == b"mine" and list(tmp_path.iterdir()) == [mark]
     with pytest.raises(FileNotFoundError):
         store_of(mark).create_once(tmp_path / "nowhere" / IN_PROGRESS_FNAME, b"mine")
+
+
+def test_a_file_that_another_save_removes_while_a_folder_is_listed_is_left_out(tmp_path, monkeypatch):
+    """Its mark's beginning, say: whoever has lost a turn removes that."""
+    (tmp_path / "kept").write_bytes(b"abc")
+    (tmp_path / "swept.tmp").touch()
+    scandir = os.scandir
+
+    @contextlib.contextmanager
+    def scan_and_sweep(directory):
+        with scandir(directory) as found:
+            listed = list(found)
+        (tmp_path / "swept.tmp").unlink()
+        yield listed
+
+    monkeypatch.setattr(os, "scandir", scan_and_sweep)
+    assert store_of(tmp_path).entries(tmp_path) == [Entry("kept", 3)]
 
 
 def test_retention_lists_and_removes_in_every_store(place):

@@ -194,14 +194,12 @@ class LocalStore(Store[Path]):
 
     def entries(self, directory: Path) -> list[Entry]:
         with os.scandir(directory) as found:
-            return sorted(
-                Entry(one.name, one.stat().st_size if one.is_file() else None)
-                for one in found
-                if one.is_file() or one.is_dir()
-            )
+            return sorted(entry for one in found if (entry := _entry_of(one)) is not None)
 
     def size_of(self, path: Path) -> int | None:
-        return path.stat().st_size if path.is_file() else None
+        with contextlib.suppress(FileNotFoundError):  # removed between the two looks
+            return path.stat().st_size if path.is_file() else None
+        return None
 
     def version_of(self, path: Path) -> tuple[object, ...] | None:
         try:
@@ -278,6 +276,16 @@ class LocalStore(Store[Path]):
 
     def is_inside(self, directory: Path, path: Path) -> bool:
         return path.resolve().is_relative_to(directory.resolve())
+
+
+def _entry_of(found: os.DirEntry[str]) -> Entry | None:
+    """None for what is neither file nor directory, and for what somebody has removed since the directory was read."""
+    if found.is_dir():
+        return Entry(found.name, None)
+    with contextlib.suppress(FileNotFoundError):
+        if found.is_file():
+            return Entry(found.name, found.stat().st_size)
+    return None
 
 
 def _create_in_parts(path: Path, content: bytes) -> bool:
