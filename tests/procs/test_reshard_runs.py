@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -335,23 +337,31 @@ def test_a_peer_that_dies_ends_the_run_for_all_at_once_and_the_rest_completes_wi
         assert any(unfilled for unfilled, _ in told)
 
 
-def lose_a_peer_at_the_end(dying: int) -> tuple[str, tuple[str, ...]]:
-    rank = dist.get_rank()
+def lose_a_peer_at_the_end(dying: int, folder: str) -> tuple[str, tuple[str, ...]]:
+    """The peer goes when every rank has all that it wanted: before, it takes with it what others have not read yet."""
+    rank, at_the_end = dist.get_rank(), Path(folder)
     give = {"x": numbers(1 << 12)} if rank == 0 else {}
     take = {"x": torch.zeros(1 << 12)} if rank else {}
-    if rank == dying:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Farewell, "wait", lambda self, trouble: os.kill(os.getpid(), 9))
-            reshard(give, take)
-    with pytest.raises(UnfilledError) as raised:
+    real = Farewell.wait
+
+    def wait(farewell: Farewell, trouble: bool = False) -> bool:
+        (at_the_end / str(rank)).touch()
+        while rank == dying and len(list(at_the_end.iterdir())) < dist.get_world_size():
+            time.sleep(0.001)
+        if rank == dying:
+            os.kill(os.getpid(), 9)
+        return real(farewell, trouble)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(UnfilledError) as raised:
+        patch.setattr(Farewell, "wait", wait)
         reshard(give, take)
     assert rank == 0 or torch.equal(take["x"], numbers(1 << 12))
     return str(raised.value), raised.value.unfilled
 
 
 @pytest.mark.parametrize("dying", [3, 1])  # who is asked last, and one of those who ask
-def test_a_peer_that_dies_before_its_last_word_is_missed_by_all(ranks: RankPool, dying: int) -> None:
-    results = ranks.run(lose_a_peer_at_the_end, 4, (dying,), dying=[dying])
+def test_a_peer_that_dies_before_its_last_word_is_missed_by_all(ranks: RankPool, tmp_path: Path, dying: int) -> None:
+    results = ranks.run(lose_a_peer_at_the_end, 4, (dying, str(tmp_path)), dying=[dying])
     assert results[dying] is DIED
     for text, unfilled in (result for result in results if result is not DIED):
         assert "all tensors that this rank wanted are filled" in text and not unfilled
