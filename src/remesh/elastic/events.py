@@ -62,9 +62,12 @@ class EventReader:
     def poll(self) -> list[dict[str, Any]]:
         events: list[dict[str, Any]] = []
         for path in sorted(self._folder.glob("*.jsonl")):
-            with path.open("rb") as file:
-                file.seek(self._read_bytes.get(path, 0))
-                data = file.read()
+            try:
+                with path.open("rb") as file:
+                    file.seek(self._read_bytes.get(path, 0))
+                    data = file.read()
+            except FileNotFoundError:  # removed since it was listed
+                continue
             complete = data[: data.rfind(b"\n") + 1]
             self._read_bytes[path] = self._read_bytes.get(path, 0) + len(complete)
             events += _parse(complete)

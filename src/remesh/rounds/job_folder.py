@@ -249,7 +249,9 @@ class JobFolder:
 
     def checkpoints(self) -> list[Checkpoint]:
         """The committed checkpoints, oldest first; a damaged one is listed too, and does not hide the others."""
-        return [_look_at(number, self.images / f"{number:06d}") for number in self._numbers()]
+        found = [_look_at(number, self.images / f"{number:06d}") for number in self._numbers()]
+        # One that the leader has removed since is not damaged, but gone.
+        return [each for each in found if not each.problem or each.path.is_dir()]
 
     def checkpoint(self, number: int | None) -> Checkpoint:
         """Find the checkpoint of this number, or the last one; `FormatError` if it is damaged."""

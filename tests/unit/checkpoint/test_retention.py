@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
 import remesh
-from remesh.checkpoint.formats.directory import IN_PROGRESS_FNAME
+from remesh.checkpoint.formats.directory import CONFIG_FNAME, IN_PROGRESS_FNAME
 from remesh.checkpoint.plain import latest_complete
 from remesh.checkpoint.plan.step_names import step_name
 from remesh.checkpoint.run.housekeeping import State, decide_removals, list_checkpoints, remove_checkpoint
+from remesh.checkpoint.storage import Entry
+from remesh.checkpoint.storage.store import LocalStore
 from remesh.errors import ConfigError
 from remesh.retention import KeepBest, KeepEvery, KeepLast, Saved, decide_kept
 
@@ -75,6 +78,34 @@ def test_a_damaged_checkpoint_is_told_and_not_removed(root: Path) -> None:
     assert first.found.state is State.DAMAGED
     assert not first.removes
     assert "__0_0.distcp" in first.reason
+
+
+@pytest.mark.parametrize("when", ["before it is looked at", "while it is looked at"])
+@pytest.mark.parametrize("is_gone", [False, True], ids=["half removed", "gone"])
+def test_a_checkpoint_that_is_removed_while_it_is_listed_is_neither_damaged_nor_an_error(
+    root: Path, monkeypatch: pytest.MonkeyPatch, when: str, is_gone: bool
+) -> None:
+    doomed, entries = root / step_name(1), LocalStore.entries
+
+    def remove() -> None:
+        (doomed / IN_PROGRESS_FNAME).touch()
+        (doomed / CONFIG_FNAME).unlink(missing_ok=True)
+        if is_gone:
+            shutil.rmtree(doomed)
+
+    def remove_and_list(store: LocalStore, directory: Path) -> list[Entry]:
+        if directory != doomed or not (doomed / CONFIG_FNAME).exists():
+            return entries(store, directory)
+        if when == "before it is looked at":
+            remove()
+        found = entries(store, directory)
+        remove()
+        return found
+
+    monkeypatch.setattr(LocalStore, "entries", remove_and_list)
+    found = {one.step: one.state for one in list_checkpoints(root)}
+    expected = {2: State.UNFINISHED, 3: State.COMPLETE, 4: State.UNFINISHED}
+    assert found == (expected if is_gone else {1: State.UNFINISHED, **expected})
 
 
 def test_files_of_the_user_survive_a_removal(root: Path) -> None:

@@ -1,5 +1,7 @@
 from pathlib import Path
 
+import pytest
+
 from remesh.elastic.events import EventLog, EventReader
 
 
@@ -23,6 +25,22 @@ def test_line_cut_by_a_kill_is_passed_over_and_a_growing_one_is_waited_for(tmp_p
     with path.open("ab") as file:
         file.write(b'nd": "late"}\n')
     assert [event["kind"] for event in reader.poll()] == ["late"]
+
+
+def test_a_log_that_is_removed_while_logs_are_listed_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    EventLog(tmp_path, "a").write("one")
+    EventLog(tmp_path, "b").write("two")
+    glob = Path.glob
+
+    def list_and_remove(folder: Path, pattern: str) -> list[Path]:
+        found = list(glob(folder, pattern))
+        (tmp_path / "a.jsonl").unlink()
+        return found
+
+    monkeypatch.setattr(Path, "glob", list_and_remove)
+    assert [event["kind"] for event in EventReader(tmp_path).poll()] == ["two"]
 
 
 def test_log_without_folder_keeps_nothing(tmp_path: Path) -> None:

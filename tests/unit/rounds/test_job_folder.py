@@ -9,6 +9,7 @@ import stat
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -127,6 +128,22 @@ def test_a_damaged_checkpoint_harms_no_other(folder: JobFolder, damage: str) -> 
     # The last one is what was asked for, and nobody chooses an older one in silence.
     with pytest.raises(FormatError, match=r"manifest.json.*name another one with --checkpoint: 1, 2"):
         folder.checkpoint(None)
+
+
+def test_a_checkpoint_that_its_job_removes_while_they_are_listed_is_not_told_as_damaged(
+    folder: JobFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (1, 2):
+        commit(folder, number)
+    read_manifest = job.read_manifest
+
+    def remove_and_read(place: Path) -> dict[str, Any]:
+        if place.name == "000001":
+            place.rename(place.with_name("000001.part"))
+        return read_manifest(place)
+
+    monkeypatch.setattr(job, "read_manifest", remove_and_read)
+    assert [(each.number, each.problem) for each in folder.checkpoints()] == [(2, "")]
 
 
 def test_a_damaged_checkpoint_does_not_count_among_those_that_are_kept(folder: JobFolder) -> None:

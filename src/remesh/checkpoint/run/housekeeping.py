@@ -9,20 +9,24 @@ checkpoint of a higher step exists.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from remesh.checkpoint.errors import told_as_checkpoint_errors
+from remesh.checkpoint.errors import CheckpointPathError, told_as_checkpoint_errors
 from remesh.checkpoint.formats.directory import CONFIG_FNAME, METADATA_FNAME, is_leftover
 from remesh.checkpoint.formats.zarr_format import folders_below, remove_arrays
 from remesh.checkpoint.plan.step_names import step_of
 from remesh.checkpoint.run.metrics_file import METRICS_FNAME
 from remesh.checkpoint.run.reader import why_incomplete
-from remesh.checkpoint.storage import Location, store_of
+from remesh.checkpoint.storage import Entry, Location, store_of
 from remesh.checkpoint.storage.integrity import SHA256_FNAME
 from remesh.checkpoint.storage.turns import IN_PROGRESS_FNAME, is_mark
 from remesh.retention import Policy, Saved, decide_kept
+
+_MAX_LOOKS = 10
+"""At a checkpoint whose files change meanwhile."""
 
 
 class State(Enum):
@@ -62,7 +66,7 @@ def list_checkpoints(root: Location) -> list[ListedCheckpoint]:
     with told_as_checkpoint_errors(f"listing the checkpoints under {root}"):
         steps = {entry.name: step_of(entry.name) for entry in store_of(root).entries(root) if not entry.is_file}
         found = [_look_at(root / name, step) for name, step in steps.items() if step is not None]
-    return sorted(found, key=lambda one: one.step)
+    return sorted((one for one in found if one is not None), key=lambda one: one.step)
 
 
 def decide_removals(
@@ -111,8 +115,21 @@ def remove_checkpoint(directory: Location) -> list[Location]:
         return left
 
 
-def _look_at(directory: Location, step: int) -> ListedCheckpoint:
-    entries = store_of(directory).entries(directory)
+def _look_at(directory: Location, step: int) -> ListedCheckpoint | None:
+    """None for one that is gone. One that is being removed is looked at again: that is neither damage nor an error."""
+    store = store_of(directory)
+    for _ in range(_MAX_LOOKS):
+        with contextlib.suppress(FileNotFoundError):
+            entries = store.entries(directory)
+            found = _describe(directory, step, entries)
+            if found.state is not State.DAMAGED or store.entries(directory) == entries:
+                return found
+        if not store.is_directory(directory):
+            return None
+    raise CheckpointPathError(f"looking at checkpoint {directory}: its files change all the time; try again later")
+
+
+def _describe(directory: Location, step: int, entries: Sequence[Entry]) -> ListedCheckpoint:
     names = {entry.name for entry in entries}
     num_bytes = sum(entry.num_bytes or 0 for entry in entries)
     num_bytes += sum(sum(sizes.values()) for _, sizes in folders_below(directory, entries))
