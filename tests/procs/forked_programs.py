@@ -6,6 +6,7 @@ its own imports and names.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import runpy
 import signal
@@ -54,7 +55,8 @@ class ForkedProgram:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # another process waits for its end, and was quicker
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)

@@ -97,11 +97,12 @@ def passing_files_of_others(pids: Collection[int]) -> Iterator[tuple[int, tuple[
 
 
 def children_of(pid: int) -> list[int]:
-    """Ids of the child processes of a process, of all its threads."""
+    """Ids of the child processes of a process, of all its threads; none of one that has ended."""
     children: list[int] = []
-    for tid in thread_ids(pid):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # this thread ended just now
-            children += map(int, Path(f"/proc/{pid}/task/{tid}/children").read_text().split())
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for tid in thread_ids(pid):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # this thread ended just now
+                children += map(int, Path(f"/proc/{pid}/task/{tid}/children").read_text().split())
     return children
 
 
@@ -112,8 +113,7 @@ def family_of(*pids: int) -> list[int]:
     """
     family = list(pids)
     for member in family:  # grows meanwhile
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended just now
-            family += [child for child in children_of(member) if child not in family]
+        family += [child for child in children_of(member) if child not in family]
     return family
 
 

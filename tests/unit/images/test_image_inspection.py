@@ -31,6 +31,10 @@ def test_a_thread_that_ends_while_children_are_looked_for_has_none(monkeypatch: 
     assert procfs.children_of(os.getpid()) == procfs.children_of(os.getpid())
 
 
+def test_a_process_that_ends_while_its_children_are_looked_for_has_none() -> None:
+    assert procfs.children_of(1 << 22) == []  # no process has so high a number
+
+
 def test_a_family_has_each_process_once_though_members_end_and_are_adopted_while_it_is_looked_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -38,7 +42,7 @@ def test_a_family_has_each_process_once_though_members_end_and_are_adopted_while
 
     def children_of(pid: int) -> list[int]:
         if pid not in children:
-            raise FileNotFoundError(pid)
+            return []
         if pid == 3:
             children[4] = [5]
         return children[pid]
