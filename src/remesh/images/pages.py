@@ -275,7 +275,10 @@ def _write_some(descriptor: int, data: memoryview, offset: int) -> int:
 def check_chunks(path: Path, state: ChunksState) -> None:
     """Raise `FormatError` when the length of a pages file is not what its index says."""
     expected = state.num_stored_bytes
-    found = path.stat().st_size if path.exists() else -1
+    try:
+        found = path.stat().st_size
+    except FileNotFoundError:
+        found = -1
     if found != expected:
         raise FormatError(
             "truncated", f"reading {path}: expected {expected} bytes, found {found}; restart from another image"

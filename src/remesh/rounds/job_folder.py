@@ -329,8 +329,10 @@ class JobFolder:
         return removed
 
     def _numbers(self) -> list[int]:
-        """The numbers of the existing checkpoints, in order."""
-        return sorted(int(entry.name) for entry in self.images.iterdir() if _NUMBER.fullmatch(entry.name))
+        """The numbers of the existing checkpoints, in order; none where somebody has removed their folder."""
+        with contextlib.suppress(FileNotFoundError):
+            return sorted(int(entry.name) for entry in self.images.iterdir() if _NUMBER.fullmatch(entry.name))
+        return []
 
     def _remove_parts(self) -> None:
         for part in self.images.glob(f"*{_PART}"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import pickle
@@ -69,8 +70,9 @@ class StoreHost:
             raise self._not_listening(folder, "ended") from error
 
     def _not_listening(self, folder: Path, why: str) -> PeerError:
-        log = folder / "store.log"
-        wrote = log.read_text(errors="replace") if log.exists() else ""
+        wrote = ""
+        with contextlib.suppress(FileNotFoundError):  # who hosts the store removes its folder
+            wrote = (folder / "store.log").read_text(errors="replace")
         return PeerError(f"starting the store of a pool of ranks: it {why}, expected it to listen; it wrote: {wrote}")
 
     def end(self) -> None:

@@ -146,6 +146,14 @@ def test_a_checkpoint_that_its_job_removes_while_they_are_listed_is_not_told_as_
     assert [(each.number, each.problem) for each in folder.checkpoints()] == [(2, "")]
 
 
+def test_a_job_whose_checkpoints_were_removed_by_hand_has_none(folder: JobFolder) -> None:
+    commit(folder, 1)
+    shutil.rmtree(folder.images)
+    assert folder.checkpoints() == []
+    with pytest.raises(ConfigError, match="it has none"):
+        folder.checkpoint(None)
+
+
 def test_a_damaged_checkpoint_does_not_count_among_those_that_are_kept(folder: JobFolder) -> None:
     for number in (1, 2, 3):
         commit(folder, number)
