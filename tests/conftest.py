@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.doctest import DoctestModule
+from xdist.scheduler import LoadFileScheduling
 
 from remesh.errors import ConfigError
 from remesh.mpi.mpis import KINDS, find_all
@@ -24,6 +26,9 @@ from tests.leftovers import watch
 _SPECIAL_TIERS = ("mpi", "netns", "gpu", "browser", "hosts", "slow", "long")
 """Those that are run when they are asked for; they get the marker ``special``, by which pyproject.toml and the Makefile
 leave them out."""
+
+_TOGETHER = ("tests/rules/", "tests/unit/mpi/library/")
+"""Parse all sources; wait for a library that is compiled with checks."""
 
 _HOSTS = ("accelerate", "lightning", "torchtitan", "transformers", "verl")
 """What `make hosts` installs, and tests of the tier need."""
@@ -77,12 +82,36 @@ _STDERR = pytest.StashKey[int]()
 """As it is outside of tests, whose output is caught."""
 
 
+class _Doctests:
+    """A plugin: files without an example in a docstring are not looked through for any, which takes seconds."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collect_file(self, file_path: Path) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+        found = yield
+        return [one for one in found if not isinstance(one, DoctestModule) or ">>>" in file_path.read_text()]
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_STDERR] = os.dup(2)
+    # What a conftest says of files is for those of its own folder.
+    config.pluginmanager.register(_Doctests())
 
 
 def pytest_sessionstart() -> None:
     watch()
+
+
+class _ByFileOrFolder(LoadFileScheduling):
+    """Every file in one worker, and so are all files of a folder that share what takes long to make."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return next((folder for folder in _TOGETHER if file.startswith(folder)), file)
+
+
+@pytest.hookimpl(tryfirst=True, optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    return _ByFileOrFolder(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(optionalhook=True)

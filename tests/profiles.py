@@ -11,6 +11,7 @@ import os
 from typing import Any
 
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 _PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "default")
 # The machine that runs the tests may be busy: a slow example is no failure.
@@ -20,6 +21,10 @@ settings.register_profile("default", **_PATIENT, derandomize=True, max_examples=
 settings.register_profile("thorough", **_PATIENT, derandomize=True, max_examples=100)
 settings.register_profile("explore", **_PATIENT, max_examples=2000)
 settings.load_profile(_PROFILE)
+if _PROFILE == "default":
+    # The others draw examples from the numbers and texts in all modules that are loaded, too: to look through these
+    # takes each worker seconds, and after a change of any of them examples are others.
+    providers._get_local_constants = lambda: providers._local_constants  # none
 
 NUM_COSTLY_EXAMPLES = settings().max_examples // 4
 """For a test whose examples take long."""

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -52,7 +53,9 @@ class CheckedLibrary:
             if not (made.folder / "done").exists():
                 _run([sys.executable, str(LIBRARY / "generate.py"), face, str(made.folder)])
                 library = [path for path in sorted(LIBRARY.glob("*.c")) if path.name not in _NO_CHANNEL]
-                made._cc("-c", *library, *sorted(made.folder.glob("*.c")), folder=made.folder)
+                with ThreadPoolExecutor(os.cpu_count()) as compilers:  # whoever else is here waits for them
+                    sources = [*library, *sorted(made.folder.glob("*.c"))]
+                    list(compilers.map(lambda source: made._cc("-c", source, folder=made.folder), sources))
                 (made.folder / "done").touch()
         return made
 
