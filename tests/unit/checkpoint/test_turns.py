@@ -204,7 +204,7 @@ def explore(directory: str, seed: int, backend: str = BACKEND) -> tuple[int, int
     return len(saved), lived
 
 
-@pytest.mark.parametrize("chunk", seeds(10, quick=2))
+@pytest.mark.parametrize("chunk", seeds(10, quick=1))
 def test_a_checkpoint_is_whole_or_not_there_in_any_order_of_the_steps_of_its_savers(tmp_path: Path, chunk: int) -> None:
     told = [explore(str(tmp_path / str(seed)), seed) for seed in range(50 * chunk, 50 * chunk + 50)]
     assert sum(num_saved for num_saved, _ in told) > 10, "most of the trials end with a checkpoint"

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from remesh.pipeline.schedules import SCHEDULES
+from tests.profiles import seeds
 from tests.unit.pipeline.random_stages import RandomModel, batches_of, draw_model, train_alone, train_by
 
 NUM_MICROBATCHES = 5
@@ -55,7 +56,7 @@ def check_seed(seed: int, schedule: str) -> None:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_random_stages_have_the_gradients_of_one_process(schedule: str) -> None:
-    for seed in range(12):
+    for seed in seeds(12, quick=4):
         check_seed(seed, schedule)
 
 
@@ -67,7 +68,7 @@ def test_many_random_stages_have_the_gradients_of_one_process(schedule: str) -> 
 
 
 def test_a_split_backward_has_the_bits_of_the_whole_one() -> None:
-    for seed in range(20):
+    for seed in seeds(20, quick=6):
         whole, split = draw_model(seed, 3), draw_model(seed, 3)
         batches = batches_of(seed, NUM_MICROBATCHES)
         with warnings.catch_warnings():

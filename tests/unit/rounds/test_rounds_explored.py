@@ -179,6 +179,7 @@ _COSTLY = {
     "a communicator that is freed by who is ahead",
     "one that tells behind one that is started",
     "one that is started, and one behind it that cannot begin anew",
+    "a root that is ahead in another communicator",
 }
 """Seconds each: not among those that are tried by default."""
 
