@@ -2,14 +2,17 @@
 
 They have what NCCL has and gloo has not: operations have no tags, a wait for one returns whatever became of it, and
 only the group, when asked, tells that something was given up. What an operation that was given up leaves behind is made
-as bad as it can be: what the one before it had left there.
+as bad as it can be: what the one before it had left there. A batch that raises leaves its group of operations open in
+the thread, as torch does: what that thread queues later, on whatever group, never starts, and nobody is told.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -22,6 +25,16 @@ from remesh.comm.nccl import NcclMember
 
 _NAME = "believed"
 _PATIENCE = timedelta(seconds=30)
+
+
+class _OpenGroups(threading.local):
+    """The groups of operations that a thread has opened and not closed."""
+
+    num = 0
+    is_in_batch = False
+
+
+_open = _OpenGroups()
 
 
 def _loses_nothing(name: str, number: int) -> bool:
@@ -79,6 +92,8 @@ class BelievedGroup(dist.ProcessGroup):
         if self._carrier is None:
             raise dist.DistBackendError("NCCL communicator was aborted")
         self.names.append(name)
+        if _open.num > _open.is_in_batch:
+            return _Work(self, into, None)
         if type(self).loses(name, self.names.count(name)):
             self.give_up(into)
             return _Work(self, into, None)
@@ -112,6 +127,17 @@ class _Work:
         return True
 
 
+def _batched(really: Callable[[list[dist.P2POp]], list[dist.Work]], ops: list[dist.P2POp]) -> list[dist.Work]:
+    _open.num += 1
+    _open.is_in_batch = True
+    try:
+        works = really(ops)
+    finally:
+        _open.is_in_batch = False
+    _open.num -= 1  # not after an error: torch ends a group only when all of it was queued
+    return works
+
+
 @contextlib.contextmanager
 def believed_group(loses: Callable[[str, int], bool] = _loses_nothing) -> Iterator[dist.ProcessGroup]:
     """A group of all ranks; every rank of the default group calls this. ``loses`` is of this rank alone."""
@@ -124,6 +150,7 @@ def believed_group(loses: Callable[[str, int], bool] = _loses_nothing) -> Iterat
         group = dist.new_group(backend=_NAME)
         believes: Callable[[Any], str] = lambda one=None: "cuda:nccl" if one is group else real(one)  # noqa: E731
         patch.setattr(dist, "get_backend_config", believes)
+        patch.setattr(dist, "batch_isend_irecv", partial(_batched, dist.batch_isend_irecv))
         patch.setattr(gather, "member_here", lambda device_id, **more: here)
         patch.setattr(torch.cuda, "current_stream", lambda device=None: SimpleNamespace(synchronize=lambda: None))
         assert isinstance(group, dist.ProcessGroup)

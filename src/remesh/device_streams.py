@@ -4,11 +4,13 @@ On a device a call returns when its work has been queued on the stream that is c
 current stream of its own, at first the default one, which waits for no stream that a program made.
 
 - `CallersStreams`: a thread that works for a caller goes on with the caller's streams, so that its work is queued
-  behind what the caller has queued.
+  behind what the caller has queued; and in inference mode, if the caller is in it, whose tensors can be written nowhere
+  else.
 - `StreamOrder`: memory that one writes and many read, each on whatever stream is current. Work that was queued may
   still be under way when the host has gone on, so an event stands for the end of each use.
 - `SideStream`: work beside the current stream, which waits for nothing but what it reads.
 - `DeviceClock`: when work was done, which the host knows only if it waits.
+- `run_apart`: a thread for work that may leave something with its thread.
 
 Without a device nobody waits.
 """
@@ -16,6 +18,7 @@ Without a device nobody waits.
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
@@ -24,33 +27,62 @@ import torch
 
 
 class CallersStreams:
-    """The device and the streams that are current in the thread that makes this."""
+    """What is current in the thread that makes this: its device, its streams, and whether it is in inference mode."""
 
     def __init__(self) -> None:
+        self._is_inference = torch.is_inference_mode_enabled()
         self._device: int | None = None
         self._streams: list[Any] = []
-        """Those that are not the default ones: to set a stream would make a context on its device."""
+        """One for each device."""
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             self._device = torch.cuda.current_device()
-            current = map(torch.cuda.current_stream, range(torch.cuda.device_count()))
-            self._streams = [stream for stream in current if stream != torch.cuda.default_stream(stream.device)]
+            self._streams = [torch.cuda.current_stream(number) for number in range(torch.cuda.device_count())]
 
     @contextlib.contextmanager
     def followed(self) -> Iterator[None]:
         """Let these be current in this thread, too, as long as the context lasts."""
         with contextlib.ExitStack() as stack:
-            for stream in self._streams:
+            if self._is_inference:
+                stack.enter_context(torch.inference_mode())
+            for stream in self._others():
                 stack.enter_context(torch.cuda.stream(stream))
             if self._device is not None:
                 stack.enter_context(torch.cuda.device(self._device))
             yield
 
     def follow(self) -> None:
-        """Let these be current in this thread for good; for threads that do nothing else."""
-        for stream in self._streams:
+        """Let the streams be current in this thread for good; for threads that do nothing else."""
+        for stream in self._others():
             torch.cuda.set_stream(stream)
         if self._device is not None:
             torch.cuda.set_device(self._device)
+
+    def _others(self) -> list[Any]:
+        """Those that are not current here: to set a stream would make a context on its device."""
+        return [stream for stream in self._streams if stream != torch.cuda.current_stream(stream.device)]
+
+
+def run_apart(act: Callable[[], object]) -> None:
+    """Do something in a thread of its own, and wait for it; raises what it raises.
+
+    Whatever a library keeps by thread ends with it. The thread goes on with the caller's streams, and records no
+    gradients.
+    """
+    streams = CallersStreams()
+    raised: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            with streams.followed(), torch.no_grad():
+                act()
+        except BaseException as error:  # belongs to the caller
+            raised.append(error)
+
+    thread = threading.Thread(target=work, name="remesh-apart", daemon=True)
+    thread.start()
+    thread.join()
+    if raised:
+        raise raised.pop()
 
 
 class StreamOrder:

@@ -86,6 +86,20 @@ def test_a_message_that_was_given_up_is_told_on_all_ranks(ranks: RankPool, numbe
     ranks.run(move_what_is_lost, 2, (number, rank))
 
 
+def go_on_in_a_new_group(rank: int) -> None:
+    """After a batch in the middle of a reshard has raised: a group of its operations was left open in its thread."""
+    give = {name: part(numbers(1), 0) for name in "abcd"}
+    take = {name: part(torch.zeros(SIDE, SIDE), 1) for name in give}
+    with believed_group(loses_on_rank(rank, "recv", 2)) as group, pytest.raises(PeerError):
+        remesh.reshard(give, take, group=group, chunk_bytes=64)
+    move_over_it()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_who_was_broken_off_in_a_batch_goes_on_in_a_new_group(ranks: RankPool, rank: int) -> None:
+    ranks.run(go_on_in_a_new_group, 2, (rank,))
+
+
 def move_by_windows() -> None:
     """What has not arrived everywhere is still held where it was."""
     names = ["a", "b", "c"]

@@ -16,7 +16,7 @@ import torch
 
 import remesh
 from remesh.checkpoint.formats import fetch
-from remesh.device_streams import CallersStreams, StreamOrder
+from remesh.device_streams import CallersStreams, StreamOrder, run_apart
 from tests.make_believe import LateStream, MakeBelieveDevice
 
 DEVICE = SimpleNamespace(type="cuda", index=0)
@@ -85,12 +85,20 @@ def test_no_part_of_the_order_can_be_left_out(left_out: str) -> None:
 
 @pytest.fixture
 def streams(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """torch.cuda with two devices, whose current streams are known by name, thread by thread."""
-    here = threading.local()
+    """torch.cuda with two devices, whose current streams are known by name, thread by thread.
+
+    ``was_set`` has those that were made current anywhere.
+    """
+    here, was_set = threading.local(), set[str]()
+
+    def set_stream(stream: Any) -> None:
+        was_set.add(f"{stream.name} {stream.device}")
+        setattr(here, f"stream{stream.device}", stream)
+
     cuda = SimpleNamespace(
         default_stream=lambda device: SimpleNamespace(name="default", device=device),
         current_stream=lambda device: getattr(here, f"stream{device}", None) or cuda.default_stream(device),
-        set_stream=lambda stream: setattr(here, f"stream{stream.device}", stream),
+        set_stream=set_stream,
         current_device=lambda: getattr(here, "device", 0),
         set_device=lambda number: setattr(here, "device", number),
     )
@@ -113,6 +121,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     for name, one in {**vars(cuda), "stream": stream, "device": device}.items():
         monkeypatch.setattr(torch.cuda, name, one)
+    cuda.was_set = was_set
     return cuda
 
 
@@ -129,7 +138,6 @@ def current(cuda: Any) -> tuple[int, str, str]:
 def test_a_thread_follows_the_streams_of_its_caller_and_sets_no_default_one(streams: Any) -> None:
     use_a_side_stream(streams)
     callers, seen = CallersStreams(), []
-    assert [stream.name for stream in callers._streams] == ["side"]
 
     def work() -> None:
         with callers.followed():
@@ -138,10 +146,57 @@ def test_a_thread_follows_the_streams_of_its_caller_and_sets_no_default_one(stre
         callers.follow()
         seen.append(current(streams))
 
+    streams.was_set.clear()
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
     assert seen == [(1, "default", "side"), (0, "default", "default"), (1, "default", "side")]
+    assert "default 0" not in streams.was_set, "that would make a context on a device that nobody uses"
+
+
+def test_a_thread_with_a_stream_of_its_own_follows_a_caller_on_the_default_one(streams: Any) -> None:
+    """As who asks for the result of a refit that another thread has started."""
+    callers, seen = CallersStreams(), []
+
+    def work() -> None:
+        use_a_side_stream(streams)
+        with callers.followed():
+            seen.append(current(streams))
+        seen.append(current(streams))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [(0, "default", "default"), (1, "default", "side")]
+
+
+def test_what_runs_apart_follows_its_caller_and_leaves_nothing_with_its_thread(streams: Any) -> None:
+    use_a_side_stream(streams)
+    kept, seen = threading.local(), []
+
+    def act() -> None:
+        kept.mine = True
+        seen.append((current(streams), torch.is_inference_mode_enabled(), torch.is_grad_enabled()))
+
+    run_apart(act)
+    with torch.inference_mode():
+        run_apart(act)
+    assert seen == [((1, "default", "side"), is_inference, False) for is_inference in (False, True)]
+    assert not hasattr(kept, "mine")
+    with pytest.raises(ZeroDivisionError):
+        run_apart(lambda: 1 // 0)
+
+
+def test_what_inference_mode_has_made_is_filled_in_it_by_a_thread() -> None:
+    with torch.inference_mode():
+        give, take = {"w": torch.arange(8.0)}, {"w": torch.zeros(8)}
+        remesh.reshard_async(give, take).result()
+        assert torch.equal(take["w"], give["w"])
+        refit = remesh.Refit({"w": torch.zeros(8)})
+        refit.push(give, 1)
+        with refit.read() as weights:
+            seen = weights.tensors["w"]
+            assert isinstance(seen, torch.Tensor) and torch.equal(seen, give["w"])
 
 
 def test_threads_that_read_a_checkpoint_follow_the_caller(

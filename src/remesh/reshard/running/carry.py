@@ -7,6 +7,9 @@ A *carrier* goes through the steps of a stage (`planning.steps`). What its messa
 
 With NCCL, where operations start in the order of a stream, the two messages of a rank in a round go out as a batch.
 Batches are all in the one communicator of the group; a send or receive by itself would make one for each pair of ranks.
+torch opens a group of NCCL's operations for a batch, and leaves it open where the batch raises. Such a group belongs to
+the thread: nothing that the thread queues later, on whatever communicator, would ever start, and nobody would be told.
+So batches have a thread of their own, which ends with the run.
 
 Every buffer that is not the caller's memory comes from `Staging`, which counts what is alive: a buffer counts until
 nothing refers to it any more, whatever the steps say.
@@ -25,6 +28,7 @@ import torch
 import torch.distributed as dist
 
 from remesh.comm.gather import Group, group_device, is_queued
+from remesh.device_streams import run_apart
 from remesh.reshard.model.program import Message
 from remesh.reshard.planning.plan import Plan
 from remesh.reshard.planning.reduction import Reduction
@@ -128,7 +132,7 @@ class Carrier:
         Whenever it would wait for others it makes one of the copies ``meanwhile``, as long as there are any.
         """
         if self._link.is_queued:
-            self._run_batched(steps)
+            run_apart(lambda: self._run_batched(steps))
         else:
             self._run_windowed(steps, iter(meanwhile))
 
