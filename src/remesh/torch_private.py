@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -151,21 +151,11 @@ def nccl_error(group: dist.ProcessGroup) -> str | None:
     return None if name == "SUCCESS" else name
 
 
-def abort_nccl(groups: Iterable[dist.ProcessGroup]) -> None:
-    """Abort the communicators of all these groups, which ends what spins on a device; torch goes on knowing the groups.
-
-    All in one: an abort by itself waits for the device, and so for what another communicator has spinning there.
-    """
-    backends = [backend for group in groups if (backend := nccl_of(group)) is not None]
-    grouping = next((backend for backend in backends if hasattr(backend, "_group_start")), None)
-    if grouping is not None:
-        grouping._group_start()
-    try:
-        for backend in backends:
-            backend.abort()
-    finally:
-        if grouping is not None:
-            grouping._group_end()
+def abort_nccl(group: dist.ProcessGroup) -> None:
+    """Abort the communicators of a group, which ends what spins on a device; torch goes on knowing the group."""
+    backend = nccl_of(group)
+    if backend is not None:
+        backend.abort()
 
 
 def is_known_backend(name: str) -> bool:

@@ -6,10 +6,10 @@ groups opened: every blocked operation then ends at once with a connection error
 that appeared while the groups were made, and that gloo's own threads wait on (by descriptor *and* inode, so that a
 descriptor reused by the program since is left alone).
 
-NCCL communicators are aborted instead, which their members must outlive (`remesh.comm.nccl`). An abort may take as long
-as it likes: it has a thread of its own, and whoever sheds waits for it, for a limited time. Connections of the control
-group are cut before: whoever has lost a collective on its device can no longer vote as if it had not. A collective that
-was aborted raises nowhere, so members ask before they vote (`LowerHalf.check_end`).
+NCCL communicators are aborted instead, which their members must outlive (`remesh.comm.nccl`). Aborts may take as long
+as they like: they have threads of their own, and whoever sheds waits for them, for a limited time. Connections of the
+control group are cut before: whoever has lost a collective on its device can no longer vote as if it had not. A
+collective that was aborted raises nowhere, so members ask before they vote (`LowerHalf.check_end`).
 
 torch finds groups by name, and names count up from the start: groups that are grown again in the same order have the
 names of those before. So a DeviceMesh that the program holds is good again on the new groups, and one that was made on
@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -202,28 +203,38 @@ class LowerHalf:
 
 
 class _Abort:
-    """Communicators on a device that are being aborted."""
+    """Communicators on a device that are being aborted, those of each group in a thread of their own.
+
+    An abort by itself waits for the device, and so for what another communicator has spinning there: they end
+    together, or not at all. torch makes a thread for each, so a group of NCCL's calls, which is a thread's, would not
+    join them.
+    """
 
     def __init__(self, groups: Sequence[dist.ProcessGroup]) -> None:
-        self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._work, args=(groups,), name="remesh-abort", daemon=True)
-        self._thread.start()
+        self._errors: list[Exception] = []
+        self._threads = [
+            threading.Thread(target=self._work, args=(group,), name="remesh-abort", daemon=True) for group in groups
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def wait(self, timeout: timedelta) -> None:
         """Return when they are; `PeerError` when they are not, for this long."""
-        self._thread.join(timeout.total_seconds())
-        if self._thread.is_alive() or self._error is not None:
-            found = self._error or f"it was still under way after {timeout.total_seconds():g} s"
+        limit_s = time.monotonic() + timeout.total_seconds()
+        for thread in self._threads:
+            thread.join(max(0.0, limit_s - time.monotonic()))
+        if self._errors or any(thread.is_alive() for thread in self._threads):
+            found = next(iter(self._errors), f"it was still under way after {timeout.total_seconds():g} s")
             raise PeerError(
                 f"aborting communicators on the device of this rank: expected them to end, found: {found}; the device "
                 "is of no use to this process any more, start it again"
             )
 
-    def _work(self, groups: Sequence[dist.ProcessGroup]) -> None:
+    def _work(self, group: dist.ProcessGroup) -> None:
         try:
-            abort_nccl(groups)
+            abort_nccl(group)
         except Exception as raised:  # belongs to whoever waits
-            self._error = raised
+            self._errors.append(raised)
 
 
 def _make_pretending_group(common: Any, _own: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -29,19 +29,9 @@ class Communicator:
     def get_error(self) -> SimpleNamespace:
         return SimpleNamespace(name=self.error)
 
-    def _group_start(self) -> None:
-        self.device.is_grouped = True
-
-    def _group_end(self) -> None:
-        self.device.is_grouped = False
-        self.device.end(self.device.grouped)
-
     def abort(self) -> None:
         self.device.told.append(f"abort on {threading.current_thread().name}")
-        if self.device.is_grouped:
-            self.device.grouped.append(self)
-        else:
-            self.device.end([self])
+        self.device.end(self)
 
 
 class Device:
@@ -49,22 +39,20 @@ class Device:
 
     def __init__(self) -> None:
         self.communicators = [Communicator(self) for _ in range(3)]
-        self.is_grouped = False
-        self.grouped: list[Communicator] = []
         self.told: list[str] = []
         self.goes_on = threading.Event()
         self.goes_on.set()
         """Cleared for an abort that never ends by itself."""
         self._changed = threading.Condition()
 
-    def end(self, aborted: Sequence[Communicator]) -> None:
+    def end(self, aborted: Communicator) -> None:
         """Return when nothing spins on the device any more."""
         self.goes_on.wait(LONG_S)
         with self._changed:
-            for each in aborted:
-                each.is_aborted = True
+            aborted.is_aborted = True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: all(each.is_aborted for each in self.communicators), LONG_S)
+            if not self._changed.wait_for(lambda: all(each.is_aborted for each in self.communicators), LONG_S):
+                raise RuntimeError("ProcessGroup abort timed out")
 
 
 @pytest.fixture
@@ -80,7 +68,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     device.goes_on.set()
 
 
-def test_all_communicators_are_aborted_in_one_from_a_thread_of_its_own(device: Device) -> None:
+def test_all_communicators_are_aborted_at_once_each_in_a_thread_of_its_own(device: Device) -> None:
     half = LowerHalf("nccl", "cuda", LONG_S)
     half.sever()
     half.shed()
