@@ -9,6 +9,8 @@ import uuid
 from collections.abc import Callable
 from typing import Any, TypedDict, Unpack
 
+import torch
+
 from remesh.checkpoint.storage import Location, location_of, store_of
 from remesh.elastic.link import connect_agent, refuse_job
 from remesh.elastic.mesh_policy import Axes, Template, make_template
@@ -71,6 +73,7 @@ def elastic(
         if root is not None and save_every is not None:
             _check_can_keep(root)
         options = JobOptions(checkpoint=root, save_every=save_every, **tuning)
+        _check_own_device()
     except ConfigError as error:
         if link_path:
             refuse_job(connect_agent(link_path), str(error))
@@ -92,6 +95,17 @@ def elastic(
         if not end.ok:
             # The agent prints the cause, once for its node.
             sys.exit(ExitCode.FAILED)
+
+
+def _check_own_device() -> None:
+    """Raise `ConfigError` for a worker without a GPU of its own on a machine where all talk over NCCL."""
+    slot = int(os.environ.get("REMESH_SLOT", "0"))
+    if torch.cuda.is_available() and slot >= (found := torch.cuda.device_count()):
+        raise ConfigError(
+            f"{_DOING}: this is worker {slot} of its machine, counted from 0, and there are {found} GPUs, expected one "
+            f"for each worker; start at most {found} (--nproc-per-node), or let all use the CPU (CUDA_VISIBLE_DEVICES= "
+            "hides the GPUs)"
+        )
 
 
 def _check_can_keep(root: Location) -> None:
