@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from benchmarks.gpu import kills, moves, saves
+from benchmarks.gpu import kills, moves, pipelines, saves
 from benchmarks.gpu.bench_rank import BenchRank, Compared, NotRun
 from benchmarks.report import save_report
 
@@ -33,6 +33,7 @@ ROWS: dict[str, Callable[[BenchRank], Compared]] = {
     "reshard of rows to columns, GB/s a rank": moves.reshard,
     "weights of 8B to generators, s": moves.sync_8b,
     "weights of 30B to generators, s": moves.sync_30b,
+    "step of a pipeline, ms": pipelines.step,
     "worker killed to next step, s": kills.killed_to_step,
 }
 

@@ -18,7 +18,10 @@ from benchmarks.gpu.bench_rank import BenchRank, Compared, NotRun
 
 _NUM_KILLS = 3
 _LEAST_WORKERS = 2
-_OF_TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")
+_OF_TORCHRUN = (
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_"),
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",  # 1, by which elastic jobs over NCCL refuse to start
+)
 """How the variables begin that torchrun has set for this process: the jobs that it starts are of their own."""
 
 

@@ -24,7 +24,7 @@ _SENT_AT_ONCE_BYTES = 1 << 30
 
 def reshard(place: BenchRank) -> Compared:
     """Each rank has rows and wants columns."""
-    _need_ranks(place, 2)
+    need_ranks(place, 2)
     whole_bytes = min(place.state_bytes * place.world_size, _MOST_GATHERED_BYTES)
     _need_memory(place, whole_bytes + 3 * whole_bytes // place.world_size)
     side = int((whole_bytes // 2) ** 0.5) // place.world_size * place.world_size
@@ -53,7 +53,7 @@ def sync_30b(place: BenchRank) -> Compared:
 
 def _sync(place: BenchRank, num_layers: int, width: int, inner: int) -> Compared:
     """Trainers hold rows, generators want columns; every tensor of a layer is a third of its weights."""
-    _need_ranks(place, 2)
+    need_ranks(place, 2)
     if place.is_small:
         num_layers, width, inner = 2, width // 64, inner // 64
     half = place.world_size // 2
@@ -97,7 +97,8 @@ def _plain_send_s(place: BenchRank, num_bytes: int) -> float:
     return place.seconds(send)
 
 
-def _need_ranks(place: BenchRank, least: int) -> None:
+def need_ranks(place: BenchRank, least: int) -> None:
+    """Raise `NotRun` where there are fewer."""
     if place.world_size < least:
         raise NotRun(f"needs {least} ranks, found {place.world_size}")
 

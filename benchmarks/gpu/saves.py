@@ -27,6 +27,7 @@ def save(place: BenchRank) -> Compared:
     ours = place.seconds_into_folder(lambda path: remesh.save(state, path))
     theirs = place.seconds_into_folder(lambda path: dcp.save(state, checkpoint_id=path))
     raw = place.seconds(lambda: _write(place, state))
+    place.clear_folder()
     return _rates(place, ours, "dcp.save", theirs, "raw write", raw)
 
 
@@ -40,6 +41,7 @@ def load(place: BenchRank) -> Compared:
     ours = place.seconds(lambda: remesh.load(dict(state), by_us))
     theirs = place.seconds(lambda: dcp.load(state, checkpoint_id=by_dcp))
     raw = place.seconds(lambda: (place.folder / f"raw-{place.rank}").read_bytes())
+    place.clear_folder()
     return _rates(place, ours, "dcp.load", theirs, "raw read", raw)
 
 
@@ -112,5 +114,6 @@ def _blocked_ms(place: BenchRank, begin: Callable[[Path], object]) -> float:
         taken = torch.tensor(1e3 * (time.perf_counter() - begun_s))
         assert isinstance(saved, Future)
         saved.result()
+        place.clear_folder()
     dist.all_reduce(taken, dist.ReduceOp.MAX)
     return taken.item()

@@ -37,7 +37,7 @@ def _tests_by_file() -> dict[str, frozenset[str]]:
 
 
 _LATE = "streams that are late, an allocator that hands memory on at once"
-_BELIEVED = "groups without tags, whose waits return whatever became of an operation"
+_BELIEVED = "groups without tags, whose waits return whatever became of an operation, and whose batches may stay open"
 _REFUSING = "an allocator that refuses on one rank"
 SHOWN = (
     Shown(
@@ -86,7 +86,12 @@ SHOWN = (
         _BELIEVED,
     ),
     Shown(
-        "communicators are aborted in one, and a hanging abort is told",
+        "a batch that was broken off keeps nothing later from starting",
+        "test_who_was_broken_off_in_a_batch_goes_on_in_a_new_group",
+        _BELIEVED,
+    ),
+    Shown(
+        "communicators are aborted at once, and a hanging abort is told",
         "test_severing_returns_while_an_abort_hangs_and_shedding_says_that_the_process_is_of_no_use",
         "communicators that hang",
     ),

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
+from benchmarks.gpu import kills
 from benchmarks.gpu.__main__ import ROWS, main
 from benchmarks.report import OUT
 
@@ -57,8 +61,19 @@ def test_every_row_is_measured_or_says_by_name_that_it_is_not() -> None:
 def test_every_row_is_measured_on_as_many_ranks_as_there_are(num_ranks: int) -> None:
     lines = run(num_ranks)
     lacking = [case for case, line in lines.items() if "not run" in line]
-    assert lacking == ([case for case in ROWS if "reshard" in case or "weights" in case] if num_ranks == 1 else [])
+    of_several = [case for case in ROWS if any(what in case for what in ("reshard", "weights", "pipeline"))]
+    assert lacking == (of_several if num_ranks == 1 else [])
     assert all("needs 2 ranks, found 1" in lines[case] for case in lacking)
+
+
+def test_jobs_that_it_starts_know_nothing_of_the_torchrun_that_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_by_torchrun = set(re.findall(r'"([A-Z_]+)": ', inspect.getsource(LocalElasticAgent._start_workers)))
+    assert {"RANK", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "TORCH_NCCL_ASYNC_ERROR_HANDLING"} <= set_by_torchrun
+    for name in set_by_torchrun:
+        monkeypatch.setenv(name, "1")
+    with kills._own_environment({}):
+        assert not set_by_torchrun & os.environ.keys()
+    assert set_by_torchrun <= os.environ.keys()
 
 
 def test_without_a_gpu_every_row_says_so_by_name(

@@ -53,12 +53,12 @@ def test_the_page_of_a_made_up_run_is_the_golden_one() -> None:
     ("device", "report", "words"),
     [
         (None, None, ""),
-        (None, report_of(["H200"], 1), "7 of 8 rows were run on H200"),
+        (None, report_of(["H200"], 1), "8 of 9 rows were run on H200"),
         ("H100", None, "2 of 3 tests, of which 1 failed, were run on H100"),
         (
             "H100",
             report_of(["H100", "H200"], 16, 2),
-            "2 of 3 tests, of which 1 failed, were run on H100, 7 of 8 rows were run on 16 x H100, H200 of 2 hosts",
+            "2 of 3 tests, of which 1 failed, were run on H100, 8 of 9 rows were run on 16 x H100, H200 of 2 hosts",
         ),
     ],
 )
