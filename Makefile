@@ -74,6 +74,9 @@ demo: $(STAMP)  ## the main job: train, lose a node, go on, grow, save, load els
 # of ranks. They go first, in the order of conftest.py; the short unit tests then fill up what is left of every worker.
 WITH_PROCESSES := --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
+# What these verbs test is the CPU; elastic jobs would take GPUs wherever there are some.
+test test-unit test-procs test-slow test-long: export CUDA_VISIBLE_DEVICES :=
+
 test: $(STAMP)  ## unit tests and tests that start processes (TESTS=... narrows it)
 	$(RUN) -m pytest $(WITH_PROCESSES) $(TESTS)
 

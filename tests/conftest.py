@@ -183,7 +183,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         missing = [name for name in _HOSTS if importlib.util.find_spec(name) is None]
         if missing:
             pytest.skip(f"needs {', '.join(missing)}, which `make hosts` installs")
-    if item.get_closest_marker("gpu") and not Path("/dev/nvidia0").exists():
+    # A container may have been given another GPU than the machine's first.
+    if item.get_closest_marker("gpu") and not [*Path("/dev").glob("nvidia[0-9]*")]:
         pytest.skip("needs a CUDA device, which this machine has not")
 
 

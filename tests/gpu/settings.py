@@ -60,6 +60,11 @@ class Place:
             return contextlib.nullcontext()
         return torch.cuda.stream(torch.cuda.Stream(self.device))  # type: ignore[no-untyped-call]
 
+    def settle(self) -> None:
+        """Wait until the device has nothing to do, on any stream."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
 
 CPU = Setting("gloo", 2, 0)
 SHARED = Setting("gloo", 2, 1)

@@ -111,6 +111,7 @@ def read_behind_kernels(place: Place) -> None:
             for _ in range(50):
                 busy.mul_(1.0)
             seen.append((tensor.min() * busy[0], tensor.max() * busy[0]))
+    place.settle()  # what is read below was made on streams of its own
     assert [(low.item(), high.item()) for low, high in seen] == [(v, v) for v in map(float, range(1, 7))]
 
 
