@@ -44,6 +44,16 @@ class _UnderWay:
         """Whether some thread waits for the end."""
         return self._turn.locked()
 
+    def _end_in_turn(self, timeout: timedelta) -> None:
+        """`_end` it. `RuntimeError`, as torch's, if another thread has the turn for longer than the timeout."""
+        if self._turn.acquire(timeout=max(timeout.total_seconds(), 0.0) if timeout else -1):
+            try:
+                self._end(timeout)
+            finally:
+                self._turn.release()
+        elif not self._gate.is_closed:
+            raise RuntimeError("Operation timed out!")
+
     def let_go(self, limit_s: float) -> bool:
         """Forget the real work, whose connections are cut; False if a thread still waits for it after the limit."""
         if not self._turn.acquire(timeout=limit_s):
@@ -63,6 +73,9 @@ class _UnderWay:
         raise NotImplementedError
 
     def _wait_quietly(self) -> None:
+        raise NotImplementedError
+
+    def _end(self, timeout: timedelta) -> None:
         raise NotImplementedError
 
 
@@ -111,8 +124,7 @@ class Collective(_UnderWay, Entrant):
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         while True:
-            with self._turn:
-                self._end(timeout)
+            self._end_in_turn(timeout)
             if self.is_over:
                 break
             self._gate.wait_until_open()
@@ -143,7 +155,11 @@ class Collective(_UnderWay, Entrant):
         try:
             inner.wait(timeout) if timeout else inner.wait()
         except RuntimeError as error:
-            self._hear(error)
+            if not timeout or inner.is_completed():
+                self._hear(error)
+            elif not self._gate.is_closed:
+                # It goes on, and may be waited for again: only this wait is over.
+                raise
         else:
             if self._has_work:
                 self._keep_future_of(inner)
@@ -347,8 +363,7 @@ class MessageWork(_UnderWay, Work):
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         while True:
-            with self._turn:
-                self._end(timeout)
+            self._end_in_turn(timeout)
             self._gate.wait_until_open()
             if self.has_ended:
                 return True

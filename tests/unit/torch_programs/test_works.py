@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, Final, cast
 
 import pytest
@@ -68,6 +69,32 @@ class _Real:
         return Done()
 
 
+class _Slow(Work):
+    """Ends when it may; a wait with a timeout is over at once before that, as one of torch is after its time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_end, self.is_waited_for = threading.Event(), threading.Event()
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        self.is_waited_for.set()
+        if timeout and not self.may_end.is_set():
+            raise RuntimeError("Operation timed out!")
+        return self.may_end.wait(_PATIENCE_S)
+
+    def is_completed(self) -> bool:
+        return self.may_end.is_set()
+
+    def get_future(self) -> Any:
+        raise RuntimeError("none")
+
+
+def _group_with(slow: _Slow) -> CarriedGroup:
+    real = _Real()
+    real.allreduce = lambda *_: slow  # type: ignore[method-assign]
+    return _group(real)
+
+
 class _NeverDone(Work):
     def is_completed(self) -> bool:
         return False
@@ -110,6 +137,48 @@ def test_a_work_is_waited_for_once() -> None:
     work = _group(real).allreduce([torch.ones(1)], _options(is_async=True))
     assert work.wait() and work.wait() and work.is_success() and work.exception() is None
     assert len(real.waits) == 1
+
+
+def test_a_wait_that_is_over_before_the_collective_leaves_that_to_a_later_wait() -> None:
+    group = _group_with(slow := _Slow())
+    work = group.allreduce([torch.ones(1)], _options(is_async=True))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="timed out"):
+            work.wait(timedelta(milliseconds=1))
+        assert not work.is_completed() and work.exception() is None
+        assert group.has_open_ends, "a cut has to know of it"
+    slow.may_end.set()
+    assert work.wait(timedelta(milliseconds=1)) and work.is_success()
+    assert not group.has_open_ends
+
+
+def test_a_wait_is_over_after_its_timeout_though_another_thread_waits_without_one() -> None:
+    """As that of a round does."""
+    work = _group_with(slow := _Slow()).allreduce([torch.ones(1)], _options(is_async=True))
+    aside = threading.Thread(target=work.wait)
+    aside.start()
+    assert slow.is_waited_for.wait(_PATIENCE_S)
+    with pytest.raises(RuntimeError, match="timed out"):
+        work.wait(timedelta(milliseconds=1))
+    slow.may_end.set()
+    aside.join(_PATIENCE_S)
+    assert work.wait(timedelta(milliseconds=1))
+
+
+def test_a_wait_that_is_over_during_a_checkpoint_goes_on_after_it() -> None:
+    """The time in which nothing moves is not the program's."""
+    group = _group_with(slow := _Slow())
+    work = group.allreduce([torch.ones(1)], _options(is_async=True))
+    group._gate.hold({})
+    group._gate.close()
+    found: list[bool] = []
+    waiter = threading.Thread(target=lambda: found.append(work.wait(timedelta(milliseconds=1))))
+    waiter.start()
+    assert slow.is_waited_for.wait(_PATIENCE_S)
+    slow.may_end.set()
+    group._gate.open()
+    waiter.join(_PATIENCE_S)
+    assert found == [True]
 
 
 def test_a_call_that_is_cut_off_while_it_waits_ends_in_the_next_group() -> None:
