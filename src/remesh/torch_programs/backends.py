@@ -64,11 +64,14 @@ class Backends:
     def rendezvous(self, rank: int, size: int) -> Iterator[tuple[Store, int, int]]:
         """What torch's rendezvous yields: the job's store."""
         if (rank, size) != (self._rank, self._size):
-            raise ConfigError(
-                f"starting torch.distributed as rank {rank} of {size}: the launcher made this process rank "
-                f"{self._rank} of {self._size}; take RANK and WORLD_SIZE from the environment"
-            )
+            raise self._other_place(rank, size)
         yield CarriedStore(self._link, PROGRAM_PREFIX), rank, size
+
+    def _other_place(self, rank: int, size: int) -> ConfigError:
+        return ConfigError(
+            f"starting torch.distributed as rank {rank} of {size}: the launcher made this process rank "
+            f"{self._rank} of {self._size}; take RANK and WORLD_SIZE from the environment"
+        )
 
     def make_by(
         self, original: Callable[..., Any], size: int, rank: int, members: Sequence[int], backend: Any, *rest: Any,
@@ -86,6 +89,11 @@ class Backends:
             self._now.making = None
 
     def _refuse_unknown(self, name: str, backend: str) -> None:
+        if torch.distributed.get_debug_level() is torch.distributed.DebugLevel.DETAIL:
+            raise ConfigError(
+                f"making process group {name} with TORCH_DISTRIBUTED_DEBUG=DETAIL: Remesh cannot checkpoint the groups "
+                "that torch makes around it; choose INFO or OFF"
+            )
         words = set(BackendConfig(Backend(backend)).get_device_backend_map().values())
         unknown = sorted(words - set(_CARRIED) - {_NOTHING_REAL})
         mixed = torch.cuda.is_available() and len(words) > 1
@@ -106,7 +114,7 @@ class Backends:
                     device,
                     lambda over: real(over, rank, size, *args, **options),
                 )
-                return answers._make(recipe, store, rank)
+                return answers._make(recipe, store, rank, size)
 
             def __instancecheck__(cls, one: object) -> bool:
                 return isinstance(one, (CarriedGroup, real))
@@ -116,13 +124,16 @@ class Backends:
 
         return Meta(real.__name__, (), {"__doc__": f"Makes carried groups over {backend}."})
 
-    def _make(self, recipe: Recipe, store: Store, rank: int) -> CarriedGroup:
+    def _make(self, recipe: Recipe, store: Store, rank: int, size: int) -> CarriedGroup:
         making: _Making | None = getattr(self._now, "making", None)
         if making is None:
             raise ConfigError(
                 f"making a {recipe.backend} group by its constructor, as torch.distributed.rpc does: Remesh carries "
                 "the groups that init_process_group and new_group make; use those"
             )
+        if size != len(making.members) or making.members[rank] != self._rank:
+            # The program has a store of its own for the default group, and other numbers with it.
+            raise self._other_place(rank, size)
         key = self.groups.key_of(f"{self._num_worlds}/{making.name}")
         self.groups.members[key] = making.members
         group = CarriedGroup(self._gate, GroupPlace(key, making.members, rank), recipe, store)

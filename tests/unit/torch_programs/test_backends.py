@@ -6,6 +6,7 @@ from types import ModuleType
 from typing import Any, cast
 
 import pytest
+from torch.distributed import DebugLevel
 
 from remesh.errors import ConfigError
 from remesh.torch_programs.backends import Backends
@@ -37,3 +38,25 @@ def test_it_is_no_other_name_of_the_last_group_that_torch_made(backends: Backend
     with pytest.raises(ConfigError, match="making a gloo group by its constructor"):
         c10d.ProcessGroupGloo(None, 0, 1)
     assert backends.groups.all == []
+
+
+@pytest.mark.parametrize(("rank", "size"), [(1, 2), (0, 1)])
+def test_a_default_group_with_other_ranks_than_the_launchers_is_refused(rank: int, size: int) -> None:
+    """By a store of the program's own, which no rendezvous sees."""
+    backends = Backends(Gate(), cast(Any, None), 0, 2)
+    module: Any = ModuleType("c10d")
+    module.ProcessGroupGloo = type("ProcessGroupGloo", (), {})
+    backends.install(module)
+    make = lambda *_: module.ProcessGroupGloo(None, rank, size)  # noqa: E731
+    with pytest.raises(ConfigError, match=f"as rank {rank} of {size}: the launcher made this process rank 0 of 2"):
+        backends.make_by(make, size, rank, [], "gloo", None, "pg")
+    assert backends.groups.all == []
+
+
+def test_groups_are_refused_at_the_debug_level_that_puts_groups_of_torch_around_them(
+    backends: Backends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program may choose it after its start."""
+    monkeypatch.setattr("torch.distributed.get_debug_level", lambda: DebugLevel.DETAIL)
+    with pytest.raises(ConfigError, match="TORCH_DISTRIBUTED_DEBUG=DETAIL"):
+        backends.make_by(lambda *_: None, 1, 0, [0], "gloo", None, "pg")
