@@ -33,7 +33,8 @@ from remesh.errors import FormatError, PeerError
 if TYPE_CHECKING:
     from remesh.comm.tls import Tls
 
-MAX_FRAME_BYTES: Final = 16 << 20
+MAX_FRAME_BYTES: Final = 50 << 20
+"""A value of 8 MiB, the most that torch's own store takes, with six bytes of JSON for each of its bytes."""
 MAX_OPENING_BYTES: Final = 4 << 10
 """Of a server's caller that has not shown the token yet."""
 NONCE_BYTES: Final = 32

@@ -56,6 +56,8 @@ class StoreLink:
             raise PeerError("asking the store of the job: the connection was closed; the leader of the job has ended")
         with self._lock:
             self._idle.append(line)
+        if answer.get("refused"):
+            raise DistStoreError(f"asking the store of the job: {answer['refused']}")
         return answer["value"]
 
     def descriptors(self) -> list[int]:

@@ -21,6 +21,8 @@ from remesh.comm.server import Peer, Server
 from remesh.comm.token import Token
 
 _POLL_S: Final = 1.0
+_SHOWN_CHARS: Final = 40
+"""The most that an error shows of a value."""
 
 
 @dataclass(eq=False, slots=True)
@@ -91,8 +93,12 @@ class ProgramStore:
             until_s = time.monotonic() + float(message["wait_s"])
             self._look(_Waiter(caller, tuple(map(str, message["keys"])), until_s))
             return
-        with self._lock:
-            value = _ACTS[message["type"]](self._table, message)
+        try:
+            with self._lock:
+                value = _ACTS[message["type"]](self._table, message)
+        except ValueError as error:
+            self._answer(caller, None, refused=str(error))
+            return
         self._answer(caller, value)
         for key in message.get("keys", [message.get("key")]):
             for waiter in list(self._lacking.get(key, ())):
@@ -119,21 +125,28 @@ class ProgramStore:
         if not beside:
             del self._lacking[waiter.lacks]
 
-    def _answer(self, caller: Peer, value: Any) -> None:
+    def _answer(self, caller: Peer, value: Any, *, refused: str = "") -> None:
         with contextlib.suppress(OSError):
-            self._server.tell(caller, {"type": "value", "value": value})
+            self._server.tell(caller, {"type": "value", "value": value, "refused": refused})
 
 
 _Table = dict[str, str]
 
 
 def _set(table: _Table, message: Message) -> None:
-    table.update(zip(map(str, message["keys"]), map(str, message["values"]), strict=True))
+    keys, values = message["keys"], message["values"]
+    if len(keys) != len(values):
+        raise ValueError(f"setting {len(keys)} keys to {len(values)} values: expected as many")
+    table.update(zip(map(str, keys), map(str, values), strict=True))
 
 
 def _add(table: _Table, message: Message) -> int:
-    total = int(table.get(message["key"], "0")) + int(message["amount"])
-    table[str(message["key"])] = str(total)
+    key, before = str(message["key"]), table.get(message["key"], "0")
+    try:
+        total = int(before) + int(message["amount"])
+    except ValueError:
+        raise ValueError(f"adding to {key}: expected a whole number there, found {before[:_SHOWN_CHARS]!r}") from None
+    table[key] = str(total)
     return total
 
 

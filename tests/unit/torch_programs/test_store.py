@@ -120,3 +120,21 @@ def test_a_timeout_that_is_set_through_a_prefix_holds(link: StoreLink) -> None:
     assert ours.timeout == timedelta(milliseconds=1)  # type: ignore[attr-defined]  # stubs lack this one
     with pytest.raises(dist.DistStoreError, match="not all are there"):
         dist.PrefixStore("p", ours).get("nobody sets it")
+
+
+def test_what_cannot_be_done_is_refused_with_its_reason_and_the_store_goes_on(link: StoreLink) -> None:
+    store = CarriedStore(link, "refused/")
+    store.set("name", "hello")
+    with pytest.raises(
+        dist.DistStoreError, match="adding to refused/name: expected a whole number there, found 'hello'"
+    ):
+        store.add("name", 1)
+    with pytest.raises(dist.DistStoreError, match="setting 2 keys to 1 values"):
+        store.multi_set(["name", "other"], ["x"])
+    assert (store.get("name"), store.check(["other"])) == (b"hello", False)
+
+
+def test_a_value_may_be_as_long_as_in_the_store_of_torch(link: StoreLink) -> None:
+    store, value = CarriedStore(link, "long/"), b"\0\xff" * (4 << 20)
+    store.set("value", value)
+    assert store.get("value") == value
