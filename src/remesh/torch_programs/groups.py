@@ -263,14 +263,15 @@ class CarriedGroup(ProcessGroup):
     def _message(self, post: Callable[[], Work], peer: int, tag: int, *, is_send: bool) -> MessageWork:
         self._gate.begin_passing()
         try:
-            # Posting and numbering are one step: the number says which message of the peer's it meets.
+            # Posting and numbering are one step: the number says which message of the peer's it meets. What the real
+            # group refuses has none.
             with self._lock:
+                work = MessageWork(self._gate, post, self._on_ended, is_send=is_send)
                 number = 0
                 if is_send:
                     stream = self._messages.sent.setdefault((peer, tag), _MessageStream())
                     stream.posted += 1
                     number = stream.posted
-                work = MessageWork(self._gate, post, self._on_ended, is_send=is_send)
                 self._messages.open.append(_Posted(work, peer, tag, number))
         finally:
             self._gate.end_passing()

@@ -309,6 +309,26 @@ def test_a_group_that_the_program_has_destroyed_says_so_to_the_next_call() -> No
     assert (group._tally.entered, group._tally.under_way) == (1, {})
 
 
+def test_a_message_that_the_real_group_refuses_has_no_number_and_no_peer() -> None:
+    """Later ones would be sent twice after a cut, and to a rank that is none nothing can be counted."""
+
+    class Refuses(_Real):
+        def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Work:
+            if peer or not tensors[0].is_contiguous():
+                raise ValueError("refused")
+            return _NeverDone()
+
+    group = _group(Refuses())
+    for tensor, peer in ((torch.ones(2, 3).t(), 0), (torch.ones(1), 99)):
+        with pytest.raises(ValueError, match="refused"):
+            group.send([tensor], peer)
+    group.send([torch.ones(1)], 0)
+    assert [each.number for each in group._messages.open] == [1]
+    sent: dict[int, int] = {}
+    group.count_messages(sent, {})
+    assert sent == {0: 0}
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 def test_torch_finds_the_methods_of_a_group_from_c_and_waits_for_what_they_return(is_async: bool) -> None:
     """As DDP calls them: torch would take a builtin function in their place for its own."""
