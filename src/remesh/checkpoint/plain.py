@@ -69,6 +69,7 @@ from remesh.checkpoint.values.nests import (
     items_of,
     nested_leaves,
     spread_objects,
+    with_versions,
 )
 from remesh.collector import collector_at_rest
 from remesh.comm.agreement import Agreed, Agreement, Agreements, check_alike
@@ -211,7 +212,8 @@ def load(state: dict[str, Any], path: Directory, *, group: Group = None, strict:
     also hold a checkpoint of native torch. Every tensor and every other key of ``state`` must be in the checkpoint;
     without ``strict``, those that are not keep their values, and a warning in the log names them. Shapes must match.
     What is stored and not asked for is in the result, but for tensors, and lists that hold any.
-    Objects with ``load_state_dict`` get their state dicts last, and are in the result themselves.
+    Objects with ``load_state_dict`` get their state dicts last, and are in the result themselves. The versions of
+    modules that torch keeps at a state dict, beside its items, are those of ``state``.
 
     Raises the same error on all ranks; no tensor is changed on any rank before all have planned their reads.
     """
@@ -414,7 +416,9 @@ class _PlannedLoad:
         filled = {id(leaf): leaf for _, leaf in nested_leaves(state) if _is_tensor(leaf)}
         result = graft(state, common, filled)
         assert isinstance(result, dict)
-        return give_to_objects(self.asked, result if self.strict else keep_absent(result, state), self.objects)
+        if not self.strict:
+            result = keep_absent(result, state)
+        return give_to_objects(self.asked, with_versions(result, state), self.objects)
 
 
 def _plan_load(state: dict[str, Any], checkpoint: OpenCheckpoint, strict: bool) -> _PlannedLoad:

@@ -161,3 +161,51 @@ def test_a_module_that_has_grown_takes_what_there_is(tmp_path: Path, caplog: pyt
     assert (
         "object 'model' has no place for 2 tensors, which are left out, 'model.2.bias', 'model.2.weight'" in caplog.text
     )
+
+
+class Packed(torch.nn.Module):
+    """Reads in the version beside its state dict in which form that is, as torch's quantized modules do."""
+
+    _version = 3
+
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.full((2,), value))
+        self.read: list[int | None] = []
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *more: Any) -> None:
+        self.read.append(local_metadata.get("version"))
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *more)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_modules_are_given_the_versions_that_belong_to_their_state_dict(tmp_path: Path, strict: bool) -> None:
+    remesh.save({"model": torch.nn.Sequential(Packed(5.0)), "all": [torch.nn.Sequential(Packed(6.0))]}, tmp_path)
+    model, listed = torch.nn.Sequential(Packed(0.0)), torch.nn.Sequential(Packed(0.0))
+    remesh.load({"model": model, "all": [listed]}, tmp_path, strict=strict)
+    state: dict[str, Any] = {"model": torch.nn.Sequential(Packed(0.0)).state_dict()}
+    by_hand = torch.nn.Sequential(Packed(0.0))
+    by_hand.load_state_dict(remesh.load(state, tmp_path, strict=strict)["model"])
+    for one, value in ((model[0], 5.0), (listed[0], 6.0), (by_hand[0], 5.0)):
+        assert one.read == [3] and one.weight.tolist() == [value, value]  # type: ignore[union-attr]
+
+
+def test_a_module_whose_state_has_no_tensors_is_given_its_versions(tmp_path: Path) -> None:
+    class Plain(torch.nn.Module):
+        level = 0
+
+        def get_extra_state(self) -> dict[str, int]:
+            return {"level": self.level}
+
+        def set_extra_state(self, state: Any) -> None:
+            self.level = state["level"]
+
+        def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *more: Any) -> None:
+            assert local_metadata == {"version": 1}
+            super()._load_from_state_dict(state_dict, prefix, local_metadata, *more)
+
+    saved, loaded = Plain(), Plain()
+    saved.level = 7
+    remesh.save({"model": saved}, tmp_path)
+    remesh.load({"model": loaded}, tmp_path)
+    assert loaded.level == 7

@@ -6,7 +6,7 @@ A *nest* is a dict or list whose values are nests or leaves; everything else, tu
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -27,6 +27,9 @@ _STATELESS = (dict, list, torch.Tensor, Piece, ShardedBase, LocalNonpersistentOb
 """Kinds of values that never keep a state dict of their own."""
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None)})
 """The types of nearly all leaves, which are found faster than their kind."""
+
+_VERSIONS = "_metadata"
+"""Attribute under which torch keeps the versions of modules at their state dict, for their own code at a load."""
 
 LEFT_OUT = object()
 """What `graft` is given for an entity that was not loaded and shall not stand in the result."""
@@ -325,10 +328,13 @@ def give_to_objects(state: dict[str, Any], loaded: dict[str, Any], paths: Iterab
 
 def _spread(nest: Any) -> Any:
     if isinstance(nest, dict):
-        return {key: _spread(value) for key, value in nest.items()}
-    if isinstance(nest, NESTS):
+        return _versioned({key: _spread(value) for key, value in nest.items()}, nest)
+    if isinstance(nest, list):
         return [_spread(value) for value in nest]
-    return _spread(dict(_state_of(nest))) if is_stateful(nest) else nest
+    if not is_stateful(nest):
+        return nest
+    state = _state_of(nest)
+    return _spread(_versioned(dict(state), state))
 
 
 def _state_of(value: Any) -> Mapping[str, Any]:
@@ -339,6 +345,32 @@ def _state_of(value: Any) -> Mapping[str, Any]:
             "dict; make one of it"
         )
     return found
+
+
+def with_versions(loaded: Any, asked: Any) -> Any:
+    """What was loaded, in place, with the versions of modules beside the items of state dicts, as they were asked for.
+
+    Modules with packed or renamed parameters read there in which form their state dict is, and take one without for
+    that of an early release. What was asked for has the form of the program that asks.
+    """
+    inner: Iterable[Any] = ()
+    if isinstance(loaded, dict) and isinstance(asked, dict):
+        inner = [key for key, value in asked.items() if isinstance(value, NESTS) and key in loaded]
+    elif isinstance(loaded, list) and isinstance(asked, list) and len(loaded) == len(asked):
+        inner = range(len(loaded))
+    for key in inner:
+        loaded[key] = with_versions(loaded[key], asked[key])
+    return _versioned(loaded, asked)
+
+
+def _versioned(found: Any, like: Any) -> Any:
+    # Not getattr: a dict of a program may answer to any name.
+    versions = getattr(like, "__dict__", {}).get(_VERSIONS)
+    if versions is None:
+        return found
+    versioned = OrderedDict(found)  # a plain dict has no attributes
+    setattr(versioned, _VERSIONS, versions)
+    return versioned
 
 
 def with_parents(stored: Iterable[str]) -> set[str]:
