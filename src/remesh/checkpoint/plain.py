@@ -44,6 +44,7 @@ from remesh.checkpoint.run.requests import (
     check_asked,
     check_kinds,
     check_lists,
+    check_names,
     check_objects_get_all,
     keep_absent,
     tell_what_differs,
@@ -424,6 +425,7 @@ class _PlannedLoad:
 def _plan_load(state: dict[str, Any], checkpoint: OpenCheckpoint, strict: bool) -> _PlannedLoad:
     spread, objects = spread_objects(state)
     taken = _take_apart(spread)
+    check_names(taken.state, checkpoint)
     stored = checkpoint.manifest.tensors
     if not strict:
         tell_what_differs(taken.state, taken.names, objects, checkpoint)

@@ -106,6 +106,14 @@ def test_ways_there_and_back_keep_objects_and_common_data(source, tmp_path, firs
     assert sum(num_bytes for _, num_bytes in verify(tmp_path / "back")) > 0
 
 
+def test_keys_that_would_share_a_place_in_zarr_are_refused(tmp_path):
+    state = {key: ShardedTensor.from_rank_offsets(key, torch.ones(3)) for key in ("w", "w/0")}
+    (tmp_path / "one").mkdir()
+    dist_checkpointing.save(state, tmp_path / "one")
+    with pytest.raises(CheckpointMismatchError, match="storing 'w/0' as zarr: .* a file of 'w'"):
+        _convert(tmp_path / "one", tmp_path / "two", Format.ZARR)
+
+
 def test_native_torch_reads_what_was_converted_for_it(source, tmp_path):
     _convert(source, tmp_path / "t", Format.DCP)
     state = {"w": torch.zeros(12, 10), "scalar": torch.tensor(0), "step": 0, "opt": {"lr": 0.0, "betas": [0.0, 0.0]}}

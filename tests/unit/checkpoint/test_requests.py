@@ -209,3 +209,15 @@ def test_a_module_whose_state_has_no_tensors_is_given_its_versions(tmp_path: Pat
     remesh.save({"model": saved}, tmp_path)
     remesh.load({"model": loaded}, tmp_path)
     assert loaded.level == 7
+
+
+def test_two_keys_of_one_name_in_a_checkpoint_of_native_torch_are_refused(tmp_path: Path) -> None:
+    dcp.save({"a": {"b": 5}, "w": torch.ones(2)}, checkpoint_id=tmp_path / "native")
+    assert remesh.load({"a": {"b": 0}}, tmp_path / "native")["a"] == {"b": 5}
+    asked: list[dict[Any, Any]] = [{"a": {"b": 0}, "a.b": 0}, {"a.b": 0, "a": {"b": {}}}]
+    for one in asked:
+        for strict in (True, False):
+            with pytest.raises(CheckpointMismatchError, match="two values are asked for under the name 'a.b'"):
+                remesh.load(one, tmp_path / "native", strict=strict)
+    remesh.save({"a": {"b": 5}, "a.b": 6}, tmp_path / "own")
+    assert remesh.load({"a": {"b": 0}, "a.b": 0}, tmp_path / "own") == {"a": {"b": 5}, "a.b": 6}, "two places there"

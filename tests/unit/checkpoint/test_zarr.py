@@ -244,6 +244,33 @@ def test_irregular_shards_are_refused_before_anything_is_written(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def _plain(key, *shape):
+    return ShardedTensor.from_rank_offsets(key, torch.ones(shape))
+
+
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        ([_plain("w", 3), _plain("w/0", 2)], "storing 'w/0' as zarr: its directory 'w/0' is .* a file of 'w'"),
+        ([_plain("w/.zarray/x", 2), _plain("w", 3)], "its directory 'w/.zarray' is .* a file of 'w'"),
+        ([_plain("w", 1), ShardedObject("w/0", 5, (1,), (0,))], "storing 'w/0' as zarr: .* a file of 'w'"),
+        ([_plain("common.pt", 3)], "its directory 'common.pt' is .* a file of the checkpoint"),
+        ([_plain("rng/shard_0_1.pt", 2), ShardedObject("rng", 5, (1,), (0,))], "a file of 'rng'"),
+    ],
+    ids=["cell", "description", "object", "common data", "file of an object"],
+)
+def test_a_key_whose_directory_would_be_a_file_of_another_is_refused(tmp_path, state, told):
+    with pytest.raises(CheckpointMismatchError, match=told):
+        dist_checkpointing.save(dict(enumerate(state)), tmp_path, ("zarr", 1))
+    assert not any(path.is_dir() for path in tmp_path.iterdir()), "no array was made"
+
+
+def test_keys_that_lie_below_others_are_stored_where_their_files_differ(tmp_path):
+    keys = {"w": (2, 3), "w/0": (2,), "w/1.0": (2,), "w/v/0.0": (2,), "x": (2,), "x/1": (1,)}
+    dist_checkpointing.save({key: _plain(key, *shape) for key, shape in keys.items()}, tmp_path, ("zarr", 1))
+    assert {key: tuple(one.shape) for key, one in dist_checkpointing.load_plain_tensors(tmp_path).items()} == keys
+
+
 def test_flattened_slices_are_stored_as_whole_cells(tmp_path):
     cells = WHOLE.chunk(2, 1)
     slices = [

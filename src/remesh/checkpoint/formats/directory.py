@@ -47,7 +47,8 @@ COMMON_STATE_FNAME: Final = "common.pt"
 METADATA_FNAME = ".metadata"
 COLUMNS_FNAME = ".remesh-index"
 _SMALL = (METADATA_FNAME, COLUMNS_FNAME, COMMON_STATE_FNAME, BLOCKS_FNAME)
-_FIXED = (*_SMALL, CONFIG_FNAME, CHECKSUMS_FNAME)
+FIXED_FNAMES = (*_SMALL, CONFIG_FNAME, CHECKSUMS_FNAME)
+"""Files of a checkpoint that are no data of tensors."""
 _SUFFIX = ".distcp"
 
 
@@ -106,7 +107,8 @@ def finish(turn: Turn, config: CheckpointingConfig | None) -> None:
         commit = unmarked if config is None else CONFIG_FNAME
         staged = [name for name in where if turn.staged(name).name in names and name != commit]
         staged += [CHECKSUMS_FNAME, commit]
-        store.settle([turn.staged(name) if name in staged else where[name] for name in {*staged, *where} & {*_FIXED}])
+        fixed = {*staged, *where} & {*FIXED_FNAMES}
+        store.settle([turn.staged(name) if name in staged else where[name] for name in fixed])
     if config is None:
         store.remove(directory / commit)  # of an aborted save: its being there would be taken for the commit
     end_turn(turn, [*sorted(cells), *staged], seal=sums)
@@ -120,7 +122,7 @@ def finish(turn: Turn, config: CheckpointingConfig | None) -> None:
 def is_leftover(name: str) -> bool:
     """Whether a file of that name, in a directory without a complete checkpoint, comes from a failed save."""
     plain = name.removesuffix(".tmp")
-    return is_data_file_name(name) or plain in _FIXED or staged_name(plain) in _FIXED or _is_half_mark(name)
+    return is_data_file_name(name) or plain in FIXED_FNAMES or staged_name(plain) in FIXED_FNAMES or _is_half_mark(name)
 
 
 def _is_half_mark(name: str) -> bool:
@@ -131,7 +133,7 @@ def _is_of_turn_before(name: str, turn: Turn) -> bool:
     """Whether a file is of an earlier turn. Its name decides: a later turn, which may have begun since, uses others."""
     if is_data_file_name(name):
         return int(name.removesuffix(_SUFFIX).rpartition("_")[2] or 0) < turn.number
-    return staged_name(name) in _FIXED and int(name.rpartition(".")[2]) < turn.number
+    return staged_name(name) in FIXED_FNAMES and int(name.rpartition(".")[2]) < turn.number
 
 
 def _files_of(turn: Turn, names: set[str]) -> dict[str, Location]:

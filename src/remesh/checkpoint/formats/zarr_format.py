@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -88,6 +89,14 @@ class Array:
             ends = zip(start, self.cell_shape, self.shape, strict=True)
             yield self.cell_name(index), Box(start, tuple(min(at + step, size) for at, step, size in ends))
 
+    def has_file(self, name: str) -> bool:
+        """Whether its directory has a file of that name."""
+        if name == ARRAY_FNAME or not self.shape:
+            return name in (ARRAY_FNAME, self.cell_name(()))
+        index = tuple(map(int, name.split("."))) if _CELL.fullmatch(name) else ()
+        is_inside = len(index) == len(self.shape) and all(map(operator.lt, index, self.grid))
+        return is_inside and name == self.cell_name(index)
+
     def cell_name(self, index: Sequence[int]) -> str:
         """Name of the file of a cell, within the directory of the array.
 
@@ -124,6 +133,24 @@ def array_of(key: str, dtype: str, shape: tuple[int, ...], cell_shape: tuple[int
             f"parts, '..' and the ending {_SYNC_SUFFIX}; rename it, or save it as torch_dist"
         )
     return Array(dtype, shape, tuple(max(1, size) for size in cell_shape))
+
+
+def check_places(arrays: Mapping[str, Array], objects: Collection[str], others: Collection[str]) -> None:
+    """Raise `CheckpointMismatchError` for a key whose directory would lie where a file does.
+
+    ``objects`` are unique keys; ``others`` the names of what lies beside the directories of tensors.
+    """
+    files = {*others, *(f"{one}.pt" for one in objects)}
+    for key in (*arrays, *(one.rpartition("/")[0] for one in objects)):
+        for end in range(1, key.count("/") + 2):
+            place = "/".join(key.split("/")[:end])
+            owner, _, name = place.rpartition("/")
+            if place in files or (owner in arrays and arrays[owner].has_file(name)):
+                whose = "a file of the checkpoint" if place in others else f"a file of {owner!r}"
+                raise CheckpointMismatchError(
+                    f"storing {key!r} as zarr: its directory {place!r} is the name of {whose} as well, expected one "
+                    "place for each; rename the key, or save it as torch_dist"
+                )
 
 
 def write_array(turn: Turn, key: str, array: Array) -> dict[str, Trailer]:

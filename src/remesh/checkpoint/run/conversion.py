@@ -28,6 +28,7 @@ from remesh.checkpoint.errors import (
 from remesh.checkpoint.formats import zarr_format
 from remesh.checkpoint.formats.data_file import DataFile, dump_object, start_blob, write_tensor_in_parts
 from remesh.checkpoint.formats.directory import (
+    FIXED_FNAMES,
     CheckpointingConfig,
     begin,
     check_can_save,
@@ -260,11 +261,10 @@ class _Files:
 def _write_zarr(contents: Contents, turn: Turn, on_bytes: Callable[[int], None]) -> None:
     target = turn.directory
     tables: dict[str, Trailer] = {}
+    arrays = {key: _array_of(key, item) for key, item in contents.tensors.items()}
+    zarr_format.check_places(arrays, contents.objects, FIXED_FNAMES)
     for key, item in contents.tensors.items():
-        source = item.source
-        boxes = item.cut or (Box.of_shape(source.shape),)
-        largest = tuple(max(sizes) for sizes in zip(*(box.shape for box in boxes), strict=True))
-        array = zarr_format.array_of(key, source.dtype, source.shape, largest)
+        source, array = item.source, arrays[key]
         tables.update(zarr_format.write_array(turn, key, array))
         for _, box in array.cells():
             values = read_box(source.checkpoint, source.key, box)
@@ -281,6 +281,13 @@ def _write_zarr(contents: Contents, turn: Turn, on_bytes: Callable[[int], None])
     write_blocks(turn.staged(BLOCKS_FNAME), tables)
     stage_common(turn, dump_object(contents.common, "the common data"))
     finish(turn, CheckpointingConfig(zarr_format.BACKEND, zarr_format.BACKEND_VERSION))
+
+
+def _array_of(key: str, item: Item) -> zarr_format.Array:
+    source = item.source
+    boxes = item.cut or (Box.of_shape(source.shape),)
+    largest = tuple(max(sizes) for sizes in zip(*(box.shape for box in boxes), strict=True))
+    return zarr_format.array_of(key, source.dtype, source.shape, largest)
 
 
 def _item_of(checkpoint: OpenCheckpoint, key: str) -> Item:

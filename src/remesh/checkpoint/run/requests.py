@@ -31,6 +31,18 @@ def stored_names(checkpoint: OpenCheckpoint) -> set[str]:
     return checkpoint.names | with_parents(_dotted(checkpoint.common))
 
 
+def check_names(state: Any, checkpoint: OpenCheckpoint) -> None:
+    """Raise `CheckpointMismatchError` for two values that native torch would have under one name."""
+    seen: set[str] = set()
+    for name in plain_names(state) if checkpoint.is_native else ():
+        if name in seen:
+            raise CheckpointMismatchError(
+                f"two values are asked for under the name {name!r}, and a checkpoint of native torch has one value of "
+                "a name, expected one key for each; ask for it once"
+            )
+        seen.add(name)
+
+
 def check_lists(state: Any, asked: Container[str], checkpoint: OpenCheckpoint) -> None:
     """Raise `CheckpointMismatchError` for a list that is asked for without all tensors that are stored in it.
 

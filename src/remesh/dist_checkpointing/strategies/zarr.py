@@ -20,12 +20,13 @@ from remesh.checkpoint.errors import (
     told_as_checkpoint_errors,
 )
 from remesh.checkpoint.formats.data_file import dump_object
-from remesh.checkpoint.formats.directory import check_seen
+from remesh.checkpoint.formats.directory import FIXED_FNAMES, check_seen
 from remesh.checkpoint.formats.zarr_format import (
     BACKEND,
     BACKEND_VERSION,
     Array,
     array_of,
+    check_places,
     write_array,
     write_cell,
     write_object,
@@ -81,11 +82,13 @@ class ZarrSaveShardedStrategy(HandlesObjects, SaveShardedStrategy):
         doing = f"saving checkpoint {directory}"
         turn, is_ours = turn_for(directory, process_group)
         part = _whole_cells(_part_of(sharded_state_dict), process_group, doing)
-        told = take_step(lambda: [_row_of(shard) for shard in part.tensors], process_group, doing, tell=list).told
-        rows = [row for of_rank in told for row in of_rank]
+        told = take_step(part.names, process_group, doing, tell=list).told
+        rows = [row for of_rank, _ in told for row in of_rank]
+        objects = {name for _, of_rank in told for name in of_rank}
 
         def begin() -> tuple[dict[str, Array], dict[str, Trailer]]:
             arrays, tables = _arrays_of(rows), {}
+            check_places(arrays, objects, FIXED_FNAMES)
             with held(turn):
                 for key, one in arrays.items() if group_rank(process_group) == 0 else ():
                     tables.update(write_array(turn, key, one))
@@ -149,6 +152,10 @@ class _Part:
     slices: list[ShardedTensor]
     """Flattened ones, not empty."""
     objects: list[ShardedObject]
+
+    def names(self) -> tuple[list[_Row], list[str]]:
+        """All that other ranks need to know: the row of each tensor, and the unique key of each object."""
+        return [_row_of(shard) for shard in self.tensors], [one.unique_key for one in self.objects]
 
     def blobs(self) -> dict[str, bytes]:
         return {one.unique_key: dump_object(one.data, f"object {one.unique_key!r}") for one in self.objects}
