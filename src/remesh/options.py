@@ -87,7 +87,11 @@ def _has_type(value: Any, expected: Any) -> bool:
     if origin is None:
         return _is_instance(value, types.NoneType if expected is None else expected)
     is_text = isinstance(value, str | bytes)
-    return isinstance(value, origin) and not is_text and _elements_have_types(value, arguments)
+    if not isinstance(value, origin) or is_text:
+        return False
+    if origin is tuple and Ellipsis not in arguments:
+        return len(value) == len(arguments) and all(map(_has_type, value, arguments))
+    return _elements_have_types(value, arguments)
 
 
 def _is_instance(value: Any, expected: type) -> bool:
@@ -100,8 +104,6 @@ def _is_instance(value: Any, expected: type) -> bool:
 def _elements_have_types(value: Any, expected: tuple[Any, ...]) -> bool:
     if isinstance(value, collections.abc.Mapping):
         return all(_has_type(key, expected[0]) and _has_type(each, expected[1]) for key, each in value.items())
-    if isinstance(value, tuple) and Ellipsis not in expected:
-        return len(value) == len(expected) and all(map(_has_type, value, expected))
     if isinstance(value, collections.abc.Sequence):
         return all(_has_type(each, expected[0]) for each in value)
     return True

@@ -35,6 +35,8 @@ RIGHT = [
     {"num_rounds": np.int64(3), "timeout_s": np.float32(2)},
     {"colour": Colour.RED, "rates": {0: "a"}, "way": "far"},
     {"rates": None, "sizes": [1, 2], "at": (1, "a"), "call": int},
+    {"sizes": (1, 2)},
+    {"sizes": ()},
 ]
 WRONG = [
     ("num_rounds", "3", "expected int"),
@@ -47,6 +49,7 @@ WRONG = [
     ("way", "nearby", "'near', 'far'"),
     ("sizes", "12", "expected Sequence[int]"),
     ("sizes", [1, "2"], "expected Sequence[int]"),
+    ("sizes", (1, "2"), "expected Sequence[int]"),
     ("at", (1, "a", 2), "expected tuple"),
     ("call", 1, "expected Callable"),
 ]

@@ -71,6 +71,11 @@ WRONG_VALUES: list[tuple[str, Callable[[], object]]] = [
     ("group", lambda: remesh.reshard({}, {}, group=3)),
     ("group", lambda: remesh.save({}, Path("nowhere"), group="gloo")),  # type: ignore[arg-type]
     ("group", lambda: remesh.load({}, Path("nowhere"), group=[0, 1])),  # type: ignore[arg-type]
+    ("background", lambda: remesh.save({}, Path("nowhere"), background=1)),  # type: ignore[arg-type]
+    ("background", lambda: remesh.Checkpoints("nowhere", background=1)),  # type: ignore[arg-type]
+    ("strict", lambda: remesh.load({}, Path("nowhere"), strict=1)),  # type: ignore[arg-type]
+    ("strict", lambda: remesh.load({}, Path("nowhere"), strict=0)),  # type: ignore[arg-type]
+    ("in_place", lambda: remesh.Refit(in_place=1)),  # type: ignore[arg-type]
     ("seed", lambda: remesh.elastic(lambda job: None, {"dp": -1}, seed="x")),
     ("save_every", lambda: remesh.elastic(lambda job: None, {"dp": -1}, save_every="x")),
     *(

@@ -149,8 +149,7 @@ def _save(state: Mapping[str, Any], path: Directory, group: Group, background: b
 
     def take_apart() -> _Tensors:
         location_of(path)
-        if background not in (True, False):
-            check_option(doing, "background", background, bool)
+        check_option(doing, "background", background, bool)
         return _tensors_of(state)
 
     agreement = _agree_on_writers(take_apart, _PLANS, group, doing, background=background)
@@ -231,8 +230,7 @@ def load_chosen(
     doing = _doing("loading", path)
 
     def plan() -> _PlannedLoad:
-        if strict not in (True, False):
-            check_option(doing, "strict", strict, bool)
+        check_option(doing, "strict", strict, bool)
         checkpoint = open_checkpoint(location_of(path), allow_native=True)
         return _plan_load(choose(checkpoint), checkpoint, strict)
 
