@@ -221,11 +221,17 @@ def load(state: dict[str, Any], path: Directory, *, group: Group = None, strict:
 
 
 def load_chosen(
-    choose: Callable[[OpenCheckpoint], dict[str, Any]], path: Directory, *, group: Group = None, strict: bool = True
+    choose: Callable[[OpenCheckpoint], dict[str, Any]],
+    path: Directory,
+    *,
+    group: Group = None,
+    strict: bool = True,
+    before_filling: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """As `load`, of the state that ``choose`` makes once the checkpoint is open: who asks for what is stored only.
 
-    ``choose`` calls no other rank; what it raises all ranks raise.
+    ``choose`` calls no other rank; what it raises all ranks raise. ``before_filling`` is called when all have planned
+    their reads, and tensors begin to change.
     """
     doing = _doing("loading", path)
 
@@ -238,6 +244,7 @@ def load_chosen(
         together = take_step(plan, group, doing, tell=lambda it: it.checkpoint.identity)
         check_is_one(together.told)
         planned = together.mine
+        before_filling()
         return take_step(planned.run, group, doing).mine
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import remesh
+from remesh.checkpoint.errors import CheckpointingException
+from remesh.checkpoint.plan.step_names import step_name
+from remesh.checkpoint.storage import location_of
 from remesh.comm.gather import Together
 from remesh.comm.lower import LowerHalf
 from remesh.elastic.events import EventLog
@@ -20,7 +26,11 @@ from remesh.elastic.training.job import Job
 from remesh.elastic.training.place import JobOptions, Leave, RankPlace
 from remesh.elastic.training.stint import Stint
 from remesh.elastic.training.stream import Stream
+from remesh.elastic.training.windows import tell_of_memory
 from remesh.errors import ConfigError, PeerError
+from remesh.layout import Box, Shard
+from remesh.layout.from_torch import Piece
+from remesh.options import OptionError
 
 
 class Taker:
@@ -47,13 +57,24 @@ def around() -> Around:
 
 @pytest.fixture
 def stint(around: Around) -> Iterator[Stint]:
+    with stint_of(around) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def stint_of(
+    around: Around, held: HeldState | None = None, *, in_place: bool = False, checkpoint: Path | None = None
+) -> Iterator[Stint]:
     lower = LowerHalf("gloo", "cpu", 30.0)
     lower.pretend(0, {"dp": 1})
-    plan = Generation(1, {"dp": 1}, (MeshMember(0, 0, 0, 1),), (), {0: "a"}, 0, True, "1 worker fits dp=1")
+    members, words = (MeshMember(0, 0, 0, 1),), "1 worker fits dp=1"
+    plan = Generation(1, {"dp": 1}, members, (), {0: "a"}, 0, True, words, in_place=in_place)
     place = RankPlace(plan, 0, lower, Taker())  # type: ignore[arg-type]
-    options = JobOptions(seed=0, checkpoint=None, save_every=None)
-    yield Stint(place, None, caller=around, options=options, log=EventLog(None, "test"))  # type: ignore[arg-type]
-    lower.shed()
+    options = JobOptions(seed=0, checkpoint=checkpoint and location_of(checkpoint), save_every=None)
+    try:
+        yield Stint(place, held, caller=around, options=options, log=EventLog(None, "test"))  # type: ignore[arg-type]
+    finally:
+        lower.shed()
 
 
 def test_a_job_shows_where_it_stands_and_takes_its_steps(stint: Stint, around: Around) -> None:
@@ -167,7 +188,7 @@ def vote_after(monkeypatch: pytest.MonkeyPatch, stint: Stint, other: dict[str, A
     if stint._state is None:
         job.carry(weight=torch.zeros(3))
     arguments = {"dataset": range(12), "batch_size": 4, "epochs": 2, "max_steps": 3, **given}
-    next(job.batches(**arguments))
+    next(job.batches(**arguments), None)
     told["cut"] = stint._cut
     job.commit()
     return told
@@ -193,6 +214,34 @@ def test_ranks_that_cut_batches_by_other_arguments_are_refused_before_the_first_
     with pytest.raises(ConfigError, match=words):
         vote_after(monkeypatch, stint, other, **given)
     assert stint.position.step == 2
+
+
+def test_a_state_is_given_up_only_once_a_checkpoint_is_read_into_it(around: Around, tmp_path: Path) -> None:
+    """Half of a tensor is held, nobody has the other half, and the checkpoint is of no use."""
+    half = Piece(torch.ones(2), (4,), (Shard(0, Box((0,), (2,))),))
+    held = HeldState(5, 50, {"weight": half}, {})
+    job = {"values": {}, "position": {"step": 3, "samples": 30}}
+
+    def fails_with(words: str) -> HeldState | None:
+        with stint_of(around, held, checkpoint=tmp_path) as stint:
+            with pytest.raises(CheckpointingException, match=words):
+                Job(stint, EventLog(None, "test")).carry(weight=torch.zeros(4))
+            return stint.hold()
+
+    remesh.save({"weight": torch.ones(7), "job": job}, tmp_path / step_name(3))
+    assert fails_with("shape") is held
+    remesh.save({"weight": torch.ones(4), "job": job}, tmp_path / step_name(4))
+    damage(tmp_path / step_name(4))
+    assert fails_with("checksum") is None, "its tensors may hold some of either"
+
+
+def damage(checkpoint: Path) -> None:
+    """Change the last byte of the only tensor."""
+    [path] = checkpoint.glob("*.distcp")
+    content = bytearray(path.read_bytes())
+    at = content.rindex(torch.ones(4).numpy().tobytes())
+    content[at + 15] ^= 1
+    path.write_bytes(content)
 
 
 def test_ranks_that_carry_other_objects_are_refused(stint: Stint, monkeypatch: pytest.MonkeyPatch) -> None:

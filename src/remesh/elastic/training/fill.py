@@ -335,8 +335,10 @@ def _load_checkpoint(state: CarriedState, chosen: str, reason: str, line: int) -
         state.allocate(checkpoint.manifest.tensors)
         return {**state.tensors(), "job": None}
 
-    state.is_torn = True
-    loaded = load_chosen(choose, chosen)
+    def begin() -> None:
+        state.is_torn = True
+
+    loaded = load_chosen(choose, chosen, before_filling=begin)
     state.set_values(loaded["job"]["values"])
     state.is_torn = False
     position = loaded["job"]["position"]
