@@ -36,8 +36,9 @@ remesh.elastic(train, {"dp": -1}, **(%(elastic)r if is_odd else {}))
         ({"elastic": {"snapshot_every": 2}}, 2, "snapshot_every is None on worker 0 of a and 2 on worker 1 of a"),
         ({"lacks": True}, 1, "'optim' is an optimizer on rank 0 and missing on rank 1"),
         ({"batches": {"batch_size": 6}}, 1, "batch_size is 4 on rank 0 and 6 on rank 1"),
+        ({"batches": {"max_steps": 0}}, 1, "max_steps is None on rank 0 and 0 on rank 1"),
     ],
-    ids=["seed", "snapshot_every", "carry", "batch_size"],
+    ids=["seed", "snapshot_every", "carry", "batch_size", "max_steps"],
 )
 def test_arguments_that_differ_on_one_rank_end_the_job_at_its_first_meeting_or_step(
     tmp_path: Path, unlike: dict[str, object], code: int, words: str

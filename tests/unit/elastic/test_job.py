@@ -216,6 +216,76 @@ def test_ranks_that_cut_batches_by_other_arguments_are_refused_before_the_first_
     assert stint.position.step == 2
 
 
+ENDS: dict[str, tuple[dict[str, Any], str]] = {
+    "max_steps": ({"max_steps": 0}, "max_steps is 3 on rank 0 and 0 on rank 1"),
+    "epochs": ({"epochs": 0}, "epochs is 2 on rank 0 and 0 on rank 1"),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_rank_whose_batches_end_before_its_first_step_is_told_of_the_others(
+    around: Around, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    given, words = ENDS[end]
+    with stint_of(around) as other:
+        told = vote_after(monkeypatch, other, None)
+    with stint_of(around) as ended, pytest.raises(ConfigError, match=words):
+        vote_after(monkeypatch, ended, told, **given)
+
+
+def test_a_rank_whose_stream_is_shorter_is_told_of_the_others(around: Around, monkeypatch: pytest.MonkeyPatch) -> None:
+    with stint_of(around) as other:
+        vote_after(monkeypatch, other, None, dataset=Stream(range(8)), epochs=1)
+        told = vote_after(monkeypatch, other, None, dataset=Stream(range(8)), epochs=1)
+    with stint_of(around) as ended:
+        vote_after(monkeypatch, ended, None, dataset=Stream(range(4)), epochs=1)
+        with pytest.raises(ConfigError, match=r"did not read the same samples .*; rank 0 read range \(digest"):
+            vote_after(monkeypatch, ended, told, dataset=Stream(range(4)), epochs=1)
+
+
+def test_ranks_that_come_to_the_end_together_are_content(stint: Stint, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, told = Job(stint, EventLog(None, "test")), []
+    monkeypatch.setattr(training_stint.dist, "all_reduce", lambda vote, *_, **__: told.append(vote.tolist()))
+    assert not [*job.batches(range(12), 4, max_steps=0)] and not told, "nothing is carried yet, and nobody asked"
+    job.carry(weight=torch.zeros(3))
+    assert not [*job.batches(range(12), 4, max_steps=0)] and len(told) == 1
+    for _ in job.batches(range(12), 4, max_steps=2):
+        job.commit()
+    assert len(told) == 3, "in votes they have compared what makes them end"
+    for _ in job.batches(Stream(range(12)), 4, epochs=1):
+        job.commit()
+    assert len(told) == 5, "a stream ends where it ends"
+
+
+def test_a_rank_that_takes_anothers_place_passes_over_what_lies_behind_it_alone(
+    around: Around, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that stayed are in a later loop: they would hear of an end that is none of theirs."""
+    monkeypatch.setattr(training_stint.dist, "all_reduce", lambda *_, **__: pytest.fail("told the others"))
+    with stint_of(around, in_place=True) as stint:
+        job = Job(stint, EventLog(None, "test"))
+        job.carry(weight=torch.zeros(3))
+        assert not [*job.batches(range(12), 4, max_steps=0)]
+
+
+WRONG_BATCHES: list[tuple[str, dict[str, Any]]] = [
+    ("batch_size", {"batch_size": 4.0}),
+    ("batch_size", {"batch_size": True}),
+    ("epochs", {"epochs": 1.5}),
+    ("max_steps", {"max_steps": "3"}),
+    ("data_axes", {"data_axes": "dp"}),
+]
+
+
+@pytest.mark.parametrize(("name", "given"), WRONG_BATCHES)
+def test_arguments_of_batches_of_the_wrong_type_are_refused(stint: Stint, name: str, given: dict[str, Any]) -> None:
+    job = Job(stint, EventLog(None, "test"))
+    job.carry(weight=torch.zeros(3))
+    arguments: dict[str, Any] = {"batch_size": 4, **given}
+    with pytest.raises(OptionError, match=f"asking for batches: option '{name}' is .*expected"):
+        next(job.batches(range(12), **arguments))
+
+
 def test_a_state_is_given_up_only_once_a_checkpoint_is_read_into_it(around: Around, tmp_path: Path) -> None:
     """Half of a tensor is held, nobody has the other half, and the checkpoint is of no use."""
     half = Piece(torch.ones(2), (4,), (Shard(0, Box((0,), (2,))),))

@@ -27,6 +27,14 @@ from remesh.elastic.training.seeds import seed_everything
 from remesh.elastic.training.stint import Stint
 from remesh.elastic.training.stream import Stream
 from remesh.errors import ConfigError
+from remesh.options import check_option
+
+_BATCH_OPTIONS: dict[str, Any] = {
+    "batch_size": int,
+    "epochs": int | None,
+    "max_steps": int | None,
+    "data_axes": Sequence[str],
+}
 
 
 class Dataset(Protocol):
@@ -97,31 +105,39 @@ class Job:
         samples. An iterable dataset comes as a `Stream`, which every rank reads whole.
         Random state is seeded for each batch from (seed, step, share), so that it continues on any mesh.
         """
+        given: dict[str, Any] = {"batch_size": batch_size, "epochs": epochs, "max_steps": max_steps}
+        given["data_axes"] = data_axes
+        for name, expected in _BATCH_OPTIONS.items():
+            check_option("asking for batches", name, given[name], expected)
         stint, seed = self._stint, self._stint.options.seed
+        reading = dataset if isinstance(dataset, Stream) else None
         axes = [axis for axis in data_axes if axis in (self.mesh.mesh_dim_names or ())]
         dp_rank, dp_size = self._data_coordinate(axes)
+
+        def cut() -> dict[str, Any]:
+            size = len(dataset) if not isinstance(dataset, Stream) else "that of a stream"
+            return {**given, "data_axes": axes, "len(dataset)": size}
+
         while max_steps is None or self.step < max_steps:
             stint.keep_state()
-            cut: dict[str, Any] = {"batch_size": batch_size, "epochs": epochs, "max_steps": max_steps}
-            cut["data_axes"] = axes
             if isinstance(dataset, Stream):
                 source: Any = dataset.take(self.samples, batch_size, epochs, seed=seed)
                 batch: Sequence[int] = range(len(source))
-                cut["len(dataset)"] = "that of a stream"
             else:
-                source = dataset
-                cut["len(dataset)"] = size = len(dataset)
+                source, size = dataset, len(dataset)
                 batch = plan_batch(
                     stint.position, num_samples=size, batch_size=batch_size, seed=seed, num_epochs=epochs
                 )
             if not batch:
+                stint.end_batches(reading, cut())
                 return
             share = plan_share(batch, dp_rank=dp_rank, dp_size=dp_size)
             self.batch_weight = share.weight
-            stint.open_batch(len(batch), dataset if isinstance(dataset, Stream) else None, cut)
+            stint.open_batch(len(batch), reading, cut())
             seed_everything(derive_seed(seed, self.step, dp_rank))
             yield collate([source[index] for index in share.indices])
             stint.check_resolved("asking for the next batch: it would be the same one again")
+        stint.end_batches(None, cut())
 
     def attempt(self) -> contextlib.AbstractContextManager[None]:
         """A context manager around one step, from batch to optimizer: if a rank is lost in it, the step is dropped.

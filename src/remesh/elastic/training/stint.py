@@ -11,6 +11,7 @@ import contextlib
 import json
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from heapq import nlargest
 from operator import itemgetter
 from typing import Any, NoReturn
@@ -39,8 +40,20 @@ from remesh.options import check_option
 
 _STALE_GROUP = "not initialized in the world group map"
 """What torch says of a group that was dropped."""
+_NUM_SAID = 5
+"""Things that ranks say to each other at a vote, beside the digest of their batch."""
 _MAX_GIVERS = 16
 """Ranks that the log names as givers to one rank, those that gave most: in a large job each takes from thousands."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    """What all ranks said together."""
+
+    said: list[bool]
+    """Of each thing, whether any rank said so."""
+    is_alike: bool
+    """Whether all have the same batch, and cut it up alike, or none has one."""
 
 
 class Stint:
@@ -157,6 +170,20 @@ class Stint:
         self._unresolved, self._reading = num_samples, reading
         self._cut = {name: str(one) for name, one in cut.items()}
 
+    def end_batches(self, reading: Stream | None, cut: Mapping[str, Any]) -> None:
+        """There is no batch any more; ``reading`` is what has ended, if that is a stream, ``cut`` as in `open_batch`.
+
+        Until ranks have compared their arguments in a vote, and with a stream at any time, one may come to the end
+        alone. So the end is compared like a batch, or the others would wait for this rank's vote in vain. A rank that
+        has taken another's place may pass over batches that lie behind the others, who know nothing of it.
+        """
+        have_compared = self._num_steps_here > 0 and reading is None
+        if self._state is None or self._must_leave or self.plan.in_place or have_compared:
+            return
+        self._reading, self._cut = reading, {name: str(one) for name, one in cut.items()}
+        if not self._exchange([False] * _NUM_SAID).is_alike:
+            self._refuse_slices()
+
     @contextlib.contextmanager
     def attempt(self) -> Iterator[None]:
         """Around one step: if a member is lost inside, go on with another in its place, or let the error go on."""
@@ -213,15 +240,10 @@ class Stint:
             )
         # A gradient whose collective was given up on the device looks like any other: nobody may take a step with it.
         self._lower.check_end()
-        digest = self._digest_of_batch()
         accumulates = self._state is not None and self._state.gradients.is_accumulating
-        votes = [
-            *(not ok, self._caller.wants_pause, self._caller.is_leaving, self._kept.is_sending),
-            *(accumulates, digest, -digest),
-        ]
-        vote = torch.tensor(votes, dtype=torch.int64)
+        caller = self._caller
         try:
-            dist.all_reduce(vote, dist.ReduceOp.MAX, group=self._lower.control)
+            heard = self._exchange([not ok, caller.wants_pause, caller.is_leaving, self._kept.is_sending, accumulates])
         except RuntimeError as error:
             if not is_network_error(error):
                 raise
@@ -232,19 +254,27 @@ class Stint:
                 raise Leave from None
             taken, self._must_leave = outcome, True
         else:
-            rejected, pause, somebody_leaves, somebody_sends, accumulates, largest, smallest_negated = vote.tolist()
-            if largest != -smallest_negated:
+            if not heard.is_alike:
                 self._refuse_slices()
-            self._must_compare_gradients = bool(accumulates) and not self._has_compared_gradients
-            self._kept.is_anybody_sending = bool(somebody_sends)
-            taken, self._must_leave = not rejected, bool(pause)
-            self._must_hand_over = bool(somebody_leaves)
+            rejected, pause, somebody_leaves, somebody_sends, accumulates = heard.said
+            self._must_compare_gradients = accumulates and not self._has_compared_gradients
+            self._kept.is_anybody_sending = somebody_sends
+            taken, self._must_leave = not rejected, pause
+            self._must_hand_over = somebody_leaves
         self.position = self.position.after(self._unresolved)
         self._unresolved = None
         self._num_steps_here += 1
         self._caller.note_step()
         self._in_step = self.last_taken = taken
         return taken
+
+    def _exchange(self, says: list[bool]) -> _Heard:
+        """Tell all ranks `_NUM_SAID` things, and hear them. Called by every rank."""
+        digest = self._digest_of_batch()
+        vote = torch.tensor([*says, digest, -digest], dtype=torch.int64)
+        dist.all_reduce(vote, dist.ReduceOp.MAX, group=self._lower.control)
+        *said, largest, smallest_negated = vote.tolist()
+        return _Heard([bool(one) for one in said], largest == -smallest_negated)
 
     def _compare_gradients(self, gradients: Gradients) -> None:
         self._has_compared_gradients, self._must_compare_gradients = True, False
@@ -259,7 +289,8 @@ class Stint:
 
     def _digest_of_batch(self) -> int:
         """32 bits, equal where ranks cut up the same batch in the same way."""
-        return crc32(json.dumps(self._cut).encode(), 0 if self._reading is None else self._reading.digest)
+        batch = [self._cut, self._unresolved]
+        return crc32(json.dumps(batch).encode(), 0 if self._reading is None else self._reading.digest)
 
     def _refuse_slices(self) -> NoReturn:
         doing = f"committing step {self.position.step + 1}"
