@@ -14,7 +14,7 @@ import math
 import numbers
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Literal, Union
 
@@ -62,6 +62,21 @@ def check_range(doing: str, name: str, value: float, *, least: float, most: floa
             f"{doing}: option {name!r} is {value}, of type {type(value).__name__}, expected at least {least}{limit}; "
             "give such a number, or leave the option out"
         )
+
+
+def find_unlike(told: Sequence[Mapping[str, Any]]) -> tuple[str, int] | None:
+    """The first option that not all have alike, and the place of one that has not what the first has; None if all are.
+
+    ``told`` has the options of each by name; one without the option has it as one for whom it is None.
+
+    >>> find_unlike([{"seed": 0}, {"seed": 0}, {"seed": 7}])
+    ('seed', 2)
+    """
+    for name in dict.fromkeys(name for options in told for name in options):
+        for place, options in enumerate(told):
+            if options.get(name) != told[0].get(name):
+                return name, place
+    return None
 
 
 @cache

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from remesh.comm.gather import Group, gather_from, group_rank, group_size, step_together
-from remesh.options import OptionError
+from remesh.options import OptionError, find_unlike
 
 T = TypeVar("T")
 _MAX_KEPT = 8
@@ -152,15 +152,16 @@ def check_alike(told: Sequence[Mapping[str, Any]], in_full: Callable[[str], Any]
     Called by every rank of the group with the same ``told``; calls nobody where they are equal. ``in_full`` returns
     this rank's value of an option as JSON, for long ones that are told as digests; the error shows where they differ.
     """
-    for rank, options in enumerate(told):
-        for name in sorted(told[0].keys() | options.keys()):
-            if told[0].get(name) != options.get(name):
-                values = gather_from(lambda name=name: in_full(name), group, doing)  # type: ignore[misc]
-                where, first, other = _difference(name, values[0], values[rank])
-                raise OptionError(
-                    f"{doing}: option {where} is {_shown(first)} on rank 0 and {_shown(other)} on rank {rank}, "
-                    f"expected the same value on all {len(told)} ranks; use the same options on every rank"
-                )
+    unlike = find_unlike(told)
+    if unlike is None:
+        return
+    name, rank = unlike
+    values = gather_from(lambda: in_full(name), group, doing)
+    where, first, other = _difference(name, values[0], values[rank])
+    raise OptionError(
+        f"{doing}: option {where} is {_shown(first)} on rank 0 and {_shown(other)} on rank {rank}, "
+        f"expected the same value on all {len(told)} ranks; use the same options on every rank"
+    )
 
 
 def _difference(name: str, first: Any, other: Any) -> tuple[str, Any, Any]:

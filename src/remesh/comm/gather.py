@@ -157,16 +157,24 @@ def is_out_of_memory(raised: BaseException) -> bool:
     return isinstance(raised, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(raised)
 
 
+def lack_of_memory(raised: BaseException) -> str | None:
+    """The allocator's words, in a line, if an error says that there is no memory left; None for any other."""
+    if not is_out_of_memory(raised):
+        return None
+    words = str(raised).strip() or type(raised).__name__
+    return words.splitlines()[0]
+
+
 @contextlib.contextmanager
 def telling_lack_of_memory(tell: Callable[[str], Exception]) -> Iterator[None]:
     """Raise what ``tell`` makes of the allocator's words where no memory is left, on a device or on the host."""
     try:
         yield
     except (RuntimeError, MemoryError) as raised:
-        if not is_out_of_memory(raised):
+        found = lack_of_memory(raised)
+        if found is None:
             raise
-        words = str(raised).strip() or type(raised).__name__
-        raise tell(words.splitlines()[0]) from raised
+        raise tell(found) from raised
 
 
 def all_gather_json(value: Any, group: Group = None) -> list[Any]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from remesh.options import find_unlike
+
 MISSING = "missing"
 
 
@@ -20,9 +22,9 @@ def describe_unlike(told: Sequence[Mapping[str, Any]], who: Callable[[int], str]
     >>> describe_unlike([{"seed": 0}, {"seed": 0}, {"seed": 7}], lambda rank: f"rank {rank}")
     'seed is 0 on rank 0 and 7 on rank 2'
     """
-    for name in dict.fromkeys(name for options in told for name in options):
-        first = told[0].get(name, MISSING)
-        for index, options in enumerate(told):
-            if (value := options.get(name, MISSING)) != first:
-                return f"{name} is {first} on {who(0)} and {value} on {who(index)}"
-    return None
+    unlike = find_unlike(told)
+    if unlike is None:
+        return None
+    name, place = unlike
+    first, value = (told[at].get(name, MISSING) for at in (0, place))
+    return f"{name} is {first} on {who(0)} and {value} on {who(place)}"

@@ -314,6 +314,13 @@ def damage(checkpoint: Path) -> None:
     path.write_bytes(content)
 
 
+def test_a_lack_of_memory_is_told_whatever_the_allocator_says() -> None:
+    for raised in (MemoryError(), torch.OutOfMemoryError("CUDA out of memory.\nMore.")):
+        told = tell_of_memory("filling", raised)
+        words = str(raised).partition("\n")[0] or "MemoryError"
+        assert isinstance(told, ConfigError) and f"no memory left for its part of the state ({words})" in str(told)
+
+
 def test_ranks_that_carry_other_objects_are_refused(stint: Stint, monkeypatch: pytest.MonkeyPatch) -> None:
     def beside(*others: dict[str, str]) -> Any:
         def step_together(step: Any, *_: Any, tell: Any, **__: Any) -> Together[Any]:

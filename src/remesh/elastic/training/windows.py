@@ -24,7 +24,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from remesh.comm.gather import group_rank, is_out_of_memory, step_together
+from remesh.comm.gather import group_rank, lack_of_memory, step_together
 from remesh.elastic.state import CarriedState, HeldState
 from remesh.elastic.training.offers import Offers, keep_both
 from remesh.errors import ConfigError
@@ -109,9 +109,9 @@ def fill_by_windows(state: CarriedState, source: FillSource, window_bytes: int) 
 
 def tell_of_memory(doing: str, raised: BaseException) -> BaseException:
     """What all ranks hear of one that has no memory left; other errors stay themselves."""
-    if not is_out_of_memory(raised):
+    found = lack_of_memory(raised)
+    if found is None:
         return raised
-    found = str(raised).strip().splitlines()[0]
     return ConfigError(
         f"{doing}: a rank has no memory left for its part of the state ({found}), expected room for it beside what the "
         "rank holds; it has not moved; let a mesh have more ranks, or the state fewer bytes, or carry it by windows "
