@@ -2,16 +2,18 @@
  *
  * The copies are memory of the library's own. The program's buffer is held only to be given back by a detach, which
  * waits until all that was sent meanwhile has been taken, as MPI wants; a message for which it is too small is sent
- * all the same.
+ * all the same. Sends whose requests the program has freed stand beside them, since MPI_Finalize waits for both.
  */
 #include "buffered.h"
 
-/* Sends that no receive has matched yet, under process.guard. */
+/* Sends that no receive has matched yet, under process.guard; `state` names the buffer that they stand in. */
 static Request *pending;
 
 /* How many buffers of sessions there are: a communicator does not know whose it is. */
 static atomic_int num_session_buffers;
 static BufferedSends of_process;
+/* Stands for none, where the program has freed the request. */
+static const BufferedSends of_nobody;
 
 /* ---- Sends ---- */
 
@@ -73,14 +75,20 @@ int finish_buffered(void) { return flush(NULL); }
 
 static void forget_state(void *state) { (void)state; }
 
-/* A copy that the lower half has not taken at once. */
-static void keep_sending(Payload payload, const Operation *operation, Comm *comm) {
+/* Goes on with a send that is not over; `owner` is only compared. */
+static void keep_sending(Step step, const BufferedSends *owner, Comm *comm) {
     Request *request = make_request(comm, 1);
-    request->one = (Step){.operation = *operation, .owned = payload.owned};
-    /* Whose buffer it stands in: only compared. */
-    request->state = comm->buffer ? (void *)comm->buffer : (void *)&of_process;
+    request->one = step;
+    request->state = (void *)(uintptr_t)owner;
     request->drop_state = forget_state;
     put_pending(request);
+}
+
+int adopt_send(Request *request) {
+    TRY(look_after_pending());
+    keep_sending(request->one, &of_nobody, request->comm);
+    request->one = (Step){0};
+    return MPI_SUCCESS;
 }
 
 int send_buffered(const void *buffer, MPI_Count count, Datatype *type, int dest, int tag, Comm *comm) {
@@ -91,10 +99,10 @@ int send_buffered(const void *buffer, MPI_Count count, Datatype *type, int dest,
     int64_t num_bytes = data_bytes(type, count);
     void *copy = must_have(malloc((size_t)num_bytes + 1));
     pack_elements(buffer, count, type, copy);
-    Payload payload = {copy, num_bytes, copy};
     Operation operation = {0};
     int error = lower_send(0, comm->number, peer_of(comm, dest), tag, copy, num_bytes, &operation);
-    if (!error && operation.number) keep_sending(payload, &operation, comm);
+    const BufferedSends *owner = comm->buffer ? comm->buffer : &of_process;
+    if (!error && operation.number) keep_sending((Step){.operation = operation, .owned = copy}, owner, comm);
     else free(copy);
     return error;
 }

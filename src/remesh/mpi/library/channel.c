@@ -255,8 +255,6 @@ int lower_wait(int flags, int mode, Operation *const *operations, int64_t count)
 
 int lower_cancel(uint64_t number) { return ASK("cancelling", CancelCall, CALL_CANCEL, number); }
 
-int lower_free(uint64_t number) { return ASK("freeing a request", FreeCall, CALL_FREE, number); }
-
 /* ---- communicators and collectives ---- */
 
 int lower_make_communicator(uint64_t comm, int count, const int *world_ranks) {

@@ -151,19 +151,16 @@ int do_Request_get_status(Request *request, int *flag, MPI_Status *status) {
     return *flag ? tell_status(request, status) : MPI_SUCCESS;
 }
 
-/* A send whose data stand in the program's buffer: nothing is left to be done here. */
-static bool is_plain_send(const Request *request) {
-    if (!request->is_cancellable || request->is_persistent || request->finish) return false;
-    for (int i = 0; i < request->num_steps; i++)
-        if (request->steps[i].landing.type || request->steps[i].owned) return false;
-    return true;
+/* A send, of which nothing is left to be done here but to know when it is over. One to be cancelled may never be. */
+static bool is_wanted_send(const Request *request) {
+    bool is_send = request->is_cancellable && !request->finish && !request->one.landing.type;
+    return is_send && request->num_steps == 1 && !request->is_unwanted;
 }
 
 /* The program does not ask for it any more, but it goes on. */
 static int orphan(Request *request) {
-    if (!is_plain_send(request)) return carry_on(request), MPI_SUCCESS;
-    for (int i = 0; i < request->num_steps; i++)
-        if (request->steps[i].operation.number) TRY(lower_free(request->steps[i].operation.number));
+    if (is_wanted_send(request)) return adopt_send(request);
+    carry_on(request);
     return MPI_SUCCESS;
 }
 
@@ -187,6 +184,7 @@ int do_Cancel(MPI_Request *handle) {
     if (request->generalized) return cancel_generalized(request);
     if (!request->is_cancellable && !request->is_shared)
         return fail(MPI_ERR_REQUEST, "only sends, receives and generalized requests can be cancelled");
+    if (!request->is_shared) request->is_unwanted = true;
     for (int i = 0; i < request->num_steps; i++)
         if (request->steps[i].operation.number) TRY(lower_cancel(request->steps[i].operation.number));
     return MPI_SUCCESS;

@@ -54,6 +54,7 @@ void make_predefined_requests(void) {
 void rewind_request(Request *request) {
     for (int i = 0; i < request->num_steps; i++) drop_step(&request->steps[i]);
     request->error = MPI_SUCCESS;
+    request->is_unwanted = false;
     set_empty_status(&request->status);
     atomic_store(&request->is_finished, false);
 }

@@ -38,6 +38,7 @@ struct Request {
     Request *next;         /* of those that are carried on */
     atomic_bool is_listed; /* a call of the program is about to complete it: there can be one only */
     bool is_cancellable;   /* a send or receive */
+    bool is_unwanted;      /* the program has asked to cancel it */
     bool is_shared;        /* the one of all sends that are over at once: finished, and never freed */
     /* Persistent requests. */
     bool is_persistent;
@@ -114,7 +115,9 @@ INTERNAL extern Request *sent_request;
 
 /* buffered.c: sends a copy; the program may use its buffer at once. */
 INTERNAL int send_buffered(const void *buffer, MPI_Count count, Datatype *type, int dest, int tag, Comm *comm);
-/* Until all buffered sends are over: MPI ends. */
+/* Goes on with the send of a request that the program frees; its data may stand in the program's memory. */
+INTERNAL int adopt_send(Request *request);
+/* Until all buffered and adopted sends are over: MPI ends. */
 INTERNAL int finish_buffered(void);
 /* probe.c */
 INTERNAL void destroy_message(void *object);

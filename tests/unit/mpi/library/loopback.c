@@ -22,7 +22,7 @@ typedef struct Open {
     struct Open *next;
     uint64_t comm, number;
     int tag, delay; /* looks until it may be told; -1: it is not over */
-    bool is_receive;
+    bool is_receive, is_unwanted;
     int64_t room;
     char *at;
     Ended ended;
@@ -45,11 +45,19 @@ bool channel_is_open(void) { return true; }
 int lower_hello(int *rank, int *size) { return *rank = 0, *size = 1, MPI_SUCCESS; }
 int lower_describe(const char *key, char *text, int room) { return snprintf(text, (size_t)room, "%s", key),
         MPI_SUCCESS; }
-int lower_finish(void) { return MPI_SUCCESS; }
 int lower_abort(int code) { _Exit(code ? code : 1); }
-int lower_make_communicator(uint64_t comm, int count, const int *ranks) { return (void)comm, (void)count, (void)ranks,
-        0; }
-int lower_free_communicator(uint64_t comm) { return (void)comm, MPI_SUCCESS; }
+/* How many the lower half knows of, for programs that ask. */
+int num_communicators;
+int lower_make_communicator(uint64_t comm, int count, const int *ranks) {
+    (void)comm, (void)count, (void)ranks;
+    num_communicators++;
+    return MPI_SUCCESS;
+}
+int lower_free_communicator(uint64_t comm) {
+    (void)comm;
+    num_communicators--;
+    return MPI_SUCCESS;
+}
 const char *channel_path(void) { return "/no/channel"; }
 void enter_gate(void) {}
 void leave_gate(void) {}
@@ -75,7 +83,7 @@ static void note_matched(uint64_t send) {
 
 static Open *add_open(uint64_t comm, int tag, bool is_receive) {
     Open *one = NEW(Open), **last = &open_ones;
-    *one = (Open){NULL, comm, ++last_number, tag, -1, is_receive, 0, NULL, {ANY, ANY, 0, false, 0}};
+    *one = (Open){NULL, comm, ++last_number, tag, -1, is_receive, false, 0, NULL, {ANY, ANY, 0, false, 0}};
     while (*last) last = &(*last)->next;
     return *last = one;
 }
@@ -93,9 +101,18 @@ static void look_until_over(uint64_t number, int flags, Operation *operation) {
     if (flags & FLAG_BLOCKING) lower_wait(FLAG_BLOCKING, MODE_ALL, &operation, 1);
 }
 
+/* What is sent may be in the memory of the program, which ends soon. */
+int lower_finish(void) {
+    for (const Open *one = open_ones; one; one = one->next)
+        if (!one->is_receive && !one->is_unwanted) die("MPI is over while operation %llu is under way", (unsigned long long)one->number);
+    return MPI_SUCCESS;
+}
+
 int lower_send(int flags, uint64_t comm, int dest, int tag, const void *data, int64_t num_bytes, Operation *operation) {
     (void)dest;
     pthread_mutex_lock(&lock);
+    /* Data of a long message are read when other threads have gone on. */
+    if (num_bytes > 32768) give_way();
     Queued *message = must_have(malloc(sizeof *message + (size_t)num_bytes)), **last = &queue;
     *message = (Queued){.comm = comm, .tag = tag, .num_bytes = num_bytes};
     if (num_bytes) memcpy(message->data, data, (size_t)num_bytes);
@@ -206,6 +223,7 @@ int lower_wait(int flags, int mode, Operation *const *operations, int64_t count)
 int lower_cancel(uint64_t number) {
     pthread_mutex_lock(&lock);
     Open *one = find_open(number);
+    if (one) one->is_unwanted = true; /* a send goes on all the same */
     if (one && one->is_receive && one->delay < 0) {
         one->ended.is_cancelled = true;
         one->delay = (int)draw(3);
@@ -213,8 +231,6 @@ int lower_cancel(uint64_t number) {
     pthread_mutex_unlock(&lock);
     return MPI_SUCCESS;
 }
-
-int lower_free(uint64_t number) { return (void)number, MPI_SUCCESS; }
 
 /* With one member every collective gives what was put in. */
 int lower_collective(int flags, uint64_t comm, const Collective *collective, Operation *operation) {
