@@ -120,9 +120,10 @@ void set_receive_status(const Ended *ended, const Comm *comm, MPI_Status *status
 /* Goes on with a claimed request as far as that needs no other rank. */
 static void advance(Request *request) {
     do {
+        /* Before the steps are looked at: until then another thread may be starting one. */
+        if (request->is_over_elsewhere && !request->is_over_elsewhere(request)) return;
         if (has_open_steps(request)) return;
         for (int i = 0; i < request->num_steps; i++) settle_step(request, &request->steps[i]);
-        if (request->is_over_elsewhere && !request->is_over_elsewhere(request)) return;
         if (request->more && !request->error) request->error = request->more(request);
     } while (has_open_steps(request));
     if (request->num_steps) note_status(request);
