@@ -2,6 +2,7 @@
  */
 #include "comm.h"
 #include "channel.h"
+#include "entry.h"
 #include "group.h"
 #include "info.h"
 #include "topology.h"
@@ -86,7 +87,7 @@ int make_intercomm(Comm *local, uint64_t number, int size, const int *remote, Co
 /* The last reference is gone. No operation is under way on it: each keeps its communicator. */
 static void destroy_comm(void *object) {
     Comm *comm = object;
-    if (!comm->remote && process.is_started && !process.is_ended) lower_free_communicator(comm->number);
+    if (!comm->remote && is_running()) lower_free_communicator(comm->number);
     forget_made_of_group(comm);
     drop_topology(comm->topology);
     let_go(comm->local);
@@ -118,8 +119,10 @@ int begin_comms(void) {
     /* No other rank ever hears its number: it may be one that no other communicator has. */
     set_members(the_self, mix_numbers(number_of_text("self"), (uint64_t)process.rank), 1, &process.rank);
     index_peers(the_self);
-    return lower_make_communicator(the_self->number, 1, &process.rank);
+    return tell_of_self();
 }
+
+int tell_of_self(void) { return lower_make_communicator(the_self->number, 1, &process.rank); }
 
 int end_comms(void) {
     TRY(delete_attributes(&the_self->object, &the_self->attributes));

@@ -71,6 +71,8 @@ INTERNAL Comm *comm_self(void);
 INTERNAL void make_predefined_comms(void);
 /* MPI starts: the process knows its rank and the number of ranks. */
 INTERNAL int begin_comms(void);
+/* Tells the lower half of MPI_COMM_SELF, the communicator that this process makes whenever it begins. */
+INTERNAL int tell_of_self(void);
 /* MPI ends: attributes of MPI_COMM_SELF are deleted first. Source: MPI 4.1, section 11.2.4. */
 INTERNAL int end_comms(void);
 

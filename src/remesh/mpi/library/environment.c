@@ -22,6 +22,7 @@ static int thread_level = MPI_THREAD_SINGLE;
 static pthread_t main_thread;
 static pthread_mutex_t starting = PTHREAD_MUTEX_INITIALIZER;
 static bool has_world;
+static bool is_over; /* as the lower half has been told */
 
 /* A program may ask for handles, and use some objects, before it starts MPI. */
 __attribute__((constructor)) static void make_predefined_objects(void) {
@@ -46,7 +47,19 @@ int start_process(void) {
         error = lower_hello(&process.rank, &process.size);
         if (!error) error = begin_comms();
         has_world = !error;
+    } else if (is_over) {
+        /* Sessions may begin again when the last one has ended, and so may MPI_Init. */
+        error = tell_of_self();
+        is_over = error;
     }
+    pthread_mutex_unlock(&starting);
+    return error;
+}
+
+int end_process(void) {
+    pthread_mutex_lock(&starting);
+    is_over = true;
+    int error = lower_finish();
     pthread_mutex_unlock(&starting);
     return error;
 }
@@ -88,7 +101,7 @@ int do_Finalize(void) {
     TRY(end_comms());
     TRY(finish_buffered());
     process.is_ended = true;
-    return lower_finish();
+    return end_process();
 }
 
 int do_Initialized(int *flag) {

@@ -170,6 +170,8 @@ class Serving:
 
     def _make_communicator(self, slot: int, body: memoryview, comm: int, count: int, world_ranks: int) -> int:
         self.collectives.add(comm, struct.unpack(f"<{count}i", self.memory.read(world_ranks, 4 * count)))
+        # A program of sessions ends MPI with the last of them, and may begin again.
+        self.finished = False
         body[0] = OK
         return REPLIED
 
