@@ -101,6 +101,12 @@ def test_a_cut_waits_for_nobody_who_computes_while_others_stand_in_a_collective(
     assert job.answer == ("answer 0" if kind == "finalize" else "answer 3")
 
 
+def test_a_thread_that_calls_mpi_while_it_ends_has_a_way_of_its_own(job: Job, tmp_path: Path) -> None:
+    _create(job, tmp_path, compiled("ended_threads", "mpich", tmp_path), 1)
+    assert job.stay("mpich").outcome.state == "finished", job.events
+    assert job.answer == "answer 1 2"
+
+
 def test_more_threads_than_ways_wait_in_mpi_and_are_carried(job: Job, tmp_path: Path) -> None:
     rounds, num_threads = 20, 40
     _create(job, tmp_path, compiled("threads", "mpich", tmp_path), 2, rounds)

@@ -53,6 +53,8 @@ static char *use_slot(unsigned number) {
 
 static void return_slot(void *slot) {
     unsigned number = (unsigned)(((char *)slot - base - FIRST_SLOT) / STRIDE);
+    /* What else ends with the thread may call MPI, too: it takes a slot anew. */
+    own_slot = NULL;
     LOCKED free_slots |= 1u << number;
 }
 
