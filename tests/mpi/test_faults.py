@@ -37,6 +37,9 @@ def _errors(job: Job) -> str:
         ("faces", "another MPI library has started in this process; link .* with one MPI"),
         ("bounds", "its channel is damaged.*look for what in the program writes out of bounds"),
         ("leave", "rank 1 on host .* ended with exit status 0 without MPI_Finalize"),
+        ("again", "rank 1 on host .* ended with exit status 0 without MPI_Finalize"),
+        ("message", "rank 0 on host .*: the program ended while another rank was to receive a message from its memory"),
+        ("dying", "the program of rank 0 on host .* was killed by signal 11"),
         ("crash", "the program of rank 1 on host .* was killed by signal 11"),
         ("abort", "rank 1 on host .*: the program called Abort with 23"),
     ],
@@ -54,6 +57,11 @@ def test_a_program_of_sessions_ends_mpi_with_its_last_one(
 ) -> None:
     monkeypatch.setattr(leader, "_ALONE_S", 1.0)
     assert _run(job, tmp_path, compiled("faults", "mpich", tmp_path), "session") == "finished", job.events
+
+
+def test_mpi_ends_when_messages_whose_requests_were_freed_have_been_received(job: Job, tmp_path: Path) -> None:
+    assert _run(job, tmp_path, compiled("faults", "mpich", tmp_path), "free") == "finished", job.events
+    assert job.answer == "answer 1"
 
 
 @pytest.mark.parametrize(

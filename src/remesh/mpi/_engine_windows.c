@@ -64,7 +64,8 @@ static int move_runs(Engine *e, const Access *access, uint64_t base, char *here,
         if (place != NULL) {
             memcpy(outwards ? place : here, outwards ? here : place, (size_t)num_bytes);
         } else if (carry_memory(e, address, here, num_bytes, outwards)) {
-            if (!PyErr_ExceptionMatches(PyExc_OSError)) return RAISED;
+            /* Of a program that has ended it is for the rank to say how. */
+            if (!PyErr_ExceptionMatches(PyExc_OSError) || PyErr_ExceptionMatches(PyExc_ProcessLookupError)) return RAISED;
             PyErr_Clear();
             return e->err_other;
         }

@@ -31,6 +31,8 @@ from tests.unit.mpi.program_side import Port
 
 REPLACE = ACCESS_OPS.index("REPLACE")
 _WINDOW, _GONE, _BYTES, _SIZE = 77, 78, 256, 3
+_NOBODY = 1 << 22
+"""A process id that no process has."""
 _SUM, _MAX, _MINLOC, _MAXLOC = (REAL_OPS.index(name) for name in ("SUM", "MAX", "MINLOC", "MAXLOC"))
 _BYTE, _INT64, _SHORT_INT = range(3)
 """Types of the make-believe MPI: those of one byte, of eight, and values with an index, which are not plain."""
@@ -332,6 +334,17 @@ def test_memory_that_is_gone_is_an_error(tmp_path: Path) -> None:
     for verb in (Verb(REPLACE, 0, fetches=False), Verb(NO_OP, 0, fetches=True)):
         rank.hear(HEADER.pack(_WINDOW, verb.pack(), What.ACCESS, 0, 1, 1, 5, len(payload), 0) + payload)
         assert HEADER.unpack_from(rank.sent.popleft()[1])[1] == CLASSES["ERR_OTHER"]
+
+
+def test_memory_of_a_program_that_has_ended_is_for_its_rank_to_tell(tmp_path: Path) -> None:
+    """The rank knows what the program ended with; who accesses the window would be blamed for it."""
+    rank, payload = _Rank(0, tmp_path), RUN.pack(8, 4) + b"data"
+    rank.windows.windows[_WINDOW] = Exposure(0, {0: 4096})
+    rank.engine.attach(_NOBODY)
+    for verb in (Verb(REPLACE, 0, fetches=False), Verb(NO_OP, 0, fetches=True)):
+        with pytest.raises(ProcessLookupError):
+            rank.hear(HEADER.pack(_WINDOW, verb.pack(), What.ACCESS, 0, 1, 1, 5, len(payload), 0) + payload)
+    assert not rank.sent
 
 
 @pytest.mark.parametrize(("source", "request_number"), [(2, FIRST_POSTED), (1, FIRST_POSTED + 1)])

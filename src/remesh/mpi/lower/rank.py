@@ -28,6 +28,9 @@ _SERVE_S = 0.05
 """Time to serve the program before a look at the rest of the world."""
 _LOOK_S = 0.05
 """Time between looks at the program's output and health."""
+_END_S = 5.0
+"""Time for a program whose memory is gone to become one that has ended."""
+_POLL_S = 0.001
 
 
 class Ended(PeerError):
@@ -37,6 +40,11 @@ class Ended(PeerError):
 _NO_MPI: Final = (
     "the program ended without having started MPI, so each rank ran by itself: see that it uses MPI, and that its "
     "libmpi is a shared library (`ldd PROGRAM`)"
+)
+
+_MEMORY_LOST: Final = (
+    "the program ended while another rank was to receive a message from its memory, or used a window there: let it "
+    "complete its sends (MPI_Wait) and free its windows, and call MPI_Finalize, before it ends"
 )
 
 
@@ -54,6 +62,7 @@ class RankLoop:
         self._control = control
         self._ended: int | None = None if upper is not None else 0
         self._closed = False
+        self._is_memory_lost = False
         self._taker: ImageTaker | None = None
         self._next_look_s = 0.0
         self._outputs = outputs
@@ -63,18 +72,35 @@ class RankLoop:
         if self._upper is None:
             self._tell_end(0)
         while True:
-            if self._closed:
-                self._half.drain_progress()
-                message = self._control.take(0.001)
-            else:
-                self._half.serve_once(_SERVE_S)
-                message = self._control.take()
-            if message is not None and not self._obey(message):
-                return
+            try:
+                message = self._serve()
+                if message is not None and not self._obey(message):
+                    return
+            except ProcessLookupError:
+                self._tell_memory_lost()
             now_s = time.monotonic()
             if now_s >= self._next_look_s:
                 self._next_look_s = now_s + _LOOK_S
                 self._look()
+
+    def _serve(self) -> Message | None:
+        """Serve for a while; returns what the coordinator says."""
+        if self._is_memory_lost:
+            return self._control.take(_SERVE_S)
+        if self._closed:
+            self._half.drain_progress()
+            return self._control.take(0.001)
+        self._half.serve_once(_SERVE_S)
+        return self._control.take()
+
+    def _tell_memory_lost(self) -> None:
+        """Tell that the program has ended, whose memory is still wanted; the coordinator ends the job for it."""
+        self._is_memory_lost = True
+        end_s = time.monotonic() + _END_S
+        while not self._has_ended() and time.monotonic() < end_s:
+            time.sleep(_POLL_S)
+        if not self._ended:
+            self._control.send({"type": "failed", "cause": _MEMORY_LOST, "code": 1})
 
     def _look(self) -> None:
         for output in self._outputs:

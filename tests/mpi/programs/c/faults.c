@@ -1,10 +1,12 @@
 /* Does what no program may do: `faults KIND`. What comes of it is the test's to say. */
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <mpi.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -87,6 +89,44 @@ static void leave_early(void) {
     if (rank == size - 1) exit(0);
 }
 
+enum { LONG = 1 << 20 };
+
+/* A message of rank 0 whose request it frees; rank 1 receives it when rank 0 has come to its end. */
+static void free_request(void) {
+    int rank, num_wrong = 0, *data = calloc(LONG, sizeof *data);
+    MPI_Request request;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    for (int i = 0; i < LONG && rank == 0; i++) data[i] = i;
+    if (rank == 0) MPI_Isend(data, LONG, MPI_INT, 1, 7, MPI_COMM_WORLD, &request);
+    if (rank == 0) MPI_Request_free(&request);
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (rank == 1) {
+        sleep(1);
+        MPI_Recv(data, LONG, MPI_INT, 0, 7, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        for (int i = 0; i < LONG; i++) num_wrong += data[i] != i;
+    }
+    MPI_Finalize();
+    if (rank == 0) puts("answer 1");
+    exit(num_wrong != 0);
+}
+
+/* A message of rank 0, which is gone when rank 1 receives it: a lock tells that. */
+static void go_before_a_message(int is_crash) {
+    int rank, *data = calloc(LONG, sizeof *data), file = open(own_path, O_RDONLY);
+    MPI_Request request;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    if (rank == 0) flock(file, LOCK_EX);
+    if (rank == 0) MPI_Isend(data, LONG, MPI_INT, 1, 7, MPI_COMM_WORLD, &request);
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (rank == 0 && is_crash) raise(SIGSEGV);
+    if (rank == 0) exit(0);
+    flock(file, LOCK_EX);
+    MPI_Recv(data, LONG, MPI_INT, 0, 7, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+}
+
+static void leave_a_message(void) { go_before_a_message(0); }
+static void crash_before_a_message(void) { go_before_a_message(1); }
+
 static void crash(void) {
     int rank;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -99,8 +139,10 @@ static void give_up(void) {
     if (rank == 1) MPI_Abort(MPI_COMM_WORLD, 23);
 }
 
-/* MPI without MPI_Init: the second rank works on when the first has ended. */
-static int use_a_session(void) {
+static unsigned seconds;
+
+/* MPI without MPI_Init; the second rank has work to do behind it. */
+static void use_a_session(void) {
     MPI_Session session;
     MPI_Group group;
     MPI_Comm world;
@@ -113,8 +155,7 @@ static int use_a_session(void) {
     MPI_Barrier(world);
     MPI_Comm_free(&world);
     MPI_Session_finalize(&session);
-    sleep(3 * rank);
-    return 0;
+    seconds = 3 * rank;
 }
 
 int main(int argc, char **argv) {
@@ -123,11 +164,14 @@ int main(int argc, char **argv) {
         void (*run)(void);
     } kinds[] = {{"end", use_after_end},   {"child", use_in_child}, {"program", start_program}, {"handler", use_in_handler},
                  {"spawn", spawn},         {"faces", mix_faces},    {"bounds", write_out_of_bounds},
-                 {"leave", leave_early},   {"crash", crash},        {"abort", give_up}};
+                 {"leave", leave_early},   {"crash", crash},        {"abort", give_up},
+                 {"again", leave_early},   {"free", free_request},  {"message", leave_a_message},
+                 {"dying", crash_before_a_message}};
     own_path = argv[0];
     const char *kind = argc > 1 ? argv[1] : "plain";
     if (!strcmp(kind, "begin")) MPI_Barrier(MPI_COMM_WORLD);
-    if (!strcmp(kind, "session")) return use_a_session();
+    if (!strcmp(kind, "session") || !strcmp(kind, "again")) use_a_session();
+    if (!strcmp(kind, "session")) return sleep(seconds);
     MPI_Init(&argc, &argv);
     MPI_Barrier(MPI_COMM_WORLD);
     for (unsigned i = 0; i < sizeof kinds / sizeof *kinds; i++)
