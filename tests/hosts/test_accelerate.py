@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from remesh.errors import ConfigError
-from tests.hosts.jobs import run_program, run_ranks, stored_tensors
+from tests.hosts.jobs import run_program, run_ranks, run_script, stored_tensors
 
 pytestmark = [pytest.mark.hosts, pytest.mark.filterwarnings("default")]
 
@@ -173,6 +173,15 @@ def test_the_newest_is_the_newest_complete_one_and_torn_ones_go_with_the_old(tmp
     for _ in range(2):
         accelerator.save_state()
     assert sorted(path.name for path in folder.iterdir()) == ["checkpoint_2", "checkpoint_3"]
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("num_local_steps", [1, 8], ids=["batch_norm", "local_sgd"])
+def test_what_processes_hold_apart_is_saved_as_the_first_one_has_it(tmp_path: Path, num_local_steps: int) -> None:
+    script = Path(__file__).with_name("scripts") / "accelerate_apart.py"
+    code, output = run_script(script, tmp_path / "c", num_local_steps)
+    assert code == 0, output
+    assert all(f"process {rank} apart True kept True" in output for rank in range(2)), output
 
 
 def test_models_that_hooks_save_and_load_are_left_to_them(tmp_path: Path) -> None:

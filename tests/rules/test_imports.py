@@ -100,7 +100,7 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "agreement server",
     ),
     "integrations": _layers(
-        "dcp_index fused_weights hosts meeting moments random_numbers stand_ins torchrun",
+        "dcp_index first_rank fused_weights hosts meeting moments random_numbers stand_ins torchrun",
         "accelerate dcp deepspeed deepspeed_universal launcher lightning megatron_core megatron_legacy torchrun_entry "
         "transformers verl vllm_layers vllm_plugin vllm_source",
         "megatron_parts torchtitan verl_shards vllm",

@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -26,6 +27,7 @@ from remesh.checkpoint.run.requests import stored_names
 from remesh.checkpoint.storage import Location, location_of
 from remesh.comm.gather import gather_from, group_rank
 from remesh.errors import ConfigError
+from remesh.integrations.first_rank import buffer_names, of_first_rank, with_first_buffers
 from remesh.integrations.hosts import check_host
 from remesh.integrations.moments import set_moments, stored_moments
 from remesh.integrations.random_numbers import random_rows, rows_to_load, take_random_rows
@@ -47,6 +49,16 @@ _LOADING = "loading a state with accelerate"
 class RemeshAccelerator(Accelerator):
     """An ``Accelerator`` whose states are checkpoints of Remesh."""
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._wrapped: WeakSet[nn.Module] = WeakSet()
+
+    def prepare_model(self, model: nn.Module, *args: Any, **options: Any) -> nn.Module:
+        """Prepare a model as Accelerate does, and remember what it is wrapped in."""
+        prepared: nn.Module = super().prepare_model(model, *args, **options)
+        self._wrapped.add(prepared)
+        return prepared
+
     def save_state(self, output_dir: Any = None, safe_serialization: bool = True, **save_model_func_kwargs: Any) -> str:
         """Write the state of training as one checkpoint; called by every process. Returns the directory.
 
@@ -62,7 +74,7 @@ class RemeshAccelerator(Accelerator):
         state = self._state()
         if self._save_model_state_pre_hook:
             state["models"] = self._left_by_hooks(state["models"], folder)
-        save({**state, "random": random_rows()}, folder)
+        save({**self._as_saved(state), "random": random_rows()}, folder)
         naming.iteration += 1
         if naming.automatic_checkpoint_naming and naming.total_limit is not None and self.is_main_process:
             _remove_old(folder.parent, max(naming.total_limit, 1))
@@ -115,6 +127,14 @@ class RemeshAccelerator(Accelerator):
             **({} if self.scaler is None else {"scaler": self.scaler}),
             "step": self.step,
         }
+
+    def _as_saved(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """The state with what processes may hold apart as the first one has it: buffers, and steps of LocalSGD."""
+        if not all(getattr(model, "require_backward_grad_sync", True) for model in self._wrapped):
+            return {**state, **{kind: of_first_rank(state[kind]) for kind in ("models", "optimizers")}}
+        named = [(name, self._models[int(name)], weights) for name, weights in state["models"].items()]
+        models = {name: with_first_buffers(weights, buffer_names(model, weights)) for name, model, weights in named}
+        return {**state, "models": models}
 
     def _with_optimizers(self) -> list[tuple[nn.Module, list[torch.optim.Optimizer], str]]:
         """Each model with the optimizers of its parameters, and its name in the checkpoint.

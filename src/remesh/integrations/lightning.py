@@ -28,6 +28,7 @@ from remesh.checkpoint.run.reader import OpenCheckpoint
 from remesh.checkpoint.run.requests import stored_names
 from remesh.checkpoint.storage import location_of, store_of
 from remesh.errors import ConfigError
+from remesh.integrations.first_rank import buffer_names, with_first_buffers
 from remesh.integrations.hosts import check_host
 from remesh.integrations.moments import set_moments, stored_moments
 
@@ -91,8 +92,10 @@ class RemeshModelParallelStrategy(ModelParallelStrategy):
         """Write one checkpoint in the directory ``filepath``; called by every process."""
         _refuse_options(storage_options)
         model, optimizers = checkpoint.pop("state_dict"), checkpoint.pop("optimizer_states", [])
+        assert self.model is not None, "Lightning sets a model up before it saves"
+        buffers = buffer_names(self.model, get_model_state_dict(self.model))
         state = {
-            "state_dict": model,
+            "state_dict": with_first_buffers(model, buffers),
             "optimizers": {str(number): one for number, one in enumerate(optimizers)},
             "rest": dump_object(checkpoint, _REST),
         }

@@ -29,6 +29,7 @@ from remesh.checkpoint.storage import location_of
 from remesh.comm.gather import all_gather_json, step_together
 from remesh.errors import ConfigError
 from remesh.files import replace_whole
+from remesh.integrations.first_rank import buffer_names, with_first_buffers
 from remesh.integrations.hosts import check_host
 from remesh.integrations.moments import set_moments, stored_moments
 from remesh.integrations.random_numbers import random_rows, rows_to_load, take_random_rows
@@ -84,7 +85,9 @@ class RemeshTrainer(Trainer):
             self.state.best_model_checkpoint = str(best)
         self._note_callbacks()
         told = json.dumps(dataclasses.asdict(self.state))
-        save({**self._tensors(), "random": random_rows(), "trainer": told}, folder)
+        tensors = self._tensors()
+        weights = with_first_buffers(tensors["model"], buffer_names(self.model_wrapped, tensors["model"]))
+        save({**tensors, "model": weights, "random": random_rows(), "trainer": told}, folder)
         if self.args.should_save:
             self._remove_old(folder.parent)
 

@@ -77,7 +77,9 @@ def main(folder: Path, killed_at: int) -> None:
     for (real,) in accelerator.skip_first_batches(data, average.batch):
         if average.batch == killed_at:
             os.kill(os.getpid(), signal.SIGKILL)
-        noise = torch.randn(len(real), 3, generator=torch.Generator().manual_seed(average.batch))
+        noise = torch.randn(
+            len(real), 3, generator=torch.Generator().manual_seed(2 * average.batch + accelerator.process_index)
+        )
         with accelerator.accumulate(generator, critic):
             fake = generator(noise)
             scores = critic(torch.cat([fake.detach(), real]))

@@ -34,7 +34,7 @@ class Gan(L.LightningModule):
         self.killed_at = killed_at
         self.automatic_optimization = False
         torch.manual_seed(3)
-        self.generator = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 5))
+        self.generator = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 5))
         self.critic = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1))
 
     def configure_model(self) -> None:
