@@ -10,7 +10,7 @@ import torch
 
 from remesh.checkpoint.errors import CheckpointingException
 from remesh.errors import ConfigError
-from tests.hosts.jobs import run_ranks
+from tests.hosts.jobs import run_ranks, stored_tensors
 
 pytestmark = [pytest.mark.hosts, pytest.mark.filterwarnings("default")]
 
@@ -105,6 +105,37 @@ def test_what_it_cannot_do_is_refused_by_name(tmp_path: Path) -> None:
         plugin.load_checkpoint(path, weights_only=False)
     with pytest.raises(CheckpointingException, match="correct the path"):
         plugin.load_checkpoint(path)
+
+
+def _save_sharded(model: torch.nn.Module, path: Path) -> None:
+    from remesh.integrations.lightning import RemeshModelParallelStrategy  # noqa: PLC0415 - a host may be missing
+
+    strategy = RemeshModelParallelStrategy()
+    strategy.model = model
+    strategy.save_checkpoint({"state_dict": model.state_dict(), "epoch": 1}, path)
+
+
+def test_a_save_over_the_link_to_the_last_checkpoint_keeps_what_it_led_to(tmp_path: Path) -> None:
+    """As ``ModelCheckpoint(save_last="link")`` asks for in a resumed job, before it has saved a checkpoint itself."""
+    best, last, model = tmp_path / "best", tmp_path / "last", torch.nn.Linear(2, 2)
+    _save_sharded(model, best)
+    expected = model.weight.detach().clone()
+    last.symlink_to(best.name)
+    with torch.no_grad():
+        model.weight.zero_()
+    _save_sharded(model, last)
+    assert not last.is_symlink() and not stored_tensors(last)["state_dict.weight"].any()
+    assert stored_tensors(best)["state_dict.weight"].equal(expected)
+
+
+def test_of_a_link_to_a_checkpoint_the_link_alone_is_removed(tmp_path: Path) -> None:
+    best, last = tmp_path / "best", tmp_path / "last"
+    _save_sharded(torch.nn.Linear(2, 2), best)
+    last.symlink_to(best.name)
+    _plugin().remove_checkpoint(last)
+    assert not last.is_symlink() and sorted(stored_tensors(best)) == ["state_dict.bias", "state_dict.weight"]
+    _plugin().remove_checkpoint(best)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_one_gathered_file_is_refused() -> None:

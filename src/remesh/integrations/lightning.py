@@ -27,6 +27,7 @@ from remesh.checkpoint.run.housekeeping import remove_checkpoint
 from remesh.checkpoint.run.reader import OpenCheckpoint
 from remesh.checkpoint.run.requests import stored_names
 from remesh.checkpoint.storage import location_of, store_of
+from remesh.comm.gather import step_together
 from remesh.errors import ConfigError
 from remesh.integrations.first_rank import buffer_names, with_first_buffers
 from remesh.integrations.hosts import check_host
@@ -68,8 +69,10 @@ class RemeshCheckpointIO(CheckpointIO):
         return loaded
 
     def remove_checkpoint(self, path: Any) -> None:
-        """Remove the file, or the directory of a sharded checkpoint."""
+        """Remove the file, or the directory of a sharded checkpoint; of a link, the link."""
         place = location_of(path)
+        if _remove_link(path):
+            return
         if store_of(place).is_directory(place):
             remove_checkpoint(place)
         else:
@@ -89,8 +92,9 @@ class RemeshModelParallelStrategy(ModelParallelStrategy):
         self.checkpoint_io = RemeshCheckpointIO()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Write one checkpoint in the directory ``filepath``; called by every process."""
+        """Write one checkpoint in the directory ``filepath``, in the place of a link; called by every process."""
         _refuse_options(storage_options)
+        path = os.fspath(self.broadcast(filepath))
         model, optimizers = checkpoint.pop("state_dict"), checkpoint.pop("optimizer_states", [])
         assert self.model is not None, "Lightning sets a model up before it saves"
         buffers = buffer_names(self.model, get_model_state_dict(self.model))
@@ -99,7 +103,9 @@ class RemeshModelParallelStrategy(ModelParallelStrategy):
             "optimizers": {str(number): one for number, one in enumerate(optimizers)},
             "rest": dump_object(checkpoint, _REST),
         }
-        save(state, os.fspath(self.broadcast(filepath)))
+        # Behind save_last="link" there is another checkpoint, to be kept.
+        step_together(lambda: self.is_global_zero and _remove_link(path), None, f"saving checkpoint {path}")
+        save(state, path)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """Fill model and optimizers, and return the rest; called by every process, of any number of processes."""
@@ -121,6 +127,14 @@ class RemeshModelParallelStrategy(ModelParallelStrategy):
             set_moments(self.model, one, loaded["optimizers"][name])
         rest: dict[str, Any] = load_object(loaded["rest"], f"{_REST} in {path}")
         return rest
+
+
+def _remove_link(path: Any) -> bool:
+    """Whether there was a symbolic link, which is gone now; what it leads to stays."""
+    is_link = os.path.islink(path)
+    if is_link:
+        os.remove(path)
+    return is_link
 
 
 def _refuse_options(storage_options: Any) -> None:
