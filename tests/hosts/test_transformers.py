@@ -46,13 +46,14 @@ def test_a_killed_job_goes_on_with_another_number_of_processes(tmp_path: Path) -
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["checkpoint-6", "checkpoint-8"]
 
 
-def test_what_it_cannot_do_is_refused_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["save_only_model", "enable_jit_checkpoint"])
+def test_what_it_cannot_do_is_refused_by_name(tmp_path: Path, option: str) -> None:
     from transformers import TrainingArguments  # noqa: PLC0415 - a host may be missing
 
     from remesh.integrations.transformers import RemeshTrainer  # noqa: PLC0415
 
-    arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", save_only_model=True)
-    with pytest.raises(ConfigError, match=r"\['save_only_model'\]"):
+    arguments = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", **{option: True})
+    with pytest.raises(ConfigError, match=rf"\['{option}'\]"):
         RemeshTrainer(torch.nn.Linear(2, 2), arguments).train()
 
 

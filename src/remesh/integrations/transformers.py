@@ -172,12 +172,13 @@ class RemeshTrainer(Trainer):
             "fp16": self.args.fp16,
             "push_to_hub": self.args.push_to_hub,
             "save_on_each_node": self.args.save_on_each_node,
+            "enable_jit_checkpoint": getattr(self.args, "enable_jit_checkpoint", False),
             "fsdp_version 1": self.is_fsdp_enabled and not getattr(self.accelerator, "is_fsdp2", False),
         }
         if found := [name for name, is_on in cannot.items() if is_on]:
             raise ConfigError(
-                f"setting up a Trainer of transformers: found {found}, which need files that Remesh does not write; "
-                "leave them out (bf16 needs no scaler), or take transformers' own Trainer"
+                f"setting up a Trainer of transformers: found {found}, which need files that Remesh does not write, or "
+                "saves of one process alone; leave them out (bf16 needs no scaler), or take transformers' own Trainer"
             )
 
 
