@@ -167,6 +167,42 @@ def test_what_one_actor_raises_is_raised_on_all(monkeypatch: pytest.MonkeyPatch)
     assert len(set(told)) == 1 and "the shard of actor 1 is lost" in told[0], told
 
 
+def _rollout_that_breaks_off_once(rank: int, path: str, results: Any) -> None:
+    from remesh.errors import Error  # noqa: PLC0415
+    from remesh.integrations.verl import RemeshCheckpointEngine  # noqa: PLC0415
+
+    board = dist.FileStore(path)
+    own = dist.PrefixStore(f"alone {rank}", board)
+    dist.init_process_group("gloo", store=own, rank=0, world_size=1)
+    engine = RemeshCheckpointEngine(1000, is_master=rank == 0, timeout_s=30)
+
+    async def take_none() -> None:
+        async for name, _ in engine.receive_weights():
+            raise ValueError(f"no room for {name}")
+
+    told = []
+    for at in range(2):
+        engine.init_process_group(**_meet(engine, board, at, rank, 1))
+        weights = ((name, torch.full((200,), float(at))) for name in ("one", "two", "three"))
+        try:
+            if rank < NUM_ACTORS:
+                told.append(asyncio.run(engine.send_weights(weights)))
+            else:
+                found = asyncio.run(_receive(engine) if at else take_none())
+                told.append(all(tensor.eq(at).all() for tensor in found.values()) and len(found))
+        except (ValueError, Error) as raised:
+            told.append(type(raised).__name__)
+    results.put((rank, told))
+
+
+@pytest.mark.timeout(400)
+def test_after_a_rollout_that_broke_off_the_next_update_meets_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    told = dict(_run(_rollout_that_breaks_off_once, NUM_ACTORS + 1))
+    sent = {"checkpoint_engine/payload_mbytes": 3 * 800 / (1 << 20)}
+    assert told == {0: ["PeerError", sent], 1: ["PeerError", sent], 2: ["ValueError", 3]}
+
+
 def test_shards_that_an_engine_cuts_by_rules_of_its_own_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     from remesh.errors import ConfigError  # noqa: PLC0415
     from remesh.integrations.verl import RemeshCheckpointEngine  # noqa: PLC0415

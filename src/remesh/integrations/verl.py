@@ -11,7 +11,8 @@ they hold, and no trainer rank has a whole tensor.
     buckets   | q_proj k_proj norm | embed_tokens | ...      as many tensors as fit into update_weights_bucket_megabytes
     ranks     actors 0 .. A-1, rollout workers A .. A+R-1: one group beside the default groups of both
 
-When members have changed, an update makes a new group; otherwise it uses the same group and the same plans.
+When members have changed, or the last update has failed, an update makes a new group; otherwise it uses the same group
+and the same plans.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import math
 import re
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -107,21 +109,33 @@ class RemeshCheckpointEngine(CheckpointEngine):
         sharded = getattr(weights, "get_per_tensor_param_shard", None)
         buckets = self._buckets(self._equal_parts(weights) if sharded is None else _shards(sharded()[0]))
         num_bytes = 0
-        # What verl's generator raises on one actor is raised on all, and in all rollout workers.
-        while bucket := self._agree(lambda: next(buckets, {}))[0]:
-            self._moves().reshard(bucket, {})
-            num_bytes += sum(map(_num_bytes, bucket.values()))
+        with self._new_to_others_if_it_fails():
+            # What verl's generator raises on one actor is raised on all, and in all rollout workers.
+            while bucket := self._agree(lambda: next(buckets, {}))[0]:
+                self._moves().reshard(bucket, {})
+                num_bytes += sum(map(_num_bytes, bucket.values()))
         return {"checkpoint_engine/payload_mbytes": num_bytes / (1 << 20)}
 
     async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, torch.Tensor]]:
         """Every tensor whole by its name, as verl's rollouts take them, bucket by bucket."""
-        while told := self._agree(dict)[1]:
-            bucket = {
-                name: torch.empty(shape, dtype=torch_dtype(dtype), device=self._device) for name, shape, dtype in told
-            }
-            self._moves().reshard({}, bucket)
-            for named in bucket.items():
-                yield named
+        with self._new_to_others_if_it_fails():
+            while told := self._agree(dict)[1]:
+                bucket = {
+                    name: torch.empty(shape, dtype=torch_dtype(dtype), device=self._device)
+                    for name, shape, dtype in told
+                }
+                self._moves().reshard({}, bucket)
+                for named in bucket.items():
+                    yield named
+
+    @contextmanager
+    def _new_to_others_if_it_fails(self) -> Iterator[None]:
+        """Behind an error, meet the others as somebody new: in a new group."""
+        try:
+            yield
+        except BaseException:  # also when those who take the tensors have failed
+            self._own_name = uuid.uuid4().hex
+            raise
 
     def _moves(self) -> Resharder:
         if self._resharder is None:
