@@ -37,6 +37,9 @@ _NOT_IN_UNITS = {"os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "subproce
 """Events that start a process, by the names that Python's audit gives them, and sleep, which Python 3.13 audits."""
 _unit_test: str | None = None
 """Name of the unit test that runs now."""
+_file: Path | None = None
+"""Of the test before."""
+_RANKS = RankPool()
 _may_hold_processes = False
 """Whether tests of other tiers have run since garbage was collected."""
 
@@ -62,8 +65,12 @@ def _sleep(seconds: float, _really: Callable[[float], None] = time.sleep) -> Non
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Know for the whole of a test, fixtures included, whether it is a unit test."""
     # An audit hook stays for the life of the process, and has no other way to know.
-    global _unit_test, _may_hold_processes
+    global _unit_test, _may_hold_processes, _file
     is_unit = item.get_closest_marker("unit") is not None
+    if is_unit and item.path != _file:
+        # Files of unit tests come last. Of the groups of the others threads are left that look around all the time.
+        _RANKS.close()
+    _file = item.path
     if is_unit and _may_hold_processes:
         gc.collect()  # what ends its process when it is forgotten does so now, and not amid a unit test
     _may_hold_processes = not is_unit
@@ -190,7 +197,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[RankPool]:
-    """The pool of ranks, started at its first run and shared by the whole session."""
-    pool = RankPool()
-    yield pool
-    pool.close()
+    """The pool of ranks, started at its first run, and shared by all tests up to the next file of unit tests."""
+    yield _RANKS
+    _RANKS.close()
