@@ -33,6 +33,7 @@ from remesh.mpi.mpis import Installation, find_mpi
 from remesh.mpi.stay import Placement, StaySettings, run_stay
 from remesh.rounds.job_folder import JobFolder, JobSpec
 from remesh.rounds.leader import Coordinator
+from tests.mpi.patience import run_patiently
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _SOURCE: Final = _ROOT / "tests" / "mpi" / "programs" / "c" / "small_calls.c"
@@ -179,7 +180,7 @@ def start_rows(case: CCase, turns: int, folder: Path) -> list[Row]:
 def _processor_s(command: Sequence[str], environment: Mapping[str, str]) -> float:
     """What the command and all that it started took; each is waited for by its parent."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(command, env=environment, cwd=_ROOT, capture_output=True, text=True, timeout=300)
+    done = run_patiently(command, environment, _ROOT)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode:
         raise RuntimeError(f"running {command}: it ended with {done.returncode}: {done.stderr[-2000:]}")
@@ -254,7 +255,7 @@ def _native(case: CCase, *arguments: str) -> tuple[list[str], dict[str, str]]:
 def run_native(case: CCase) -> Measured:
     """One run on the real MPI."""
     command, environment = _native(case, *case.arguments)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = run_patiently(command, environment)
     if done.returncode:
         raise RuntimeError(f"running {case} natively: it ended with {done.returncode}: {done.stderr[-2000:]}")
     return _read(done.stdout)

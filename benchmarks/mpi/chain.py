@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,7 +20,7 @@ from remesh.mpi.stay import Placement, StaySettings, run_stay
 from remesh.ranks.hosts import Host
 from remesh.rounds.job_folder import JobFolder, JobSpec
 from remesh.rounds.leader import Coordinator
-from tests.mpi.patience import Patience
+from tests.mpi.patience import Patience, run_patiently
 
 PROGRAMS = Path(__file__).resolve().parents[2] / "tests" / "mpi" / "programs"
 ENVIRONMENT = {
@@ -158,7 +158,8 @@ def native_answer(program: str, steps: int, mpi: str = "mpich") -> str:
     command = [installation.launcher, "-n", str(NUM_RANKS), "env", f"PYTHONPATH={numeric}", "OMP_NUM_THREADS=1"]
     command += [installation.python, str(PROGRAMS / f"{program}.py"), str(steps), "0"]
     with tempfile.TemporaryDirectory(prefix="remesh-native-") as folder:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=True)
+        done = run_patiently(command, dict(os.environ), Path(folder))
+    done.check_returncode()
     return next(line for line in done.stdout.splitlines() if line.startswith("answer ")).partition(" ")[2]
 
 

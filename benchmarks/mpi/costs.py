@@ -22,7 +22,6 @@ import contextlib
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -42,6 +41,7 @@ from remesh.ranks.ground import make_bed
 from remesh.ranks.hosts import Host
 from remesh.rounds.job_folder import JobFolder, JobSpec
 from remesh.testbed.inside import command_inside
+from tests.mpi.patience import run_patiently
 
 _ADDED_TO_FILE_US = 8.0
 _SIZES_MIB = (1, 8, 64)
@@ -220,7 +220,7 @@ def measure_native(case: Case) -> Measured:
         start = _plan_native(case, stack)
         # Open MPI does not start without a home.
         environment = {"PATH": "/usr/bin:/bin", "HOME": str(Path.home()), **start.environment}
-        done = subprocess.run(start.command, env=environment, capture_output=True, text=True, timeout=300)
+        done = run_patiently(start.command, environment)
     if done.returncode:
         raise RuntimeError(f"running {case} natively: it ended with {done.returncode}: {done.stderr[-2000:]}")
     return _read(done.stdout)

@@ -12,7 +12,6 @@ import mmap
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,6 +28,7 @@ from remesh.mpi.mpis import KINDS, find_mpi
 from remesh.mpi.stay import JobStay, Placement, StaySettings, run_stay
 from remesh.rounds.job_folder import JobFolder, JobSpec
 from remesh.rounds.leader import Coordinator
+from tests.mpi.patience import run_patiently
 
 _MIB = 1 << 20
 _BLOCK_BYTES = 8 * _MIB
@@ -194,11 +194,10 @@ def native_init_s(mpi: str, num_ranks: int, repeat: int = 3) -> float:
     installation = find_mpi(mpi)
     start = plan_start(installation, SHM, num_ranks, (), Reach(), (installation.python, "-c", _TIMED_INIT))
     environment = os.environ | dict(start.environment)
-    runs = [
-        subprocess.run(start.command, env=environment, capture_output=True, text=True, timeout=300, check=True).stdout
-        for _ in range(repeat)
-    ]
-    return statistics.median(max(map(float, run.split())) for run in runs)
+    runs = [run_patiently(start.command, environment) for _ in range(repeat)]
+    for run in runs:
+        run.check_returncode()
+    return statistics.median(max(map(float, run.stdout.split())) for run in runs)
 
 
 def _spread(values: list[float]) -> float:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import re
 import statistics
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from remesh.rounds.job_folder import JobFolder, JobSpec
 from tests.mpi.debian import ROOT
 from tests.mpi.debian_programs import INPUTS as DEBIAN_INPUTS
 from tests.mpi.debian_programs import argon, variables
+from tests.mpi.patience import run_patiently
 
 _LONGER: Final = 1.01
 _HERE: Final = Path(__file__).parent
@@ -125,10 +125,7 @@ def _run_natively(folder: Path, command: list[str]) -> str:
     # A launcher of Debian's finds its parts below its prefix.
     environment |= {"LD_LIBRARY_PATH": f"{environment['LD_LIBRARY_PATH']}:{own}", "OPAL_PREFIX": str(ROOT / "usr")}
     launch = [str(ROOT / "usr/bin/mpiexec.openmpi"), *_LAUNCH, "-n", str(_NUM_RANKS)]
-    done = subprocess.run(
-        [*launch, *command], cwd=folder, env=os.environ | environment | _AS_ROOT, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    done = run_patiently([*launch, *command], os.environ | environment | _AS_ROOT, folder)
     if done.returncode:
         raise RuntimeError(f"running {command} natively: it ended with {done.returncode}: {done.stderr[-2000:]}")
     return done.stdout

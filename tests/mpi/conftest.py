@@ -23,6 +23,15 @@ collect_ignore_glob = ["programs/*", "lower_alone.py", "missing_names.py"]
 PROGRAMS = Path(__file__).parent / "programs"
 FOREIGN = Path(__file__).parents[2] / ".mpi" / "programs"
 """Packages of others, from `make mpi`."""
+_LONGEST_S = 1800
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What gets nowhere is given up by who waits for it (`tests.mpi.patience`); this is for what no one waits for."""
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(_LONGEST_S))
 
 
 class Job:
@@ -30,6 +39,10 @@ class Job:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.gate = path.parent / "gate"
+        """A file that is there when a program of ours may do its last step: see ``programs/gate.py``."""
+        self.gated = {"TEST_GATE": str(self.gate)}
+        """What the environment of such a program has."""
         self.said: list[str] = []
 
     def create(self, program: str | Path, *arguments: object, num_ranks: int = 4, **variables: str) -> None:
@@ -37,7 +50,7 @@ class Job:
         command = [program] if isinstance(program, Path) else [sys.executable, PROGRAMS / f"{program}.py"]
         argv = tuple(map(str, [*command, *arguments]))
         environment = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        environment |= {"PYTHONPATH": str(FOREIGN), **variables}
+        environment |= {"PYTHONPATH": str(FOREIGN), **self.gated, **variables}
         self.folder = JobFolder.create(self._path, JobSpec(argv, num_ranks, str(self._path.parent), environment))
 
     def stay(
@@ -48,8 +61,12 @@ class Job:
         checkpoint: Checkpoint | None = None,
         watch: Watch | None = None,
     ) -> JobStay:
-        """Run it until it ends or stops, or gets nowhere."""
+        """Run it until it ends or stops, or gets nowhere; a program that is watched ends when its gate is opened."""
         placed = Placement(placement) if isinstance(placement, str) else placement
+        if watch is None:
+            self.gate.touch()
+        else:
+            self.gate.unlink(missing_ok=True)
         patience = Patience(self.folder)
 
         def look(coordinator: Coordinator) -> None:
@@ -80,11 +97,11 @@ def job(tmp_path: Path) -> Job:
 
 
 @pytest.fixture
-def remesh_cli(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def remesh_cli(tmp_path: Path, job: Job) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """The command line in a process of its own; what still runs at the end is ended."""
     started = []
     places = os.pathsep.join([str(Path(remesh.__file__).parents[1]), str(FOREIGN)])
-    environment = {**os.environ, "PYTHONPATH": places, "REMESH_JOBS": str(tmp_path)}
+    environment = {**os.environ, "PYTHONPATH": places, "REMESH_JOBS": str(tmp_path), **job.gated}
 
     def start(*arguments: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "remesh", "mpi", *arguments]
@@ -101,6 +118,18 @@ def remesh_cli(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]
             if process.poll() is None:
                 process.send_signal(signal.SIGINT)
                 process.communicate(timeout=30)
+
+
+def ending_once(job: Job, is_so: Callable[[Coordinator], bool], watch: Watch | None = None) -> Watch:
+    """The program may end once that is so; another watch goes on."""
+
+    def look(coordinator: Coordinator) -> None:
+        if watch is not None:
+            watch(coordinator)
+        if is_so(coordinator):
+            job.gate.touch()
+
+    return look
 
 
 def stop_after(seconds: float, *, stop: bool = True) -> Watch:

@@ -16,6 +16,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -26,8 +27,10 @@ from remesh.images.tree import has_ended, tree_of
 from remesh.linux.calls import PR_SET_CHILD_SUBREAPER, prctl
 from remesh.mpi.launch import SHM, Reach, plan_start
 from remesh.mpi.mpis import find_mpi
+from remesh.testing.quiet_limit import QuietLimit
 
 _HERE = Path(__file__).parent
+_LOOK_S = 0.1
 _ORDER = ("passed", "skipped", "failed", "started")
 """From good to bad: of several ranks the worst counts; what only started never ended."""
 
@@ -45,21 +48,17 @@ def run_module(module: str, folder: Path, options: argparse.Namespace) -> Outcom
     source = str(Path(remesh.__file__).parents[1])
     environment = {**os.environ, **start.environment, "PYTHONPATH": source, "UPPER_PYTHON": sys.executable}
     environment["UPPER_FACE"] = options.face
-    job = subprocess.Popen(
-        start.command,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    try:
-        said, _ = job.communicate(timeout=options.patience)
-    except subprocess.TimeoutExpired:
-        end_descendants()
-        said, _ = job.communicate(timeout=60)
-    finally:
-        end_descendants()
-        job.wait()
+    with tempfile.TemporaryFile("w+") as output:
+        job = subprocess.Popen(start.command, env=environment, stdout=output, stderr=subprocess.STDOUT)
+        limit = QuietLimit(lambda: os.fstat(output.fileno()).st_size, options.patience)
+        try:
+            while job.poll() is None and not limit.is_over():
+                time.sleep(_LOOK_S)
+        finally:
+            end_descendants()
+            job.wait()
+        output.seek(0)
+        said = output.read()
     return read_outcomes(said) or {module: ("started", said[-300:])}
 
 
@@ -100,7 +99,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--face", default="mpich", choices=("mpich", "openmpi"), help="for which mpi4py was built")
     parser.add_argument("-n", type=int, default=2)
     parser.add_argument("--native", action="store_true", help="on the real mpi4py, to compare")
-    parser.add_argument("--patience", type=float, default=120.0, help="seconds until a module is said never to end")
+    parser.add_argument(
+        "--patience", type=float, default=120.0, help="seconds without a word, after which a module is ended"
+    )
     parser.add_argument("--out", type=Path, help="a file for all outcomes, as JSON")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))

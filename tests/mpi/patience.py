@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from subprocess import DEVNULL, PIPE, CompletedProcess, Popen, TimeoutExpired
+from typing import IO, AnyStr, Final
 
 from remesh.linux.procfs import family_of, work_of
 from remesh.rounds.job_folder import JobFolder
@@ -20,6 +22,45 @@ _LOOK_S: Final = 1.0
 def work_below(pid: int) -> int:
     """Of all that a process has started, and they; not its own."""
     return sum(map(work_of, family_of(pid)[1:]))
+
+
+def run_patiently(
+    command: Sequence[str], environment: Mapping[str, str], folder: Path | None = None, stdin: int | IO[str] = DEVNULL
+) -> CompletedProcess[str]:
+    """Run a program to its end, however slow the machine is."""
+    with Popen(command, env=environment, cwd=folder, stdin=stdin, stdout=PIPE, stderr=PIPE, text=True) as program:
+        try:
+            said, errors = communicate_patiently(program)
+        except BaseException:
+            program.kill()
+            raise
+    return CompletedProcess(command, program.returncode, said, errors)
+
+
+def communicate_patiently(program: Popen[AnyStr]) -> tuple[AnyStr, AnyStr]:
+    """What a program says until its end; TimeoutExpired if nothing that was started here works any more."""
+    limit = _limit_for_all()
+    while True:
+        try:
+            return program.communicate(timeout=_LOOK_S)
+        except TimeoutExpired:
+            if limit.is_over():
+                raise
+
+
+def wait_until(is_so: Callable[[], bool], tell: Callable[[], object] = str, pace_s: float = 0.05) -> None:
+    """AssertionError, with what is told, if nothing that was started here works any more before it is so.
+
+    A look that starts a program is work itself: such a wait has the limit of its test alone.
+    """
+    limit = _limit_for_all()
+    while not is_so():
+        assert not limit.is_over(), tell()
+        time.sleep(pace_s)
+
+
+def _limit_for_all() -> QuietLimit:
+    return QuietLimit(lambda: work_below(os.getpid()), QUIET_S)
 
 
 class Patience:

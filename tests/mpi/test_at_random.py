@@ -8,7 +8,6 @@ from tests.mpi.hunt import WAYS, Fault, Program, Seen, compare, hunt
 
 
 @pytest.mark.mpi
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("seed", "num_ranks", "without"), [(1, 2, ""), (20, 3, ""), (21, 2, "files"), (31, 2, "")])
 def test_a_program_at_random_gets_what_a_real_mpi_alone_gives_it(seed: int, num_ranks: int, without: str) -> None:
     wrong, caught = hunt(Program(seed, 60, num_ranks, without), tuple(WAYS))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,8 @@ import pytest
 from remesh.linux.procfs import children_of
 from remesh.mpi.stay import Watch
 from remesh.rounds.leader import Coordinator
-from tests.mpi.conftest import Job, stop_after
+from tests.mpi.conftest import Job, ending_once, stop_after
+from tests.mpi.patience import wait_until
 
 pytestmark = pytest.mark.mpi
 
@@ -27,10 +27,8 @@ class _Look:
         if coordinator.all_ready and not self.huge_pages:
             lower = int(coordinator.describe()["ranks"][0]["pid"])
             (init,) = children_of(lower)
-            deadline_s = time.monotonic() + 20.0
-            while not (programs := children_of(init)):
-                assert time.monotonic() < deadline_s, "no program"
-            for name, pid in (("lower half", lower), ("program", programs[0])):
+            wait_until(lambda: bool(children_of(init)), lambda: "no program")
+            for name, pid in (("lower half", lower), ("program", children_of(init)[0])):
                 place = Path(f"/proc/{pid}")
                 told = dict(line.split(":", 1) for line in (place / "status").read_text().splitlines())
                 self.huge_pages[name] = told.get("THP_enabled", "").strip()
@@ -45,7 +43,9 @@ def test_only_the_lower_half_does_without_huge_pages_and_restartable_sequences(j
     job.create("ring", 40, 0.02, num_ranks=2)
     begun, back = _Look(stop_after(0.2)), _Look()
     assert job.stay(mpi, watch=begun).outcome.state == "stopped", job.events
-    assert job.stay(mpi, checkpoint=job.folder.checkpoint(None), watch=back).outcome.state == "finished", job.events
+    then_end = ending_once(job, lambda _: bool(back.huge_pages), back)
+    ended = job.stay(mpi, checkpoint=job.folder.checkpoint(None), watch=then_end)
+    assert ended.outcome.state == "finished", job.events
     for look in (begun, back):
         assert look.huge_pages == {"lower half": "0", "program": "1"}
         assert "rseq=0" in look.tunables["lower half"] and "rseq" not in look.tunables["program"]

@@ -29,7 +29,7 @@ def test_operations_exceptions_and_handlers_of_cxx_go_on_under_other_mpis(job: J
     answers = []
     for chain in ((), dice.sample(("mpich", "openmpi", "impi"), 3)):
         argv = (str(program), str(steps), "10000" if chain else "0")
-        spec = JobSpec(argv, 3, str(tmp_path), variables())
+        spec = JobSpec(argv, 3, str(tmp_path), variables() | job.gated)
         job.folder = JobFolder.create(tmp_path / f"job-{len(chain)}", spec)
         checkpoint = None
         for mpi in chain:

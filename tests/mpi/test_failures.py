@@ -24,12 +24,14 @@ from remesh.ranks.hosts import Host
 from remesh.rounds.job_folder import JobFolder
 from remesh.rounds.leader import Coordinator
 from remesh.testbed import Testbed
-from tests.mpi.conftest import PROGRAMS, Job, stop_after
+from tests.mpi.conftest import PROGRAMS, Job, ending_once, stop_after
+from tests.mpi.patience import communicate_patiently, wait_until
 from tests.mpi.test_library import compiled
 
 pytestmark = pytest.mark.mpi
 
 _LAPS = 30
+_NO_IMAGE = "could not write its image"
 
 
 @dataclass(frozen=True)
@@ -62,13 +64,6 @@ def _answer_in_c(num_ranks: int = 4, modulus: int = 1_000_003) -> int:
         came = sent
         seen = [(each * 31 + token * 7 + sum(tokens)) % modulus for each, token in zip(seen, tokens, strict=True)]
     return sum(seen)
-
-
-def _wait_for(is_so: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
 
 
 def _text(path: Path) -> str:
@@ -176,11 +171,12 @@ def test_a_full_disk_gives_the_checkpoint_up_and_the_job_goes_on(job: Job, ring:
     ring.create(job, 0.05)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(job.folder.images)], check=True)
     try:
-        ended = job.stay("openmpi", watch=stop_after(0.4))
+        watch = ending_once(job, lambda _: any(_NO_IMAGE in line for line in job.said), stop_after(0.4))
+        ended = job.stay("openmpi", watch=watch)
     finally:
         subprocess.run(["umount", str(job.folder.images)], check=True)
     assert ended.outcome.state == "finished", job.events
-    assert any("could not write its image" in line for line in job.said), job.said
+    assert any(_NO_IMAGE in line for line in job.said), job.said
     assert job.answer == ring.answer
 
 
@@ -189,16 +185,16 @@ def test_a_leader_that_is_killed_takes_every_rank_with_it_and_the_last_checkpoin
 ) -> None:
     program = (str(ring.program), str(_LAPS), "0.2")
     leader = remesh_cli("run", "-n", "4", "--mpi", "mpich", "--job", str(tmp_path / "j"), *program)
-    _wait_for(lambda: "running" in _text(tmp_path / "j" / "state.json"))
-    said, _ = remesh_cli("checkpoint", str(tmp_path / "j")).communicate(timeout=60)
+    wait_until(lambda: "running" in _text(tmp_path / "j" / "state.json"))
+    said, _ = communicate_patiently(remesh_cli("checkpoint", str(tmp_path / "j")))
     assert "checkpoint 1" in said
-    shown, _ = remesh_cli("show", str(tmp_path / "j")).communicate(timeout=60)
+    shown, _ = communicate_patiently(remesh_cli("show", str(tmp_path / "j")))
     processes = family_of(*(rank["pid"] for rank in json.loads(shown)["now"]["ranks"]))
     assert len(processes) >= 3 * 4  # lower half, init, program
     leader.kill()
-    leader.communicate(timeout=60)
-    _wait_for(lambda: all(start_of(pid) is None for pid in processes))
-    listed, _ = remesh_cli("ls").communicate(timeout=60)
+    communicate_patiently(leader)
+    wait_until(lambda: all(start_of(pid) is None for pid in processes))
+    listed, _ = communicate_patiently(remesh_cli("ls"))
     assert "failed" in listed and "running" not in listed and "is gone" in listed, listed
     job.folder = JobFolder(tmp_path / "j")
     ended = job.stay("openmpi", checkpoint=job.folder.checkpoint(None))
@@ -235,12 +231,12 @@ def test_a_host_that_falls_silent_ends_the_job_by_name_and_the_last_checkpoint_g
 def test_sigterm_takes_a_checkpoint_and_stops(tmp_path: Path, remesh_cli: Callable[..., subprocess.Popen[str]]) -> None:
     program = PROGRAMS / "ring.py"
     running = remesh_cli("run", "-n", "2", "--mpi", "mpich", "--job", str(tmp_path / "j"), str(program), "2000", "0.01")
-    _wait_for(lambda: "running" in _text(tmp_path / "j" / "state.json"))
+    wait_until(lambda: "running" in _text(tmp_path / "j" / "state.json"))
     running.send_signal(signal.SIGTERM)
-    output, _ = running.communicate(timeout=60)
+    output, _ = communicate_patiently(running)
     assert running.returncode == 0, output
     assert "stopped" in output
-    shown, _ = remesh_cli("ls").communicate(timeout=60)
+    shown, _ = communicate_patiently(remesh_cli("ls"))
     assert "stopped" in shown
 
 
@@ -251,7 +247,7 @@ def test_what_a_program_prints_first_and_last_reaches_the_terminal(
     program = tmp_path / "program.py"
     program.write_text("print('first', flush=True)\nfrom mpi4py import MPI\nMPI.Finalize()\nprint('last')\n")
     running = remesh_cli("run", "-n", "2", "--mpi", mpi, "--job", str(tmp_path / "j"), str(program))
-    output, _ = running.communicate(timeout=100)
+    output, _ = communicate_patiently(running)
     assert running.returncode == 0 and output.count("first\n") == output.count("last\n") == 2, output
 
 
@@ -272,12 +268,12 @@ def test_rank_0_reads_the_input_file_of_the_command_line_and_goes_on_with_it_aft
     with (tmp_path / "input").open() as stdin:
         started = ("run", "-n", "2", "--mpi", "mpich", "--job", str(tmp_path / "j"), str(program))
         running = remesh_cli(*started, stdin=stdin.fileno())
-        _wait_for(lambda: "running" in _text(tmp_path / "j" / "state.json"))
+        wait_until(lambda: "running" in _text(tmp_path / "j" / "state.json"))
         running.send_signal(signal.SIGTERM)
-        output, _ = running.communicate(timeout=60)
+        output, _ = communicate_patiently(running)
     assert "stopped" in output
     ended = remesh_cli("restart", str(tmp_path / "j"), "--mpi", "openmpi")
-    output, _ = ended.communicate(timeout=60)
+    output, _ = communicate_patiently(ended)
     assert ended.returncode == 0, output
     for rank in range(2):
         assert _text(tmp_path / "j" / "logs" / f"rank-000{rank}.out") == "answer 1090 True\n"

@@ -59,7 +59,8 @@ def _check_chain(
     for chain in ((), dice.sample(("mpich", "openmpi", "impi"), 3)):
         pause_us = 10000 if chain else 0
         folder = tmp_path / f"job-{len(chain)}"
-        job.folder = JobFolder.create(folder, JobSpec((*argv, str(pause_us)), 3, str(tmp_path), environment))
+        spec = JobSpec((*argv, str(pause_us)), 3, str(tmp_path), environment | job.gated)
+        job.folder = JobFolder.create(folder, spec)
         checkpoint = None
         for mpi in chain:
             stay = job.stay(mpi, checkpoint=checkpoint, watch=stop_after(dice.uniform(0.05, 0.5)))

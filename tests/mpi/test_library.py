@@ -42,8 +42,8 @@ def compiled(name: str, face: str, into: Path) -> Path:
 
 
 def _create(job: Job, path: Path, program: Path, num_ranks: int, *arguments: object) -> None:
-    argv = (str(program), *map(str, arguments))
-    job.folder = JobFolder.create(path / "job", JobSpec(argv, num_ranks, str(path), {"PATH": "/usr/bin:/bin"}))
+    argv, environment = (str(program), *map(str, arguments)), {"PATH": "/usr/bin:/bin", **job.gated}
+    job.folder = JobFolder.create(path / "job", JobSpec(argv, num_ranks, str(path), environment))
 
 
 @pytest.mark.parametrize("program", ["collectives", "groups", "windows", "communicators"])

@@ -14,6 +14,7 @@ import remesh
 from remesh.errors import ConfigError
 from remesh.mpi.lower.wire import DIRECT_VARIABLE, PROBE_VARIABLE
 from remesh.mpi.mpis import KINDS, Installation, find_mpi
+from tests.mpi.patience import run_patiently
 
 pytestmark = pytest.mark.mpi
 _HERE = Path(__file__).parent
@@ -40,7 +41,7 @@ def _run(kind: str, num_ranks: int, *command: str, **variables: str) -> subproce
     source = str(Path(remesh.__file__).parents[1])
     environment = os.environ | _AS_ROOT | {"PYTHONPATH": source} | variables
     launch = [mpi.launcher, *_FLAGS[kind], "-n", str(num_ranks), mpi.python, *command]
-    done = subprocess.run(launch, env=environment, capture_output=True, text=True, timeout=110)
+    done = run_patiently(launch, environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 

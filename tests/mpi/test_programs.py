@@ -23,9 +23,9 @@ from tests.mpi.conftest import Job, stop_after
 from tests.mpi.debian import ROOT
 from tests.mpi.debian_libraries import PROGRAMS_ON_LIBRARIES
 from tests.mpi.debian_programs import PROGRAMS_OF_DEBIAN, Program, variables
+from tests.mpi.patience import run_patiently
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(900)]
-"""Who gets nowhere is found sooner: `Job.stay` has a limit on progress."""
+pytestmark = pytest.mark.mpi
 
 _CHAIN = ("mpich", "openmpi", "impi")
 _LAUNCH_OPENMPI = (
@@ -75,15 +75,7 @@ def _native(program: Program, folder: Path) -> list[str]:
     launch = _launch_on_mpich(folder, search, number) if on_mpich else _launch_on_openmpi(search, number)
     with contextlib.ExitStack() as opened:
         given = opened.enter_context((folder / program.input_file).open()) if program.input_file else subprocess.DEVNULL
-        done = subprocess.run(
-            [*launch, *command],
-            cwd=folder,
-            env=os.environ | environment | _AS_ROOT,
-            stdin=given,
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
+        done = run_patiently([*launch, *command], os.environ | environment | _AS_ROOT, folder, given)
     assert done.returncode == 0, done.stdout + done.stderr
     return program.answer(done.stdout, folder)
 

@@ -15,9 +15,10 @@ from remesh.errors import ConfigError
 from remesh.mpi.mpis import find_mpi
 from remesh.rounds.job_folder import JobFolder, JobSpec
 from tests.mpi.conftest import PROGRAMS, Job, stop_after
+from tests.mpi.patience import run_patiently
 from tests.mpi.random_programs import write_program
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.mpi
 _LINE = re.compile(r"^rank \d+ step \d+ \w+ [0-9a-f]{16}$", re.MULTILINE)
 
 
@@ -49,9 +50,7 @@ def _compiled(seed: int, steps: int, folder: Path) -> tuple[Path, Path]:
 def _native(program: Path, place: Path, num_ranks: int, folder: Path) -> list[str]:
     folder.mkdir()
     command = [str(place / "bin" / "mpiexec"), "-n", str(num_ranks), "env", f"LD_LIBRARY_PATH={place / 'lib'}"]
-    done = subprocess.run(
-        [*command, str(program)], cwd=folder, capture_output=True, text=True, timeout=400, check=False
-    )
+    done = run_patiently([*command, str(program)], dict(os.environ), folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return sorted(_LINE.findall(done.stdout))
 
@@ -81,7 +80,7 @@ def test_a_random_program_gets_what_a_real_mpi_gives(job: Job, tmp_path: Path, s
     assert len(native) == steps * num_ranks
     carried = tmp_path / "carried"
     carried.mkdir()
-    environment = {"PATH": os.environ["PATH"]}
+    environment = {"PATH": os.environ["PATH"], **job.gated}
     job.folder = JobFolder.create(
         tmp_path / "job", JobSpec((str(program), "40000"), num_ranks, str(carried), environment)
     )

@@ -9,7 +9,7 @@ from remesh.images.stored import read_image
 from remesh.mpi.stay import Placement, StaySettings
 from remesh.ranks.hosts import Host
 from remesh.ranks.imaging import IMAGE
-from tests.mpi.conftest import FOREIGN, Job, stop_after
+from tests.mpi.conftest import FOREIGN, Job, ending_once, stop_after
 
 pytestmark = pytest.mark.mpi
 
@@ -113,7 +113,8 @@ def test_programs_on_packages_of_others_are_carried(
 
 def test_a_job_goes_on_after_a_checkpoint_and_can_go_back_to_it(job: Job) -> None:
     job.create("ring", 30, 0.05)
-    ended = job.stay("mpich", watch=stop_after(0.4, stop=False))
+    watch = ending_once(job, lambda coordinator: coordinator.last_checkpoint is not None, stop_after(0.4, stop=False))
+    ended = job.stay("mpich", watch=watch)
     assert ended.outcome.state == "finished", job.events
     assert ended.last_checkpoint is not None and ended.last_checkpoint["ending"] == "resumed"
     assert job.answer == _ANSWERS["ring"]
@@ -125,7 +126,8 @@ def test_a_job_goes_on_after_a_checkpoint_and_can_go_back_to_it(job: Job) -> Non
 
 def test_periodic_checkpoints_are_taken_and_the_last_ones_kept(job: Job) -> None:
     job.create("jacobi", 30, 0.1)
-    ended = job.stay("mpich", settings=StaySettings(every_s=0.4, keep=2))
+    watch = ending_once(job, lambda coordinator: (coordinator.last_checkpoint or {"number": 0})["number"] >= 3)
+    ended = job.stay("mpich", settings=StaySettings(every_s=0.4, keep=2), watch=watch)
     assert ended.outcome.state == "finished", job.events
     numbers = [each.number for each in job.folder.checkpoints()]
     assert len(numbers) == 2 and numbers[1] >= 3, job.events

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,11 +16,11 @@ import pytest
 import remesh
 from remesh.mpi.mpis import find_mpi
 from tests.mpi.conftest import PROGRAMS
+from tests.mpi.patience import communicate_patiently, wait_until
 
 pytestmark = pytest.mark.mpi
 
 _NOBODY = 65534
-_PATIENCE_S = 120.0
 _PATHS = os.pathsep.join(str(Path(module.__file__ or "").parents[1]) for module in (remesh, click))
 
 
@@ -30,8 +29,10 @@ class User:
 
     def __init__(self, folder: Path, python: str) -> None:
         self.folder = folder
+        self.gate = folder / "gate"
         self._python = python
         self._environment = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "PYTHONPATH": _PATHS}
+        self._environment |= {"TEST_GATE": str(self.gate)}
         self._environment |= {name: value for name, value in os.environ.items() if name.startswith("REMESH_MPI_")}
         os.chown(folder, _NOBODY, _NOBODY)
 
@@ -50,10 +51,10 @@ class User:
         """Status and words of a Python."""
         process = self.start(*arguments)
         try:
-            said, _ = process.communicate(timeout=_PATIENCE_S)
+            said, _ = communicate_patiently(process)
         except subprocess.TimeoutExpired:
             process.terminate()
-            said, _ = process.communicate(timeout=_PATIENCE_S)
+            said, _ = communicate_patiently(process)
         return process.returncode, said
 
 
@@ -80,25 +81,26 @@ def _start(mpi: str) -> str:
 
 def test_a_job_needs_no_root(user: User) -> None:
     job = user.folder / "j"
-    shutil.copy(PROGRAMS / "ring.py", user.folder)
+    for name in ("ring.py", "gate.py"):
+        shutil.copy(PROGRAMS / name, user.folder)
     ring = ("ring.py", "30", "0.3")
     how = ("-n", "4", "--mpi", "mpich", "--incremental", "--job", str(job))
     running = user.start("-m", "remesh", "mpi", "run", *how, *ring)
     try:
-        deadline_s = time.monotonic() + _PATIENCE_S
-        while not (job / "state.json").exists() or '"running"' not in (job / "state.json").read_text():
-            assert time.monotonic() < deadline_s and running.poll() is None
-            time.sleep(0.05)
+        state = job / "state.json"
+        wait_until(lambda: running.poll() is not None or (state.exists() and '"running"' in state.read_text()))
+        assert running.poll() is None
         for more in ([], ["--stop"]):
             status, said = user.run("-m", "remesh", "mpi", "checkpoint", *more, str(job))
             assert status == 0, said
-        said, _ = running.communicate(timeout=_PATIENCE_S)
+        said, _ = communicate_patiently(running)
     finally:
         if running.poll() is None:
             running.terminate()
-            running.communicate(timeout=_PATIENCE_S)
+            communicate_patiently(running)
     assert running.returncode == 0, said
     assert '"builds_upon": [\n   1\n  ]' in (job / "images" / "000002" / "manifest.json").read_text()
+    user.gate.touch()
     status, said = user.run("-m", "remesh", "mpi", "restart", str(job), "--mpi", "openmpi")
     assert status == 0 and "answer b1cd1c8a14377307" in said, said
     assert job.stat().st_uid == _NOBODY

@@ -63,7 +63,7 @@ def test_fortran_shares_memory(job: Job, tmp_path: Path, face: str) -> None:
     rounds, num_ranks, columns = 250, 2, 4000
     program = compiled_fortran("shared.f90", face, tmp_path)
     argv = (str(program), str(rounds), "10000")
-    job.folder = JobFolder.create(tmp_path / "job", JobSpec(argv, num_ranks, str(tmp_path), variables()))
+    job.folder = JobFolder.create(tmp_path / "job", JobSpec(argv, num_ranks, str(tmp_path), variables() | job.gated))
     row = columns * (columns + 1) // 2
     answer = sum(row * (t * (t + 1) // 2 + t * rank) for t in range(1, rounds + 1) for rank in range(num_ranks))
     assert _through_three(job, face) == f"answer {answer}"

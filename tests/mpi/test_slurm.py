@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,13 +18,13 @@ from remesh.ranks.slurm import BatchLaunch, make_script
 from remesh.rounds.job_folder import JobFolder
 from remesh.testbed import BedSpec, Testbed
 from tests.mpi.conftest import PROGRAMS
+from tests.mpi.patience import communicate_patiently, wait_until
 from tests.procs.torch_jobs import PROGRAMS as TORCH_PROGRAMS
 
-pytestmark = [pytest.mark.long, pytest.mark.netns, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.netns]
 
 _PATH = os.pathsep.join([os.environ["PATH"], "/usr/sbin", "/sbin"])
 _NODES = ("node0", "node1")
-_PATIENCE_S = 240.0
 _CONF = """\
 ClusterName=bed
 SlurmctldHost=node0
@@ -73,10 +73,10 @@ class Cluster:
         """What a command says on the first node; it must end well."""
         process = self._bed.start_program("node0", command, env=self.environment, output=subprocess.PIPE)
         try:
-            said, _ = process.communicate(timeout=60)
+            said, _ = communicate_patiently(process)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.communicate(timeout=60)
+            communicate_patiently(process)
             raise
         assert process.returncode == 0, said.decode()
         return said.decode()
@@ -108,16 +108,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def _wait_for(is_so: Callable[[], bool], tell: Callable[[], str]) -> None:
-    deadline_s = time.monotonic() + _PATIENCE_S
-    while True:
-        try:
-            if is_so():
-                return
-        except (AssertionError, OSError):
-            if time.monotonic() > deadline_s:
-                raise
-        assert time.monotonic() < deadline_s, tell()
-        time.sleep(0.5)
+    """Daemons that come up, and files that are not there yet, fail to answer for a while."""
+
+    def is_so_by_now() -> bool:
+        with contextlib.suppress(AssertionError, OSError):
+            return is_so()
+        return False
+
+    wait_until(is_so_by_now, tell, pace_s=0.5)
 
 
 @pytest.mark.mpi

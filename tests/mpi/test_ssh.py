@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,15 +16,17 @@ import remesh
 from remesh.rounds.job_folder import JobFolder, rank_name
 from remesh.testbed import BedSpec, Testbed
 from tests.mpi.conftest import PROGRAMS
+from tests.mpi.patience import communicate_patiently, wait_until
 from tests.procs.torch_jobs import PROGRAMS as TORCH_PROGRAMS
 from tests.procs.torch_jobs import run_natively
 
-pytestmark = [pytest.mark.netns, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.netns
 
 _RING = "answer b1cd1c8a14377307"
 _HOSTS = ("a", "b", "c")
 _PATH = os.pathsep.join([os.environ["PATH"], "/usr/sbin", "/sbin"])
-_PATIENCE_S = 60.0
+_TO_END_S = 60.0
+"""For what was told to end."""
 
 
 class Cluster:
@@ -34,10 +35,12 @@ class Cluster:
     def __init__(self, bed: Testbed, folder: Path) -> None:
         self.bed = bed
         self.folder = folder
+        self.gate = folder / "gate"
         # The client reads no configuration from HOME, so one stands in front of it on the PATH.
         self._environment = {
             "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": str(Path(remesh.__file__).parents[1]),
+            "TEST_GATE": str(self.gate),
         }
 
     def remesh(self, *arguments: str) -> tuple[int, str]:
@@ -45,10 +48,10 @@ class Cluster:
         command = [sys.executable, "-m", "remesh", *arguments]
         process = self.bed.start_program("head", command, env=self._environment, output=subprocess.PIPE)
         try:
-            said, _ = process.communicate(timeout=2 * _PATIENCE_S)
+            said, _ = communicate_patiently(process)
         except subprocess.TimeoutExpired:
             process.terminate()
-            said, _ = process.communicate(timeout=_PATIENCE_S)
+            said, _ = communicate_patiently(process)
         return process.returncode, said.decode()
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
@@ -90,21 +93,21 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         finally:
             for each in daemons:
                 each.terminate()
-                each.wait(_PATIENCE_S)
+                each.wait(_TO_END_S)
 
 
 def _wait_for_daemon(cluster: Cluster, host: str) -> None:
-    deadline_s = time.monotonic() + _PATIENCE_S
-    while True:
-        tried = cluster.bed.start_program(
-            "head", [str(cluster.folder / "ssh"), host, "hostname"], output=subprocess.PIPE
-        )
-        said, _ = tried.communicate(timeout=_PATIENCE_S)
-        if tried.returncode == 0:
-            assert said.decode().strip() == host
-            return
-        assert time.monotonic() < deadline_s, said.decode()
-        time.sleep(0.1)
+    said = b""
+
+    def answers() -> bool:
+        nonlocal said
+        command = [str(cluster.folder / "ssh"), host, "hostname"]
+        tried = cluster.bed.start_program("head", command, output=subprocess.PIPE)
+        said, _ = communicate_patiently(tried)
+        return tried.returncode == 0
+
+    wait_until(answers, lambda: said.decode())
+    assert said.decode().strip() == host
 
 
 @pytest.mark.mpi
@@ -129,20 +132,23 @@ def test_a_program_of_torch_stops_and_goes_on_on_another_host_over_ssh(cluster: 
 
 def _stop_once(cluster: Cluster, job: Path, kind: str, *arguments: str) -> JobFolder:
     """A job that was started, and stopped by a checkpoint once it ran."""
+    cluster.gate.unlink(missing_ok=True)
     running = cluster.start(kind, "run", *arguments)
     try:
         _wait_until_it_runs(job, running, cluster)
         status, said = cluster.remesh(kind, "checkpoint", "--stop", str(job))
         assert status == 0, said
-        assert running.wait(_PATIENCE_S) == 0
+        wait_until(lambda: running.poll() is not None)
+        assert running.returncode == 0
     finally:
         if running.poll() is None:
             running.terminate()
-            running.wait(_PATIENCE_S)
+            running.wait(_TO_END_S)
     return JobFolder(job)
 
 
 def _finish(cluster: Cluster, folder: JobFolder, kind: str, *placed: str) -> None:
+    cluster.gate.touch()
     status, said = cluster.remesh(kind, "restart", str(folder.path), *placed)
     assert status == 0, said
     assert folder.read_state().state == "finished"
@@ -153,11 +159,11 @@ def _printed(folder: JobFolder, rank: int) -> list[str]:
 
 
 def _wait_until_it_runs(job: Path, running: subprocess.Popen[bytes], cluster: Cluster) -> None:
-    deadline_s = time.monotonic() + _PATIENCE_S
-    while not (job / "state.json").exists() or JobFolder(job).read_state().state != "running":
-        said = (cluster.folder / "said").read_text()
-        assert time.monotonic() < deadline_s and running.poll() is None, said
-        time.sleep(0.05)
+    def runs() -> bool:
+        return (job / "state.json").exists() and JobFolder(job).read_state().state == "running"
+
+    wait_until(lambda: runs() or running.poll() is not None, (cluster.folder / "said").read_text)
+    assert running.poll() is None, (cluster.folder / "said").read_text()
 
 
 def _ranks(folder: JobFolder) -> list[dict[str, object]]:

@@ -6,6 +6,7 @@ import sys
 import time
 
 import numpy as np
+from gate import wait_at_gate
 from mpi4py import MPI
 
 comm = MPI.COMM_WORLD
@@ -33,6 +34,8 @@ def main(steps: int, pause_s: float) -> None:
     p = r.copy()
     rr = dot(r, r)
     for step in range(steps):
+        if rank == 0 and step == steps - 1:
+            wait_at_gate()
         q = apply(p)
         alpha = rr / dot(p, q)
         x += alpha * p

@@ -3,6 +3,7 @@
 import sys
 import time
 
+from gate import wait_at_gate
 from mpipool import MPIExecutor
 
 
@@ -15,7 +16,9 @@ def work(number: int, pause_s: float) -> int:
 def main(tasks: int, pause_s: float) -> None:
     with MPIExecutor() as pool:
         pool.workers_exit()
-        futures = [pool.submit(work, number, pause_s) for number in range(tasks)]
+        futures = [pool.submit(work, number, pause_s) for number in range(tasks - 1)]
+        wait_at_gate()
+        futures.append(pool.submit(work, tasks - 1, pause_s))
         print("answer", sum(future.result() for future in futures) % 1_000_000_007, flush=True)
 
 

@@ -5,6 +5,7 @@ import sys
 import time
 
 import numpy as np
+from gate import wait_at_gate
 from mpi4py import MPI
 
 
@@ -22,6 +23,8 @@ def main(steps: int, pause_s: float) -> None:
     width = 16 * size
     rows = (np.arange(16 * width, dtype=float).reshape(16, width) * (rank + 1)) % 7 + 0j
     for step in range(steps):
+        if rank == 0 and step == steps - 1:
+            wait_at_gate()
         rows = np.fft.fft(rows, axis=1)
         rows = transpose(comm, rows)
         rows = np.fft.fft(rows, axis=1)

@@ -13,6 +13,7 @@ import time
 import zlib
 from collections.abc import Callable
 
+from gate import wait_at_gate
 from mpi4py import MPI
 
 WORLD = MPI.COMM_WORLD
@@ -197,6 +198,8 @@ def failures(path: str) -> None:
 def main(num_steps: int, pause_s: float, folder: str) -> None:
     """All of it, some times."""
     for step in range(num_steps):
+        if RANK == 0 and step == num_steps - 1:
+            wait_at_gate()
         path = os.path.join(folder, f"file-{step}")
         blocks(path, step, pause_s)
         views(path, step, pause_s)

@@ -6,6 +6,7 @@ import sys
 import time
 
 import numpy as np
+from gate import wait_at_gate
 from mpi4py import MPI
 
 
@@ -19,6 +20,8 @@ def main(steps: int, pause_s: float) -> None:
     down = rank + 1 if rank < size - 1 else MPI.PROC_NULL
     residual = 0.0
     for step in range(steps):
+        if rank == 0 and step == steps - 1:
+            wait_at_gate()
         requests = [
             comm.Irecv(grid[0], source=up, tag=1),
             comm.Irecv(grid[-1], source=down, tag=2),

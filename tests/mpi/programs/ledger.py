@@ -4,6 +4,7 @@ import array
 import sys
 import time
 
+from gate import wait_at_gate
 from mpi4py import MPI
 
 
@@ -15,6 +16,8 @@ def main(bookings: int, pause_s: float) -> None:
         ledger.Lock(0, MPI.LOCK_EXCLUSIVE)
         ledger.Get(page, 0)
         ledger.Flush(0)
+        if comm.rank == 0 and number == bookings // 2:
+            wait_at_gate()
         time.sleep(pause_s)
         # Right only if nobody else has booked meanwhile.
         page[0] += 1

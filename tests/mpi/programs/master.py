@@ -3,6 +3,7 @@
 import sys
 import time
 
+from gate import wait_at_gate
 from mpi4py import MPI
 
 WORK, DONE = 1, 2
@@ -23,7 +24,9 @@ def main(tasks: int, pause_s: float) -> None:
         for worker in range(1, size):
             comm.send(given, dest=worker, tag=WORK)
             given += 1
-        for _ in range(tasks):
+        for number in range(tasks):
+            if number == tasks - 1:
+                wait_at_gate()
             task, value = comm.recv(source=MPI.ANY_SOURCE, tag=MPI.ANY_TAG, status=status)
             total = (total + value * (task + 1)) % 1_000_000_007
             more = given < tasks

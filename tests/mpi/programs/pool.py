@@ -2,7 +2,9 @@
 
 import sys
 import time
+from collections.abc import Iterator
 
+from gate import wait_at_gate
 from mpi4py.futures import MPICommExecutor
 
 
@@ -13,10 +15,17 @@ def work(task: tuple[int, float]) -> int:
     return pow(3, number, 1_000_003) * number
 
 
+def given(tasks: int, pause_s: float) -> Iterator[tuple[int, float]]:
+    for number in range(tasks):
+        if number == tasks - 1:
+            wait_at_gate()
+        yield number, pause_s
+
+
 def main(tasks: int, pause_s: float) -> None:
     with MPICommExecutor() as executor:
         if executor is not None:
-            results = executor.map(work, [(number, pause_s) for number in range(tasks)])
+            results = executor.map(work, given(tasks, pause_s))
             print("answer", sum(results) % 1_000_000_007, flush=True)
 
 

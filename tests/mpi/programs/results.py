@@ -9,6 +9,7 @@ import sys
 import time
 
 import numpy as np
+from gate import wait_at_gate
 from mpi4py import MPI
 
 comm = MPI.COMM_WORLD
@@ -21,6 +22,8 @@ if is_table:
     file.Set_size(8 * width * size * steps)
 mine = np.arange(width, dtype=np.int64) * (rank + 1)
 for step in range(steps):
+    if rank == 0 and step == steps - 1:
+        wait_at_gate()
     first = step * width * size + rank * width
     if is_table:
         file.Write_at_all(8 * first, mine)

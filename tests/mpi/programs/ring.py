@@ -4,6 +4,7 @@ import hashlib
 import sys
 import time
 
+from gate import wait_at_gate
 from mpi4py import MPI
 
 
@@ -15,6 +16,8 @@ def main(laps: int, pause_s: float) -> None:
     token = rank + 1
     behind = None
     for lap in range(laps):
+        if rank == 0 and lap == laps - 1:
+            wait_at_gate()
         comm.send((lap, rank, token), dest=right, tag=1)
         if behind is not None:
             # The message of the lap before was left on its way over a collective.

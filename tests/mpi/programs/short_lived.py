@@ -7,6 +7,7 @@ while the second one sleeps before that broadcast.
 import sys
 import time
 
+from gate import wait_at_gate
 from mpi4py import MPI
 
 
@@ -15,6 +16,8 @@ def main(steps: int, pause_s: float) -> None:
     rank = comm.Get_rank()
     total = 0
     for step in range(steps):
+        if rank == 0 and step == steps - 1:
+            wait_at_gate()
         everybody, alone = comm.Dup(), MPI.COMM_SELF.Dup()
         total = (total * 31 + everybody.allreduce(rank + step) + alone.allreduce(step)) % 1_000_003
         everybody.Free()

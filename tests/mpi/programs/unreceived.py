@@ -9,6 +9,7 @@ import sys
 import time
 
 import numpy as np
+from gate import wait_at_gate
 from mpi4py import MPI
 
 comm = MPI.COMM_WORLD
@@ -62,6 +63,8 @@ def main(num_rounds: int, pause_s: float) -> None:
     for number in range(num_rounds):
         requests, buffers = send_all(number)
         pass_tokens_on(pause_s)
+        if rank == 0 and number == num_rounds - 1:
+            wait_at_gate()
         synchronous = requests[-1]
         assert not synchronous.Test(), "nobody has received it"
         comm.Barrier()

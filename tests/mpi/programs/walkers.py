@@ -7,6 +7,7 @@ import time
 import emcee
 import numpy as np
 import schwimmbad
+from gate import wait_at_gate
 
 
 def log_density(x: np.ndarray, pause_s: float) -> float:
@@ -23,7 +24,9 @@ def main(steps: int, pause_s: float) -> None:
         start = np.random.default_rng(1).normal(size=(12, 3))
         np.random.seed(2)
         sampler = emcee.EnsembleSampler(12, 3, log_density, args=(pause_s,), pool=pool)
-        sampler.run_mcmc(start, steps)
+        for number, _ in enumerate(sampler.sample(start, iterations=steps), 1):
+            if number == steps - 1:
+                wait_at_gate()
         print("answer", hashlib.sha256(sampler.get_chain().tobytes()).hexdigest()[:16], flush=True)
 
 

@@ -4,6 +4,7 @@ import multiprocessing
 import sys
 import time
 
+from gate import wait_at_gate
 from mpi4py import MPI
 
 
@@ -17,6 +18,8 @@ def main(rounds: int, pause_s: float) -> None:
     comm, total = MPI.COMM_WORLD, 0
     with multiprocessing.get_context("fork").Pool(2) as pool:
         for number in range(rounds):
+            if comm.rank == 0 and number == rounds - 1:
+                wait_at_gate()
             results = pool.map_async(work, [(100 * comm.rank + 10 * number + each, pause_s) for each in range(6)])
             total += comm.allreduce(sum(results.get()))
     if comm.rank == 0:

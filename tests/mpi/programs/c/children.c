@@ -9,6 +9,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "gate.h"
+
 int main(int argc, char **argv) {
     int rank, to[2], from[2], rounds = atoi(argv[1]), pause_us = atoi(argv[2]);
     MPI_Init(&argc, &argv);
@@ -27,6 +29,7 @@ int main(int argc, char **argv) {
     close(from[1]);
     long total = 0;
     for (int round = 0; round < rounds; round++) {
+        if (rank == 0 && round == rounds - 1) wait_at_gate();
         char command[4096], *sign = argv[3];
         long number = 10 * round + rank, sum;
         snprintf(command, sizeof command, "sleep 0.0%d; exit %d", pause_us / 10000, round % 7 + rank);

@@ -7,6 +7,8 @@
 
 #include "checking.h"
 
+#include "gate.h"
+
 /* ---- Data as they are ---- */
 
 static void rooted(MPI_Comm comm, int form, const Layout *l, int root, long *send, long *receive) {
@@ -248,6 +250,7 @@ int main(int argc, char **argv) {
     MPI_Type_commit(&pair);
     MPI_Op_create(compose, 0, &own);
     for (round_number = 0; round_number < rounds; round_number++) {
+        if (world_rank == 0 && round_number == rounds - 1) wait_at_gate();
         within(MPI_COMM_WORLD, strided, pair, own, send, receive);
         within(MPI_COMM_SELF, strided, pair, own, send, receive);
         on_many(strided, pair, own, send, receive);

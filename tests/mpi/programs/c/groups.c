@@ -4,6 +4,8 @@
  */
 #include "checking.h"
 
+#include "gate.h"
+
 /* ---- Between two groups ---- */
 
 /* Of the group of one parity, in the order of the world, the fold over its ranks. */
@@ -158,6 +160,7 @@ int main(int argc, char **argv) {
     MPI_Type_commit(&pair);
     MPI_Op_create(compose, 0, &own);
     for (round_number = 0; round_number < rounds; round_number++) {
+        if (world_rank == 0 && round_number == rounds - 1) wait_at_gate();
         groups(pair, own, send, receive);
         grid(send, receive);
         graph(send, receive);

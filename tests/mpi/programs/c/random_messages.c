@@ -5,6 +5,8 @@
  */
 #include "random_messages.h"
 
+#include "gate.h"
+
 static int rank, size;
 static MPI_Comm apart, errors_return;
 
@@ -369,6 +371,7 @@ int main(int argc, char **argv) {
     MPI_Buffer_attach(buffer, 1 << 25);
     for (int step = 0; step < steps; step++) {
         Plan plan;
+        if (rank == 0 && step == steps - 1) wait_at_gate();
         draw_plan(&plan, seed, (uint64_t)step, size);
         uint64_t digest = do_step(&plan);
         printf("rank %d step %d %s %016llx\n", rank, step, kind_names[plan.kind], (unsigned long long)digest);

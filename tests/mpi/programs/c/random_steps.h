@@ -7,6 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "gate.h"
+
 typedef enum { ALLREDUCE, SCAN, EXSCAN, REDUCE_SCATTER_BLOCK, ALLTOALL, ALLGATHER, BCAST } Collective;
 typedef enum { BLOCKING, STARTED, PERSISTENT, LARGE } Form;
 typedef enum { ALLOCATED, CREATED, SHARED } Memory;
@@ -307,6 +309,7 @@ static void end_step(void) {
 }
 
 static int end(void) {
+    if (world_rank == 0) wait_at_gate();
     MPI_Op_free(&first_odd);
     MPI_Comm_free(&ring), MPI_Comm_free(&copy);
     return MPI_Finalize();

@@ -10,6 +10,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "gate.h"
+
 enum { COUNT = 6000, TURNS = 40 };
 /* What stands in the part of the first rank before its values. */
 enum { COUNTER, TOKEN, NUM_WORDS };
@@ -120,6 +122,7 @@ int main(int argc, char **argv) {
         expect(part_of(win, of, (MPI_Aint)sizeof(long) * COUNT) - first, NUM_WORDS + (long)of * COUNT, "in one piece");
     expect(part_of(win, rank, num_bytes) - base, 0, "own part");
     for (; round_number < rounds; round_number++) {
+        if (rank == 0 && round_number == rounds - 1) wait_at_gate();
         store_and_load(win, comm, first);
         pass_token(first);
         access_remotely(win, comm, first);

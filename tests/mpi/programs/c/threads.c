@@ -8,6 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "gate.h"
+
 enum { NUM_THREADS = 40 };
 
 static int rounds;
@@ -36,6 +38,7 @@ int main(int argc, char **argv) {
         for (int i = 0; i < NUM_THREADS; i++) pthread_join(threads[i], NULL);
     } else {
         for (int i = 0; i < rounds; i++) {
+            if (i == rounds - 1) wait_at_gate();
             for (int tag = NUM_THREADS - 1; tag >= 0; tag--) {
                 int told = 1000 * i, heard;
                 MPI_Sendrecv(&told, 1, MPI_INT, 0, tag, &heard, 1, MPI_INT, 0, tag, MPI_COMM_WORLD, MPI_STATUS_IGNORE);

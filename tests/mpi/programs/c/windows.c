@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "gate.h"
+
 enum { ROOM = 64 };
 
 static int rank, size, right_one, left_one, round_number;
@@ -243,6 +245,7 @@ int main(int argc, char **argv) {
     right_one = (rank + 1) % size;
     left_one = (rank + size - 1) % size;
     for (round_number = 0; round_number < rounds; round_number++) {
+        if (rank == 0 && round_number == rounds - 1) wait_at_gate();
         long memory[ROOM] = {0};
         MPI_Win win;
         MPI_Win_create(memory, sizeof memory, sizeof(long), MPI_INFO_NULL, MPI_COMM_WORLD, &win);

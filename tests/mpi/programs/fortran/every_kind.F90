@@ -115,6 +115,7 @@ program every_kind
    call MPI_Comm_rank(MPI_COMM_WORLD, rank, ierr)
    call MPI_Comm_size(MPI_COMM_WORLD, size, ierr)
    do step = 1, steps
+      if (rank == 0 .and. step == steps) call wait_at_gate()
       call send_and_receive()
       call collect()
       call exchange_typed()
@@ -130,6 +131,7 @@ program every_kind
    if (rank == 0) print '(a,i0)', 'answer ', total
 
 contains
+   include 'gate.inc'
 
    subroutine expect(condition, what)
       logical, intent(in) :: condition

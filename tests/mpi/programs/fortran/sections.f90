@@ -59,6 +59,7 @@ program sections
    total = 0
    call functions_of_the_module()
    do turn = 1, rounds
+      if (rank == 0 .and. turn == rounds) call wait_at_gate()
       call blocking()
       call going_on()
       call parts_of_structures()
@@ -73,6 +74,8 @@ program sections
    call MPI_Finalize()
 
 contains
+   include 'gate.inc'
+
    subroutine check(is_right, what)
       logical, intent(in) :: is_right
       character(len=*), intent(in) :: what

@@ -37,6 +37,7 @@ program shared
    call c_f_pointer(first, whole, [columns, size])
    total = 0
    do turn = 1, rounds
+      if (rank == 0 .and. turn == rounds) call wait_at_gate()
       do i = 1, columns
          whole(i, rank + 1) = whole(i, rank + 1) + i*(turn + rank)
       end do
@@ -54,6 +55,8 @@ program shared
    call MPI_Finalize()
 
 contains
+   include 'gate.inc'
+
    subroutine wrong(found, expected)
       integer(kind=8), intent(in) :: found, expected
       print *, 'rank', rank, 'round', turn, 'found', found, 'expected', expected
