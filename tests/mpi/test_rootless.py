@@ -15,13 +15,13 @@ import pytest
 
 import remesh
 from remesh.mpi.mpis import find_mpi
-from tests.mpi.conftest import PROGRAMS
+from tests.mpi.conftest import FOREIGN, PROGRAMS
 from tests.mpi.patience import communicate_patiently, wait_until
 
 pytestmark = pytest.mark.mpi
 
 _NOBODY = 65534
-_PATHS = os.pathsep.join(str(Path(module.__file__ or "").parents[1]) for module in (remesh, click))
+_PATHS = os.pathsep.join(str(path) for path in (*(Path(each.__file__).parents[1] for each in (remesh, click)), FOREIGN))
 
 
 class User:

@@ -17,7 +17,7 @@ import remesh
 from remesh.ranks.slurm import BatchLaunch, make_script
 from remesh.rounds.job_folder import JobFolder
 from remesh.testbed import BedSpec, Testbed
-from tests.mpi.conftest import PROGRAMS
+from tests.mpi.conftest import FOREIGN, PROGRAMS
 from tests.mpi.patience import communicate_patiently, wait_until
 from tests.procs.torch_jobs import PROGRAMS as TORCH_PROGRAMS
 
@@ -60,7 +60,7 @@ class Cluster:
         self.folder = folder
         self.environment = {
             "SLURM_CONF": str(folder / "slurm.conf"),
-            "PYTHONPATH": str(Path(remesh.__file__).parents[1]),
+            "PYTHONPATH": os.pathsep.join([str(Path(remesh.__file__).parents[1]), str(FOREIGN)]),
             "PATH": os.pathsep.join([str(folder), str(Path(sys.executable).parent), _PATH]),
         }
 

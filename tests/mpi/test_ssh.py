@@ -15,7 +15,7 @@ import pytest
 import remesh
 from remesh.rounds.job_folder import JobFolder, rank_name
 from remesh.testbed import BedSpec, Testbed
-from tests.mpi.conftest import PROGRAMS
+from tests.mpi.conftest import FOREIGN, PROGRAMS
 from tests.mpi.patience import communicate_patiently, wait_until
 from tests.procs.torch_jobs import PROGRAMS as TORCH_PROGRAMS
 from tests.procs.torch_jobs import run_natively
@@ -39,7 +39,7 @@ class Cluster:
         # The client reads no configuration from HOME, so one stands in front of it on the PATH.
         self._environment = {
             "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": str(Path(remesh.__file__).parents[1]),
+            "PYTHONPATH": os.pathsep.join([str(Path(remesh.__file__).parents[1]), str(FOREIGN)]),
             "TEST_GATE": str(self.gate),
         }
 
@@ -122,12 +122,12 @@ def test_a_job_runs_stops_and_goes_on_over_ssh(cluster: Cluster, tmp_path: Path,
 
 
 def test_a_program_of_torch_stops_and_goes_on_on_another_host_over_ssh(cluster: Cluster, tmp_path: Path) -> None:
-    steps, job = "1000", tmp_path / "j"  # ten seconds: more than can pass before the stop
+    job, program = tmp_path / "j", ("100", str(cluster.gate))
     how = ("--hosts", "a:1,b:1", "--job", str(job))
-    folder = _stop_once(cluster, job, "torch", *how, str(TORCH_PROGRAMS / "steady.py"), steps)
+    folder = _stop_once(cluster, job, "torch", *how, str(TORCH_PROGRAMS / "steady.py"), *program)
     assert {rank["host"] for rank in _ranks(folder)} == {"a", "b"}
     _finish(cluster, folder, "torch", "--hosts", "c:2")
-    assert sorted([*_printed(folder, 0), *_printed(folder, 1)]) == run_natively("steady.py", 2, steps)
+    assert sorted([*_printed(folder, 0), *_printed(folder, 1)]) == run_natively("steady.py", 2, *program)
 
 
 def _stop_once(cluster: Cluster, job: Path, kind: str, *arguments: str) -> JobFolder:
