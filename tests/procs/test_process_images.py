@@ -850,6 +850,25 @@ def test_the_examination_of_a_machine_that_is_able_ends_with_a_restored_process(
     assert findings["image and restore of a process"].good, findings
 
 
+_IS_SUBREAPER = """
+import ctypes
+from remesh.images.doctor import examine_machine
+from remesh.linux.calls import PR_GET_CHILD_SUBREAPER, prctl
+findings, found = examine_machine(), ctypes.c_int()
+prctl(PR_GET_CHILD_SUBREAPER, ctypes.addressof(found))
+print(findings[-2].good, found.value)
+"""
+
+
+@pytest.mark.slow
+def test_who_has_examined_a_machine_does_not_become_the_parent_of_orphans() -> None:
+    """It would not reap them: a launcher that waits for the end of a group of processes waits for zombies, too."""
+    done = subprocess.run(
+        [sys.executable, "-c", _IS_SUBREAPER], capture_output=True, text=True, check=True, timeout=100
+    )
+    assert done.stdout == "True 0\n", done.stdout
+
+
 def test_an_image_needs_no_root(stage: Stage) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root, to become somebody else")

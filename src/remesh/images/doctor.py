@@ -23,6 +23,7 @@ from remesh.images.dump import dump_image
 from remesh.images.frozen import freeze
 from remesh.images.kinds import Command, Site
 from remesh.images.upper import restore_upper, start_upper
+from remesh.linux.calls import as_subreaper
 
 _PATIENCE_S: Final = 30.0
 _PROBE: Final = "import os, time\nprint('up', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)"
@@ -113,7 +114,8 @@ def _trial() -> Iterator[Finding]:
     folder = Path(tempfile.mkdtemp(prefix="remesh-doctor-"))
     try:
         began = time.monotonic()
-        why_not = _image_and_restore(folder)
+        with as_subreaper():  # which whoever starts an upper half becomes, and this process is to stay what it was
+            why_not = _image_and_restore(folder)
     except (Error, OSError) as error:
         yield Finding(what, False, True, str(error), "see the findings above; running as root gives every right needed")
     else:

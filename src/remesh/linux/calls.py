@@ -12,6 +12,7 @@ import ctypes
 import errno
 import mmap
 import os
+from collections.abc import Iterator
 from typing import Final
 
 PAGE_BYTES: Final = 4096
@@ -137,6 +138,18 @@ def prctl(option: int, argument: int = 0) -> None:
     """Set a property of this process or thread. Raises `OSError`."""
     if _libc.prctl(option, ctypes.c_ulong(argument), 0, 0, 0) == -1:
         _raise_errno(f"prctl option {option}")
+
+
+@contextlib.contextmanager
+def as_subreaper() -> Iterator[None]:
+    """Within it, orphans among the descendants of this process become its children."""
+    was = ctypes.c_int()
+    prctl(PR_GET_CHILD_SUBREAPER, ctypes.addressof(was))
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        prctl(PR_SET_CHILD_SUBREAPER, was.value)
 
 
 def setns(descriptor: int, kind: int) -> None:

@@ -16,7 +16,6 @@ nothing behind, and the preloaded process may die without harm to it.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import json
 import os
@@ -33,7 +32,7 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import Subproc
 
 from remesh.elastic.node.preloaded import MAX_ANSWER_BYTES, ORDER, as_text
 from remesh.elastic.node.surroundings import ignored_signals, read_surroundings
-from remesh.linux.calls import PR_GET_CHILD_SUBREAPER, PR_SET_CHILD_SUBREAPER, prctl
+from remesh.linux.calls import as_subreaper
 from remesh.linux.procfs import work_of
 from remesh.torch_private import SUBPROCESS_HANDLER, check_members
 
@@ -158,7 +157,7 @@ class Preload:
             os.write(request, json.dumps(asked).encode())
             hears, tells = os.pipe()
             stack.callback(os.close, tells)
-            with _subreaper():
+            with as_subreaper():
                 try:
                     socket.send_fds(self._line, [b"."], [request, *streams, hears])
                 finally:
@@ -269,18 +268,6 @@ def forked_subprocesses(preload: Preload | None) -> Iterator[None]:
         yield
     finally:
         process_contexts.get_subprocess_handler = torchs
-
-
-@contextlib.contextmanager
-def _subreaper() -> Iterator[None]:
-    """Within it, orphans among the descendants of this process become its children."""
-    was = ctypes.c_int()
-    prctl(PR_GET_CHILD_SUBREAPER, ctypes.addressof(was))
-    prctl(PR_SET_CHILD_SUBREAPER, 1)
-    try:
-        yield
-    finally:
-        prctl(PR_SET_CHILD_SUBREAPER, was.value)
 
 
 def _without_rank(environment: Mapping[str, str]) -> dict[str, str]:
