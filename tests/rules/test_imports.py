@@ -135,8 +135,8 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "signals",
     ),
     "torch_programs": _layers(
-        "callers children environment gate hook host notice reach short store_server",
-        "anew control store",
+        "callers children driver environment gate hook host notice reach short store_server",
+        "anew control devices store",
         "works",
         "groups",
         "reunion",

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     )
     from remesh.images.starter import Starter
     from remesh.images.stored import describe_image
+    from remesh.images.tree import tree_of
     from remesh.images.upper import Upper, restore_upper, start_upper
 
 __all__ = [
@@ -59,6 +60,7 @@ __all__ = [
     "restore_upper",
     "start_hashing_ahead",
     "start_upper",
+    "tree_of",
 ]
 
 _HOMES = {
@@ -86,6 +88,7 @@ _HOMES = {
     "restore_upper": "remesh.images.upper",
     "start_hashing_ahead": "remesh.images.ahead",
     "start_upper": "remesh.images.upper",
+    "tree_of": "remesh.images.tree",
 }
 
 

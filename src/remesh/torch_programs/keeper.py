@@ -47,6 +47,7 @@ from remesh.rounds.control import Control
 from remesh.rounds.job_folder import Checkpoint, JobFolder, rank_name
 from remesh.rounds.status import Activity, Status
 from remesh.torch_programs.callers import Callers
+from remesh.torch_programs.devices import DEVICE_PREFIX, DeviceMemory, can_withdraw
 from remesh.torch_programs.environment import program_command
 from remesh.torch_programs.notice import GROWTH_PREFIX, INTERFACE_VARIABLE, Notice, write_notice
 
@@ -58,7 +59,8 @@ _SETTLE_PAUSE_S: Final = 0.02
 _LAST_WORDS_S: Final = 5.0
 """How long an ended program's line is heard to its end: a child that has inherited it may hold it open."""
 _PASSING: Final = ("socket:", "[eventpoll]", "[eventfd]", "pipe:")
-"""Descriptors that groups and our own lines have while the program runs; checked only once those are shed."""
+"""Descriptors that groups and our own lines have while the program runs; checked only once those are shed, as devices
+are that the driver takes from it."""
 
 
 class StayOver(PeerError):
@@ -90,6 +92,7 @@ class Keeper:
         self._program: Line | None = None
         self._upper: Upper | None = None
         self._frozen: Frozen | None = None
+        self._device_memory = DeviceMemory()
         self._number = 0
         """The number of the last notice."""
         self._gone_s: float | None = None
@@ -145,6 +148,7 @@ class Keeper:
         self._is_expected = True
         image = checkpoint.rank_folder(self._rank) / IMAGE
         self._upper = restore_upper(image, self._site(), open_files=policy, starter=self._surround.starter)
+        self._device_memory.restore(self._upper.pid, report.get("devices", []))
         remember_image(image)
         start_hashing_ahead(self._upper.pid)
         ended = tuple(
@@ -301,7 +305,8 @@ class Keeper:
             return []
         with contextlib.suppress(Error, OSError):  # it may end at any moment
             refusals = [str(each) for each in check_imageable(self._upper.pid)]
-            return [each for each in refusals if not any(word in each for word in _PASSING)]
+            passing = (*_PASSING, DEVICE_PREFIX) if can_withdraw() else _PASSING
+            return [each for each in refusals if not any(word in each for word in passing)]
         return []
 
     def _begin_image(self, request: Message) -> None:
@@ -323,6 +328,7 @@ class Keeper:
             folder.mkdir(mode=0o700)
             if self._ended is None:
                 assert self._upper is not None
+                report["devices"] = self._device_memory.withdraw(self._upper.pid)
                 self._wait_until_imageable(self._upper.pid)
                 self._frozen = freeze(self._upper.pid)
             for output in self._outputs:
@@ -336,12 +342,12 @@ class Keeper:
                 report["final"] = self._final.to_json()
             flush(folder)
         except (Error, OSError) as error:
-            self._thaw()
+            self._go_on()
             shutil.rmtree(folder, ignore_errors=True)
             self._tell_imaged(str(error), report, refused=isinstance(error, NotImageable))
             return
         if not request["stop"]:
-            self._thaw()
+            self._go_on()
         self._tell_imaged("", report)
 
     def _wait_until_imageable(self, pid: int) -> None:
@@ -355,6 +361,11 @@ class Keeper:
         self._request = None
         self._control.send({"type": "imaged", "problem": problem, "refused": refused, "report": report})
 
+    def _go_on(self) -> None:
+        """Let the program run as before its image."""
+        self._thaw()
+        self._device_memory.give_back()
+
     def _thaw(self) -> None:
         if self._frozen is not None:
             self._frozen.thaw()
@@ -365,7 +376,7 @@ class Keeper:
             # The leader waits for the answer of everybody whom it has told to write.
             self._tell_imaged("the checkpoint was given up before this rank began to write", {})
         self._pending = None
-        self._thaw()
+        self._go_on()
         self._is_expected = self._is_away and self._rank not in message["ended"]
         if self._ended is not None:
             if self._is_expected:
