@@ -104,6 +104,11 @@ SHOWN = (
         "test_a_verb_takes_what_it_plans",
         "the pages of the process",
     ),
+    Shown(
+        "device memory of an unmodified program goes through checkpoints, and onto another device",
+        "test_what_is_on_a_device_goes_through_checkpoints_and_a_restart_on_another_device",
+        "a driver whose device is a number and an open file",
+    ),
 )
 BAD_INPUT = (
     Shown(
