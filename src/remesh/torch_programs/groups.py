@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch
 from torch.distributed import ProcessGroup, Store, Work
 
-from remesh.errors import PeerError
+from remesh.errors import ConfigError, PeerError
 from remesh.torch_private import FakeProcessGroup
 from remesh.torch_programs.anew import IN_PLACE, MOST_COPIED_BYTES, rule_of
 from remesh.torch_programs.gate import Entrant, Gate
@@ -214,6 +214,7 @@ class CarriedGroup(ProcessGroup):
 
     def _communicate(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Work:
         """Take a collective on the long way: what the program gets a work for, and all if the gate is not open."""
+        self._refuse_capture(name)
         # torch's functions say in the options, their last argument, that they wait themselves.
         has_work = not args or getattr(args[-1], "asyncOp", True)
         entered = Collective(self._gate, self._tally, (name, args, options), has_work)
@@ -228,6 +229,14 @@ class CarriedGroup(ProcessGroup):
             self._settle_oldest()
             return CollectiveWork(entered)
         return ENDED if has_ended else self._outlive(entered)
+
+    def _refuse_capture(self, name: str) -> None:
+        """Raise `ConfigError` within a graph of a device: it would hold a communicator that is gone after a cut."""
+        if self._recipe.device == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise ConfigError(
+                f"capturing {name} of group {self.place.key} in a CUDA graph: a checkpoint would leave the graph with "
+                "a communicator that is gone; communicate outside of graphs"
+            )
 
     def _outlive(self, cut_off: Collective) -> Work:
         """Wait for what was cut off, and has begun anew once the gate is open."""
@@ -261,6 +270,7 @@ class CarriedGroup(ProcessGroup):
         return self._message(lambda: self.real.recv_anysource(tensors, tag), -1, tag, is_send=False)
 
     def _message(self, post: Callable[[], Work], peer: int, tag: int, *, is_send: bool) -> MessageWork:
+        self._refuse_capture("a message")
         self._gate.begin_passing()
         try:
             # Posting and numbering are one step: the number says which message of the peer's it meets. What the real

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.distributed import AllreduceOptions, ProcessGroup, Work
 
-from remesh.errors import PeerError
+from remesh.errors import ConfigError, PeerError
 from remesh.torch_programs import anew, groups
 from remesh.torch_programs.gate import Gate
 from remesh.torch_programs.groups import CarriedGroup, GroupPlace, Recipe
@@ -100,12 +100,12 @@ class _NeverDone(Work):
         return False
 
 
-def _group(real: _Real) -> CarriedGroup:
+def _group(real: _Real, device: str = "cpu") -> CarriedGroup:
     class Carried(CarriedGroup):
         def build(self, store: object) -> None:
             self._use(cast(ProcessGroup, real))
 
-    recipe = Recipe("gloo", ProcessGroup.BackendType.GLOO, "cpu", lambda _: None)
+    recipe = Recipe("gloo", ProcessGroup.BackendType.GLOO, device, lambda _: None)
     return Carried(Gate(), GroupPlace("0", (0,), 0), recipe, cast(Any, None))
 
 
@@ -113,6 +113,18 @@ def _options(*, is_async: bool) -> AllreduceOptions:
     options = AllreduceOptions()
     options.asyncOp = is_async
     return options
+
+
+def test_what_a_graph_of_a_device_captures_is_refused_and_nothing_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = _group(_Real(), "cuda")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(ConfigError, match="allreduce .* CUDA graph"):
+        group.allreduce([torch.ones(1)], _options(is_async=True))
+    with pytest.raises(ConfigError, match="message .* CUDA graph"):
+        group.send([torch.ones(1)], 0)
+    assert not group.has_open_ends
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    group.allreduce([torch.ones(1)], _options(is_async=True)).wait()
 
 
 def test_a_call_that_waits_itself_has_ended_when_it_returns() -> None:
