@@ -7,14 +7,17 @@ from pathlib import Path
 import pytest
 
 from tests.gpu.settings import CPU, SHARED, TWO, Setting, in_settings, skip_without
-from tests.procs.torch_jobs import NEEDS_IMAGES, TorchJob
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), NEEDS_IMAGES]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @in_settings(CPU, SHARED, TWO)
 def test_tensors_on_a_device_are_there_after_a_restart(tmp_path: Path, setting: Setting) -> None:
+    from tests.procs.torch_jobs import NEEDS_IMAGES, TorchJob  # noqa: PLC0415 - it starts processes to examine the machine
+
     skip_without(setting.num_gpus)
+    if NEEDS_IMAGES.args[0]:
+        pytest.skip(NEEDS_IMAGES.kwargs["reason"])
     job = TorchJob(tmp_path / "job", setting.world_size)
     try:
         job.run("tensors_on.py", setting.backend, setting.device_type)
