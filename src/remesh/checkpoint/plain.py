@@ -149,7 +149,8 @@ def _save(state: Mapping[str, Any], path: Directory, group: Group, background: b
 
     def take_apart() -> _Tensors:
         location_of(path)
-        check_option(doing, "background", background, bool)
+        if not isinstance(background, bool):
+            check_option(doing, "background", background, bool)  # type: ignore[unreachable]  # not all check types
         return _tensors_of(state)
 
     agreement = _agree_on_writers(take_apart, _PLANS, group, doing, background=background)
@@ -236,7 +237,8 @@ def load_chosen(
     doing = _doing("loading", path)
 
     def plan() -> _PlannedLoad:
-        check_option(doing, "strict", strict, bool)
+        if not isinstance(strict, bool):
+            check_option(doing, "strict", strict, bool)  # type: ignore[unreachable]  # not all check types
         checkpoint = open_checkpoint(location_of(path), allow_native=True)
         return _plan_load(choose(checkpoint), checkpoint, strict)
 

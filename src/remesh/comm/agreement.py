@@ -152,6 +152,8 @@ def check_alike(told: Sequence[Mapping[str, Any]], in_full: Callable[[str], Any]
     Called by every rank of the group with the same ``told``; calls nobody where they are equal. ``in_full`` returns
     this rank's value of an option as JSON, for long ones that are told as digests; the error shows where they differ.
     """
+    if all(each == told[0] for each in told):  # nearly always
+        return
     unlike = find_unlike(told)
     if unlike is None:
         return
