@@ -280,6 +280,43 @@ def test_a_file_that_was_changed_in_place_is_left_to_the_program_that_writes_it_
         stage.restore(image, OpenFilePolicy.REWRITE)
 
 
+_MAPPED = {
+    "a memory map of numpy": "import numpy; table = numpy.memmap('table', 'u1', 'w+', shape=8192)",
+    "mapped, and not open": """
+        import ctypes
+        libc = ctypes.CDLL(None)
+        libc.mmap.restype = ctypes.c_void_p
+        descriptor = os.open("table", os.O_RDWR | os.O_CREAT)
+        os.truncate("table", 8192)
+        address = libc.mmap(None, ctypes.c_size_t(8192), 3, 1, descriptor, ctypes.c_long(0))
+        os.close(descriptor)
+        table = (ctypes.c_uint8 * 8192).from_address(address)
+        """,
+}
+
+
+@pytest.mark.parametrize("how", _MAPPED)
+def test_a_file_that_was_written_by_memory_since_the_image_is_refused_by_name(stage: Stage, how: str) -> None:
+    """Its time tells nothing: the page was written before the image, too."""
+    program = f"{textwrap.dedent(_MAPPED[how])}\ntable[0] = 1\n{WAIT_FOR_GO}\ntable[0] += 1\nprint(table[0])"
+    image, table = stage.folder / "image", stage.work / "table"
+    upper = stage.start(program)
+    dump_image(upper.pid, image)
+    (stage.work / "go").touch()
+    assert stage.finish(upper) == "2\n"
+    with pytest.raises(StorageError, match="table.*mapped for writing, was changed since.*have it written again"):
+        stage.restore(image)
+    table.write_bytes(b"\x01" + bytes(8191))
+    assert stage.finish(stage.restore(image)) == "2\n"
+    assert stage.finish(stage.restore(image, OpenFilePolicy.REWRITE)) == "3\n"
+    table.write_bytes(b"\x01")
+    with pytest.raises(StorageError, match="table.*shorter"):
+        stage.restore(image, OpenFilePolicy.REWRITE)
+    table.unlink()
+    with pytest.raises(StorageError, match="table.*gone"):
+        stage.restore(image)
+
+
 def test_a_file_that_changed_or_is_gone_is_refused_by_name(stage: Stage) -> None:
     (stage.work / "input").write_text("0123456789")
     image = stage.image_of(f"source = open('input')\n{WAIT_FOR_GO}\nprint(source.read())")

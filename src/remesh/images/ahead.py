@@ -12,11 +12,13 @@ import os
 import threading
 import time
 from collections.abc import Sequence
+from itertools import filterfalse
 from pathlib import Path
 from typing import Final
 
 from remesh.errors import PeerError
 from remesh.images.capture import mapped_files
+from remesh.images.format import is_written
 from remesh.images.identity import IDENTITIES
 from remesh.images.stored import read_tree_areas
 from remesh.images.tree import tree_of
@@ -29,9 +31,9 @@ _PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 def remember_image(folder: Path) -> None:
     """Take over the hashes that an image has, of those files that have not been changed since."""
     for each in read_tree_areas(folder):
-        for path, identity in each.files.items():
+        for path in each.files.keys() - each.written_files().keys():
             with contextlib.suppress(OSError):
-                IDENTITIES.remember(path, identity)
+                IDENTITIES.remember(path, each.files[path])
 
 
 def hash_ahead(pid: int) -> None:
@@ -41,9 +43,9 @@ def hash_ahead(pid: int) -> None:
     """
     for each in tree_of(pid):
         with contextlib.suppress(OSError, PeerError):
-            for area in read_areas(each):
+            for area in filterfalse(is_written, read_areas(each)):
                 with contextlib.suppress(OSError):  # one file that is gone says nothing of the others
-                    mapped_files(each, [area], IDENTITIES)
+                    mapped_files(each, [area], IDENTITIES, {})
 
 
 def start_hashing_ahead(pid: int, pauses_s: Sequence[float] = _PAUSES_S) -> threading.Thread:

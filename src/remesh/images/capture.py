@@ -6,7 +6,7 @@ import os
 import resource
 import signal
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from remesh.images.clocks import clocks_of
@@ -148,31 +148,25 @@ def _out_of_critical_section(tracee: Tracee, rseq: int, registers: Registers) ->
 
 
 def capture_areas(
-    pid: int, areas: list[Area], identities: Identities, number_of_carried: Callable[[tuple[str, int]], int]
+    areas: list[Area], files: dict[str, FileIdentity], number_of_carried: Callable[[tuple[str, int]], int]
 ) -> AreasState:
-    """The memory map, as read before `StandingProcess.prepare_calls` added an area, and the identities of mapped files.
+    """The memory map, as read before `StandingProcess.prepare_calls` added an area, with the mapped ``files``.
 
     ``number_of_carried`` tells of device and inode which carried file of the tree that is.
     """
-    states = tuple(_area_state(area, number_of_carried) for area in areas)
-    return AreasState(states, mapped_files(pid, areas, identities))
+    return AreasState(tuple(_area_state(area, number_of_carried) for area in areas), files)
 
 
-def mapped_files(pid: int, areas: list[Area], identities: Identities) -> dict[str, FileIdentity]:
-    """Compute the identities of mapped files, by path."""
+def mapped_files(
+    pid: int, areas: list[Area], identities: Identities, written: Mapping[str, FileIdentity]
+) -> dict[str, FileIdentity]:
+    """Compute the identities of mapped files, by path; those of ``written`` ones are known."""
     files: dict[str, FileIdentity] = {}
     for area in areas:
-        changes = area.kind is AreaKind.SHARED_FILE and "w" in area.protection
-        if area.kind not in (AreaKind.PRIVATE_FILE, AreaKind.SHARED_FILE) or (area.path in files and not changes):
+        if area.kind not in (AreaKind.PRIVATE_FILE, AreaKind.SHARED_FILE) or area.path in files:
             continue
-        if is_bound_by_the_site(area.path):
-            continue
-        seen = seen_from_here(pid, area.path)
-        if changes:
-            info = os.stat(seen)
-            files[area.path] = FileIdentity(info.st_size, info.st_mtime_ns, "")
-        else:
-            files[area.path] = identities.of(seen)
+        if not is_bound_by_the_site(area.path):
+            files[area.path] = written.get(area.path) or identities.of(seen_from_here(pid, area.path))
     return files
 
 

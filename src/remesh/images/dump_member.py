@@ -19,7 +19,7 @@ from typing import Final
 
 from remesh.images import format as image_format
 from remesh.images import track as track_pages
-from remesh.images.capture import capture_areas, capture_process, capture_threads
+from remesh.images.capture import capture_areas, capture_process, capture_threads, mapped_files
 from remesh.images.format import Ancestor, ChunksState, index_pages
 from remesh.images.identity import IDENTITIES
 from remesh.images.increment import drop_hidden
@@ -159,8 +159,8 @@ def _put_state(process: StandingProcess, context: TreeContext, folder: ImageFold
     finally:
         process.finish_calls()
     survey = context.survey
-    areas = capture_areas(process.pid, process.areas, IDENTITIES, survey.number_of_carried)
-    folder.put(image_format.AREAS_FILE, areas)
+    files = mapped_files(process.pid, process.areas, IDENTITIES, survey.written)
+    folder.put(image_format.AREAS_FILE, capture_areas(process.areas, files, survey.number_of_carried))
     folder.put(image_format.FILES_FILE, survey.descriptors[process.pid])
 
 

@@ -32,7 +32,7 @@ from typing import Final
 
 from remesh.images.layers import Layer, own_layer
 from remesh.images.ranges import PageSet
-from remesh.linux.proc_text import AreaKind
+from remesh.linux.proc_text import Area, AreaKind
 
 VERSION: Final = 4
 HEADER_FILE: Final = "image.json"
@@ -213,7 +213,7 @@ class FileIdentity:
 
     num_bytes: int
     mtime_ns: int
-    sha256: str  # of all its bytes; compared when the time differs; "" where the file may change (shared mappings)
+    sha256: str  # of all its bytes; compared when the time differs; "" in older images, of files mapped for writing
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +247,16 @@ class AreasState:
         for earlier, later in zip(self.areas, self.areas[1:], strict=False):
             if later.start < earlier.end:
                 raise ValueError(f"the areas at {earlier.start:#x} and {later.start:#x} overlap")
+
+    def written_files(self) -> dict[str, FileIdentity]:
+        """The files that the process may write to by its memory, where their time tells nothing."""
+        paths = {each.path for each in self.areas if is_written(each)}
+        return {path: identity for path, identity in self.files.items() if path in paths and identity.sha256}
+
+
+def is_written(area: Area | AreaState) -> bool:
+    """Whether what is written to the area comes to a file that has a name."""
+    return area.kind is AreaKind.SHARED_FILE and "w" in area.protection
 
 
 def _is_range(start: int, end: int) -> bool:

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
+from pathlib import Path
 from typing import Final
 
+from remesh.files import flush
 from remesh.images.format import FileIdentity
+from remesh.linux.calls import is_in_memory
 
 _BLOCK_BYTES: Final = 4 << 20
+_SETTLED_NS: Final = 2_000_000_000
+"""A file that was changed less than this ago may change again without another time: clocks of files have ticks."""
+_Key = tuple[int, int, int, int]
 
 
 class Identities:
@@ -18,7 +25,8 @@ class Identities:
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, int, int, int], str] = {}  # device, inode, length, time -> hash
+        self._known: dict[_Key, str] = {}  # device, inode, length, time -> hash
+        self._flushed: dict[_Key, str] = {}  # the same of files that are mapped for writing
 
     def of(self, path: str, *, num_bytes: int | None = None) -> FileIdentity:
         """Compute the identity of a file; with ``num_bytes`` only its beginning is hashed and the length is that."""
@@ -28,6 +36,20 @@ class Identities:
         if key not in self._known:
             self._known[key] = hash_of(path, length)
         return FileIdentity(length, info.st_mtime_ns, self._known[key])
+
+    def of_written(self, path: str) -> FileIdentity:
+        """Compute the identity of a file that processes have mapped for writing, while they stand still.
+
+        Linux changes the time of a file at the first write to a page since that was flushed, and at no other. So it is
+        flushed, and its time tells of any later write; but for a file in memory, which is hashed each time.
+        """
+        flush(Path(path))
+        info = os.stat(path)
+        key = (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns)
+        sha256 = self._flushed.get(key) or hash_of(path, info.st_size)
+        if time.time_ns() - info.st_mtime_ns > _SETTLED_NS and not is_in_memory(path):
+            self._flushed[key] = sha256
+        return FileIdentity(info.st_size, info.st_mtime_ns, sha256)
 
     def remember(self, path: str, identity: FileIdentity) -> None:
         """Take over what an image says of a file, if that has its length and time."""

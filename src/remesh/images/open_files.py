@@ -2,7 +2,8 @@
 
 A file that the program reads or writes must begin with the bytes it had at the image. If it is longer now, and the
 program had it open for writing, the policy decides; the program will write again what came after the image. Bytes
-of such a file may have changed under the policy `REWRITE` only: the program reads none of them before it writes them.
+of such a file, or of one that is mapped for writing, may have changed under the policy `REWRITE` only: the program
+reads none of them before it writes them.
 """
 
 from __future__ import annotations
@@ -34,27 +35,46 @@ _SPARE_DESCRIPTORS: Final = 64
 _SET_PIPE_BYTES: Final = 1031
 
 
+_MAPPED: Final = os.O_RDWR | os.O_PATH
+"""Flags that no open file has: of a file that is mapped for writing."""
+
+
 def check_open_files(tree: StoredTree, policy: OpenFilePolicy) -> None:
-    """Raise `StorageError` unless every file that was open begins with what it held, and the policy allows more."""
-    for file in tree.state.files:
+    """Raise `StorageError` unless every file that was open, or mapped for writing, begins with what it held.
+
+    And the policy allows more.
+    """
+    written = _written_files(tree)
+    for file in (*tree.state.files, *written.values()):
         if file.kind in (FileKind.FILE, FileKind.FOLDER, FileKind.DEVICE) and not os.path.exists(file.path):
             raise StorageError(
-                f"restoring {tree.root.folder}: the program had {file.path} open, which is "
+                f"restoring {tree.root.folder}: the program had {file.path} {_how(file)}, which is "
                 "gone; put it back, or restart where it is"
             )
-        if file.content is not None:
+        if file.content is not None and written.get(file.path, file) is file:
             _check_content(tree, file, file.content, policy)
+
+
+def _written_files(tree: StoredTree) -> dict[str, OpenFile]:
+    """The files that processes could write to by their memory, by path, as if each were open once more."""
+    found = {path: content for member in tree.members for path, content in member.areas.written_files().items()}
+    return {path: OpenFile(FileKind.FILE, _MAPPED, path, 0, content, -1, 0, ()) for path, content in found.items()}
+
+
+def _how(file: OpenFile) -> str:
+    return "mapped for writing" if file.flags == _MAPPED else "open"
 
 
 def _check_content(tree: StoredTree, file: OpenFile, content: FileIdentity, policy: OpenFilePolicy) -> None:
     info = os.stat(file.path)
-    what = f"restoring {tree.root.folder}: {file.path}, which the program had open,"
+    what = f"restoring {tree.root.folder}: {file.path}, which the program had {_how(file)},"
     if info.st_size < content.num_bytes:
         raise StorageError(
             f"{what} is shorter than at the image: expected at least {content.num_bytes} bytes, found {info.st_size}; "
             "put it back as it was"
         )
     unchanged = info.st_size == content.num_bytes and info.st_mtime_ns == content.mtime_ns
+    unchanged = unchanged and file.flags != _MAPPED  # writes to memory seldom change the time
     may_change = policy is OpenFilePolicy.REWRITE and is_writable(file)
     if not unchanged and not may_change and hash_of(file.path, content.num_bytes) != content.sha256:
         advice = "; or, if the program only writes it, choose to have it written again" if is_writable(file) else ""

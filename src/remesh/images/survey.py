@@ -16,7 +16,7 @@ from typing import Final
 
 from remesh.errors import PeerError
 from remesh.images.carried import CarriedSource, describe_carried, key_of
-from remesh.images.format import DescriptorState, FilesState
+from remesh.images.format import DescriptorState, FileIdentity, FilesState, is_written
 from remesh.images.frozen import Frozen
 from remesh.images.identity import Identities
 from remesh.images.inspection import is_bound_by_the_site, kind_of
@@ -26,7 +26,7 @@ from remesh.images.sockets import describe_socket, inode_of
 from remesh.images.standing import StandingProcess
 from remesh.images.tree_format import CarriedFile, FileKind, OpenFile, PipeState, SocketState
 from remesh.linux.calls import borrow_descriptor, system_call
-from remesh.linux.proc_text import AreaKind, Descriptor
+from remesh.linux.proc_text import Area, AreaKind, Descriptor
 from remesh.linux.procfs import read_descriptors, seen_from_here
 from remesh.linux.unix_sockets import unix_sockets
 
@@ -48,6 +48,7 @@ class Survey:
     files: list[OpenFile] = field(default_factory=list)
     descriptors: dict[int, FilesState] = field(default_factory=dict)  # by process
     carried: dict[_Key, CarriedSource] = field(default_factory=dict)  # in order of their numbers
+    written: dict[str, FileIdentity] = field(default_factory=dict)  # files mapped for writing, by path
     pipes: dict[str, PipeState] = field(default_factory=dict)  # by the name that the kernel gives, in the same way
     sockets: dict[int, tuple[int, int]] = field(default_factory=dict)  # process and descriptor by inode, likewise
     on_their_way: list[int] = field(default_factory=list)  # descriptors of ours for open files in messages
@@ -93,9 +94,18 @@ def survey_tree(frozen: Frozen, identities: Identities) -> Survey:
             if area.kind is AreaKind.CARRIED:
                 source = survey.carried.setdefault((area.device, area.inode), CarriedSource(True, area.path))
                 source.views.append((process.pid, area))
+        unknown = [area for area in process.areas if area.path not in survey.written]
+        survey.written |= _written_files(process.pid, unknown, identities)
+    for process in frozen.processes:
         states = [_descriptor_state(survey, process.pid, each, identities) for each in read_descriptors(process.pid)]
         survey.descriptors[process.pid] = FilesState(tuple(states))
     return survey
+
+
+def _written_files(pid: int, areas: list[Area], identities: Identities) -> dict[str, FileIdentity]:
+    """Compute the identities of files that a process which stands still has mapped for writing, by path."""
+    paths = {area.path for area in areas if is_written(area) and not is_bound_by_the_site(area.path)}
+    return {path: identities.of_written(seen_from_here(pid, path)) for path in paths}
 
 
 def _descriptor_state(survey: Survey, pid: int, descriptor: Descriptor, identities: Identities) -> DescriptorState:
@@ -114,7 +124,7 @@ def _open_file(survey: Survey, pid: int, descriptor: Descriptor, kind: FileKind,
     link, path = descriptor.link, f"/proc/{pid}/fd/{descriptor.number}"
     flags, content, target, count = descriptor.flags & ~os.O_CLOEXEC, None, -1, 0
     if kind is FileKind.FILE and not is_bound_by_the_site(link):
-        content = identities.of(path)
+        content = survey.written.get(link) or identities.of(path)
     elif kind is FileKind.CARRIED:
         key = key_of(os.stat(path))
         in_memory = link.startswith(("/memfd:", "/dev/shm/"))

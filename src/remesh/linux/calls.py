@@ -101,6 +101,11 @@ _libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c
 _libc.mount.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p]
 
 
+_STATFS_BYTES: Final = 256
+"""More than ``struct statfs`` has; the kind of the file system comes first."""
+_IN_MEMORY: Final = (0x01021994, 0x858458F6)  # TMPFS_MAGIC, RAMFS_MAGIC
+
+
 class IoVec(ctypes.Structure):
     """``struct iovec``."""
 
@@ -123,6 +128,14 @@ def raw_system_call(number: int, *args: int) -> int:
     if result == -1:
         _raise_errno(f"system call {number}")
     return result
+
+
+def is_in_memory(path: str) -> bool:
+    """Whether a file has no disk behind it: it lies in a tmpfs or ramfs. Raises `OSError`."""
+    answer = ctypes.create_string_buffer(_STATFS_BYTES)
+    if _libc.statfs(os.fsencode(path), answer) == -1:
+        _raise_errno(f"asking for the file system of {path}")
+    return int.from_bytes(answer.raw[:4], "little") in _IN_MEMORY
 
 
 def ptrace(request: int, tid: int, address: int = 0, data: int = 0) -> int:

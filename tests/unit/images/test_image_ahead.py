@@ -32,7 +32,7 @@ def test_files_that_were_hashed_ahead_are_not_hashed_for_an_image(
         ahead.start_hashing_ahead(os.getpid(), (0,)).join()
         assert any(each.endswith(str(path)) for each in hashed)
         hashed.clear()
-        assert mapped_files(os.getpid(), read_areas(os.getpid()), known)[str(path)].sha256 == "its hash"
+        assert mapped_files(os.getpid(), read_areas(os.getpid()), known, {})[str(path)].sha256 == "its hash"
         assert not [each for each in hashed if each.endswith(str(path))]
 
 
