@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.procs.torch_jobs import NEEDS_IMAGES, PATIENCE_S, PROGRAMS, REMESH, TorchJob
+from tests.procs.torch_jobs import NEEDS_IMAGES, PROGRAMS, TorchJob
 
 pytestmark = [pytest.mark.procs, pytest.mark.slow, pytest.mark.timeout(600), NEEDS_IMAGES]
 _DEVICE = os.makedev(10, 200)  # of the tunnels: any that an image cannot hold
@@ -64,17 +64,12 @@ def _calls(driver: Path) -> Counter[str]:
     return Counter(calls)
 
 
-def _checkpoint(job: TorchJob) -> str:
-    asked = subprocess.run([*REMESH, "checkpoint", str(job.folder)], capture_output=True, text=True, timeout=PATIENCE_S)
-    return asked.stdout + asked.stderr
-
-
 def test_what_is_on_a_device_goes_through_checkpoints_and_a_restart_on_another_device(
     job: TorchJob, driver: Path, node: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job.run("on_device.py", node)
     job.wait_for(5)
-    _checkpoint(job)
+    job.checkpoint()
     job.wait_for(len(job.lines()) + 5)
     calls = _calls(driver)
     assert calls["lock 10000"] == calls["checkpoint"] == calls["restore"] == calls["unlock"] >= job.size, calls
@@ -94,13 +89,13 @@ def test_a_driver_that_refuses_is_named_and_the_job_goes_on(job: TorchJob, drive
     job.run("on_device.py", node)
     job.wait_for(5)
     (driver / "refuses").touch()
-    said = _checkpoint(job)
+    said = job.checkpoint()
     assert "cuCheckpointProcessCheckpoint gave 801 (operation not supported)" in said, said
     job.wait_for(len(job.lines()) + 5)
     calls = _calls(driver)
     assert calls["unlock"] == calls["lock 10000"] >= job.size and "restore" not in calls, calls
     (driver / "refuses").unlink()
-    assert "checkpoint" in _checkpoint(job)
+    assert "checkpoint" in job.checkpoint()
     lines = job.lines()
     assert lines == [f"{step} {step * (step + 1)}" for step in range(1, len(lines) + 1)]
 
@@ -111,6 +106,6 @@ def test_without_a_driver_that_takes_checkpoints_the_device_is_refused_by_name(
     job.run("on_device.py", node)
     job.wait_for(5)
     (driver / "libcuda.so.1").rename(driver / "gone")
-    said = _checkpoint(job)
+    said = job.checkpoint()
     assert node in said and "a device" in said, said
     job.wait_for(len(job.lines()) + 5)

@@ -82,11 +82,6 @@ def _processes_of(folder: Path) -> list[str]:
     return found
 
 
-def _checkpoint(job: TorchJob) -> str:
-    asked = subprocess.run([*REMESH, "checkpoint", str(job.folder)], capture_output=True, text=True, timeout=PATIENCE_S)
-    return asked.stdout + asked.stderr
-
-
 def _goes_on(job: TorchJob) -> None:
     job.wait_for(len(job.lines()) + 2)
 
@@ -129,7 +124,7 @@ def test_children_forked_in_the_middle_of_collectives_are_carried_and_so_is_a_fo
 def test_a_connection_of_the_program_is_refused_by_name_and_the_job_goes_on(job: TorchJob) -> None:
     job.run("odd.py", "socket")
     job.wait_for(2)
-    said = _checkpoint(job)
+    said = job.checkpoint()
     assert "rank 1" in said and "socket" in said
     _goes_on(job)
     _only_these_are_left(job)
@@ -149,7 +144,7 @@ def test_a_disk_without_room_gives_the_checkpoint_up_and_the_job_goes_on(stopped
     _restart(stopped)
     # No file of this rank's keeper may be longer, as on a disk that has no more room.
     subprocess.run(["prlimit", f"--pid={_keepers(stopped)[1]}", f"--fsize={_SMALL_BYTES}"], check=True)
-    said = _checkpoint(stopped)
+    said = stopped.checkpoint()
     assert "rank 1 could not write its image" in said and "File too large" in said
     _goes_on(stopped)
     _only_these_are_left(stopped, "000001")
@@ -230,11 +225,11 @@ def _kill_a_rank_that_writes(job: TorchJob) -> tuple[int, str]:
 def test_a_program_that_leaves_by_os_exit_in_the_middle_of_a_checkpoint_is_part_of_it(job: TorchJob) -> None:
     job.run("leaves.py", "python")
     job.wait_for(2)
-    assert "checkpoint 1" in _checkpoint(job)
-    assert "checkpoint 2" in _checkpoint(job)
+    assert "checkpoint 1" in job.checkpoint()
+    assert "checkpoint 2" in job.checkpoint()
     job.wait_for(len(job.lines()) + 2)
     # Rank 0 is alone now, which no checkpoint minds.
-    assert "checkpoint 3" in _checkpoint(job)
+    assert "checkpoint 3" in job.checkpoint()
     assert job.leader is not None and job.leader.poll() is None
 
 
@@ -244,8 +239,8 @@ def test_a_program_that_ends_without_a_word_in_the_middle_of_a_checkpoint_ends_t
 ) -> None:
     job.run("leaves.py", "c")
     job.wait_for(2)
-    assert "checkpoint 1" in _checkpoint(job)
-    _checkpoint(job)
+    assert "checkpoint 1" in job.checkpoint()
+    job.checkpoint()
     status, said = job.end()
     assert status == 1
     assert "the program of rank 1" in said and "in the middle of a checkpoint" in said

@@ -95,6 +95,12 @@ class TorchJob:
         status, said = self.end()
         assert (status, self.state()) == (0, "stopped"), said
 
+    def checkpoint(self) -> str:
+        """What a command that asks for a checkpoint says, which goes on or is given up."""
+        command = [*REMESH, "checkpoint", str(self.folder)]
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+        return asked.stdout + asked.stderr
+
     def finish(self) -> list[str]:
         status, said = self.end()
         assert (status, self.state()) == (0, "finished"), said
