@@ -36,7 +36,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from remesh.comm.gather import Group, telling_lack_of_memory
+from remesh.comm.gather import Group, lack_of_memory
 from remesh.device_streams import CallersStreams, StreamOrder
 from remesh.errors import PeerError, PlanError
 from remesh.layout.from_torch import Piece, dtensor_of
@@ -109,19 +109,17 @@ class Refit:
 
     def _make_second_buffer(self) -> None:
         front = self._buffers[0]
-
-        def lack(words: str) -> PlanError:
+        try:
+            self._buffers = (front, _like(front))
+        except (RuntimeError, MemoryError) as raised:
+            found = lack_of_memory(raised)
+            if found is None:
+                raise
             num_bytes = sum(piece.tensor.nbytes for piece in pieces_of(front).values())
-            return PlanError(
-                f"{_DOING}: found no memory for a second buffer of {num_bytes} bytes on a rank ({words}); nothing has "
+            self._lack = PlanError(
+                f"{_DOING}: found no memory for a second buffer of {num_bytes} bytes on a rank ({found}); nothing has "
                 "moved; free memory and make the Refit again, or give it in_place=True"
             )
-
-        try:
-            with telling_lack_of_memory(lack):
-                self._buffers = (front, _like(front))
-        except PlanError as told:
-            self._lack = told
 
     @property
     def version(self) -> int | None:
