@@ -40,6 +40,23 @@ def test_a_cut_waits_for_no_rank_that_computes_while_others_are_inside_collectiv
     assert job.finish() == run_natively("late.py", 3, str(go))
 
 
+@pytest.mark.slow
+def test_works_of_every_kind_that_a_program_holds_across_a_cut_end_as_under_torch_alone(
+    job: TorchJob, tmp_path: Path
+) -> None:
+    carried, alone = tmp_path / "carried", tmp_path / "alone"
+    carried.mkdir()
+    alone.mkdir()
+    job.run("held.py", str(carried), options=("--round-limit", "30"))
+    for number in ("1", "2", "3"):
+        job.wait_for_line(f"held {number}")
+        job.stop()
+        (carried / number).touch()
+        (alone / number).touch()
+        job.restart("--round-limit", "30")
+    assert job.finish() == run_natively("held.py", job.size, str(alone))
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("script", "size", "steps", "stops", "more"),

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -116,8 +116,15 @@ class TorchJob:
 
     def wait_for(self, num_lines: int) -> None:
         """Until it has printed so many lines."""
+        self._wait_until(lambda: len(self.lines()) >= num_lines)
+
+    def wait_for_line(self, line: str) -> None:
+        """Until it has printed this one."""
+        self._wait_until(lambda: line in self.lines())
+
+    def _wait_until(self, is_so: Callable[[], bool]) -> None:
         deadline_s = time.monotonic() + PATIENCE_S
-        while len(self.lines()) < num_lines:
+        while not is_so():
             assert self.leader is not None
             assert self.leader.poll() is None, self.end()
             assert time.monotonic() < deadline_s
