@@ -45,6 +45,10 @@ def part() -> ShardedTensor:
     return ShardedTensor.from_rank_offsets("w", torch.full((2,), float(rank)), (0, rank, world_size))
 
 
+def held_by_all() -> ShardedTensor:
+    return ShardedTensor.from_rank_offsets("w", torch.ones(2), replica_id=dist.get_rank())
+
+
 def load_without_memory(directory: Path) -> tuple[type[BaseException], str]:
     """Rank 1 has no memory to read into, for a while; what is loaded after that is whole."""
     remesh.save({"w": torch.arange(1 << 18)}, directory)
@@ -258,6 +262,7 @@ _SAVES: dict[str, Callable[[Path], object]] = {
         {"w": torch.ones(9), "v": torch.ones(9)}, folder, background=True
     ).result(),
     "sharded": lambda folder: dist_checkpointing.save({"w": part()}, folder),
+    "sharded, one writer": lambda folder: dist_checkpointing.save({"w": held_by_all()}, folder),
     "zarr": lambda folder: dist_checkpointing.save({"w": part()}, folder, ("zarr", 1)),
     "dcp": lambda folder: dcp.save({"w": torch.ones(9), "v": torch.ones(9)}, storage_writer=DcpWriter(folder)),
 }
@@ -270,7 +275,7 @@ def save_into_a_folder_of_ones_own(root: Path, way: str, is_made: bool) -> tuple
     return told(lambda: _SAVES[way](folder))
 
 
-_MADE_BY_CALLERS = ("sharded", "zarr")  # as in Megatron
+_MADE_BY_CALLERS = ("sharded", "sharded, one writer", "zarr")  # as in Megatron
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ from remesh.checkpoint.plan.writes import Written, assemble_index, select_object
 from remesh.checkpoint.run.common_data import digest_of, warn_of_differences
 from remesh.checkpoint.run.steps import take_step
 from remesh.checkpoint.storage import Location
-from remesh.checkpoint.storage.turns import Turn, held
+from remesh.checkpoint.storage.turns import Turn, check_found, held
 from remesh.checkpoint.values.entities import ShardedBase, ShardedTensor, check_has_values
 from remesh.checkpoint.values.outline import Outline, check_outlines, outline_of
 from remesh.collector import collector_at_rest
@@ -349,6 +349,8 @@ def write_part(
         written.append(part.written(file, places))
         if hasher is not None:
             sums[file.name] = hasher.hexdigest()
+    if not written:
+        check_found(turn)
     return [one for file in written for one in file.parts()], sums
 
 

@@ -130,6 +130,17 @@ def held(turn: Turn) -> Iterator[None]:
         raise _lost(turn) from raised
 
 
+def check_found(turn: Turn) -> None:
+    """Raise `CheckpointPathError` unless this rank finds the turn, which the first one has taken, in its directory.
+
+    For a rank that writes nothing: of one that does, the first rank looks for the files.
+    """
+    if _exists(_next(turn).mark):
+        raise _lost(turn)
+    if not _exists(turn.mark):
+        raise not_shared(turn.directory, f"the file {turn.mark.name}")
+
+
 def end_turn(turn: Turn, names: Sequence[str], seal: bytes) -> None:
     """Let this turn be the one that becomes the checkpoint, and give its staged files their names, in this order.
 
