@@ -56,6 +56,31 @@ def test_buffers_of_a_model_are_all_those_of_the_first_rank(ranks: RankPool, tmp
         assert all(one[name].equal(first[name]) for one in (found, also_found) for name in first)
 
 
+def _save_plainly(folder: Path) -> list[dict[str, torch.Tensor]]:
+    """What this rank has, and what is loaded of what all have saved twice, the second time as planned before."""
+    model = _trained("ddp").module
+    loaded = []
+    for number in range(2):
+        remesh.save({"model": model, "weight": torch.zeros(300, 100)}, folder / str(number))
+        empty = {name: torch.zeros_like(one) for name, one in model.state_dict().items()}
+        loaded.append(remesh.load({"model": empty}, folder / str(number))["model"])
+        with torch.no_grad():
+            model(torch.randn(6, 4, generator=torch.Generator().manual_seed(9 + dist.get_rank())))
+        loaded.append({name: one.clone() for name, one in model.state_dict().items()})
+    return loaded
+
+
+def test_a_model_whose_small_tensors_differ_by_rank_is_saved_as_the_first_rank_has_it(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    told = ranks.run(_save_plainly, world_size=4, args=(tmp_path,))
+    [_, before, second, _] = told[0]
+    assert not before["module.1.running_mean"].equal(told[1][1]["module.1.running_mean"])
+    for of_rank in told:
+        assert all(of_rank[2][name].equal(one) for name, one in before.items())
+        assert all(of_rank[2][name].equal(one) for name, one in second.items())
+
+
 def _save_nest(folder: Path) -> dict[str, Any]:
     rank = dist.get_rank()
     nest = {

@@ -15,7 +15,7 @@ import remesh
 from remesh import dist_checkpointing
 from remesh.checkpoint.plain import entities_of
 from remesh.checkpoint.plan.step_names import step_name
-from remesh.checkpoint.plan.writes import HeldBoxes, choose_writers
+from remesh.checkpoint.plan.writes import SMALL_BYTES, HeldBoxes, choose_writers
 from remesh.dist_checkpointing import ShardedTensor
 from remesh.dist_checkpointing.core import CheckpointingException
 from remesh.errors import FormatError, LayoutError, StorageError
@@ -212,15 +212,31 @@ def test_native_torch_and_we_read_each_other(tmp_path: Path) -> None:
 
 
 def test_writers_share_the_bytes_of_replicas() -> None:
-    sizes = (50, 30, 30, 20, 10, 10)
+    sizes = [SMALL_BYTES * share for share in (50, 30, 30, 20, 10, 10)]
     held = HeldBoxes([(f"w{index}", (size,), size) for index, size in enumerate(sizes)], [0] * len(sizes))
     writes = [choose_writers([held, held, held], rank) for rank in range(3)]
     assert [sum(writer) for writer in zip(*writes, strict=True)] == [1] * len(sizes)
-    assert [sum(itertools.compress(sizes, of_rank)) for of_rank in writes] == [50, 50, 50]
+    assert [sum(itertools.compress(sizes, of_rank)) for of_rank in writes] == [50 * SMALL_BYTES] * 3
+
+
+def test_the_first_holder_writes_what_is_small_and_large_boxes_are_shared_around_it() -> None:
+    small, large = SMALL_BYTES, SMALL_BYTES + 1
+    form = [("mean", (small,), small), ("w", (large,), large), ("variance", (small,), small), ("v", (large,), large)]
+    both, last = HeldBoxes(form, [0] * 4), HeldBoxes([*form[2:], ("alone", (4,), 4)], [0] * 3)
+    writes = [choose_writers([both, last, last, both], rank) for rank in range(4)]
+    assert writes == [
+        [True, False, True, False],
+        [False, False, True],
+        [False, True, False],
+        [False, True, False, False],
+    ]
+    unlike = [HeldBoxes([], []), both, last, both]
+    assert [choose_writers(unlike, rank)[2 * (rank != 2)] for rank in (1, 2, 3)] == [True, False, False]
 
 
 def test_who_alone_holds_a_box_writes_it() -> None:
-    held = [HeldBoxes([], []), HeldBoxes([("a", (4,), 16), ("b", (9,), 36)], [0, 0]), HeldBoxes([("a", (4,), 16)], [0])]
+    shared, alone = ("a", (SMALL_BYTES + 1,), SMALL_BYTES + 1), ("b", (9,), 36)
+    held = [HeldBoxes([], []), HeldBoxes([shared, alone], [0, 0]), HeldBoxes([shared], [0])]
     assert [choose_writers(held, rank) for rank in range(3)] == [[], [False, True], [True]]
 
 

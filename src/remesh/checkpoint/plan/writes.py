@@ -2,7 +2,8 @@
 
 Every rank writes its main replicas: first its objects, those of one name together, then its tensors, each in the
 order of the state dict. It tells the others what it has written, and where, in columns. Which replica is the main one
-is the caller's word, or is chosen here by balancing bytes.
+is the caller's word, or is chosen here by balancing bytes. Small boxes are not worth balancing: the first rank that
+holds one writes it, so that small tensors which ranks do not hold alike come from one rank, and fit together.
 """
 
 from __future__ import annotations
@@ -40,6 +41,10 @@ def select_tensors(entities: Iterable[ShardedBase]) -> list[ShardedTensor]:
     ]
 
 
+SMALL_BYTES = 64 << 10
+"""A box of no more bytes is small: what a normalisation holds of 16,384 channels, and no matrix of a large model."""
+
+
 @dataclass(frozen=True, slots=True)
 class HeldBoxes:
     """The boxes in the memory of one rank, in columns."""
@@ -63,8 +68,8 @@ class HeldBoxes:
 def choose_writers(held: Sequence[HeldBoxes], rank: int) -> list[bool]:
     """Choose the boxes that each rank writes: every distinct box once, and about equal bytes for all ranks.
 
-    ``held`` has the boxes of each rank, by rank; equal boxes of one name are replicas. All ranks that call this with
-    the same value choose alike.
+    The first rank that holds a small box writes it; the others are shared around that. ``held`` has the boxes of each
+    rank, by rank; equal boxes of one name are replicas. All ranks that call this with the same value choose alike.
     """
     holders: dict[_Kind, dict[tuple[int, ...], list[int]]] = {}
     num_bytes: dict[_Kind, int] = {}
@@ -83,18 +88,21 @@ def choose_writers(held: Sequence[HeldBoxes], rank: int) -> list[bool]:
             if rank in ranks:
                 mine.append((kind, found[ranks.index(rank)]))
     load: dict[int, int] = {}
-    shared: list[tuple[_Kind, tuple[int, ...]]] = []
+    writers: dict[tuple[_Kind, tuple[int, ...]], int] = {}  # of the boxes that several hold
+    large: list[tuple[_Kind, tuple[int, ...]]] = []
     for kind, of_kind in holders.items():
         for start, ranks in of_kind.items():
+            if len(ranks) > 1 and num_bytes[kind] > SMALL_BYTES:
+                large.append((kind, start))
+                continue
+            first = ranks[0]
             if len(ranks) > 1:
-                shared.append((kind, start))
-            else:
-                load[ranks[0]] = load.get(ranks[0], 0) + num_bytes[kind]
-    if not shared:
-        return [True] * len(mine)
-    weights = [num_bytes[kind] for kind, _ in shared]
-    chosen = assign_whole(weights, [holders[kind][start] for kind, start in shared], load)
-    writers = dict(zip(shared, chosen, strict=True))
+                writers[kind, start] = first = min(ranks)
+            load[first] = load.get(first, 0) + num_bytes[kind]
+    if large:
+        weights = [num_bytes[kind] for kind, _ in large]
+        chosen = assign_whole(weights, [holders[kind][start] for kind, start in large], load)
+        writers |= zip(large, chosen, strict=True)
     return [writers.get(box, rank) == rank for box in mine]
 
 
