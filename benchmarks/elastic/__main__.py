@@ -11,7 +11,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.elastic import attempts, control_plane, overhead, peers, recovery, shaped, store_requests
+from benchmarks.elastic import (
+    attempts,
+    control_plane,
+    launcher_start,
+    overhead,
+    peers,
+    recovery,
+    shaped,
+    store_requests,
+)
 from benchmarks.elastic.settings import Settings, estimate_minutes
 from benchmarks.elastic.sides import CASES
 from benchmarks.report import OUT, Row, print_rows, save_report
@@ -27,6 +36,8 @@ def experiments(settings: Settings) -> Iterator[Sequence[Row]]:
         if case in settings.parts:
             yield from recovery.rows_of(case, settings)
     if "attempts" in settings.parts:
+        if "torchrun" in settings.peers:
+            yield launcher_start.rows(1 if quick else 5)
         for meeting in attempts.MEETINGS:
             yield from attempts.rows_of(meeting, settings)
     if "plane" in settings.parts:

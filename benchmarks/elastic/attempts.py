@@ -2,7 +2,8 @@
 
 The script (:mod:`benchmarks.elastic.meets_script`) makes a gloo group and adds numbers up; in its first attempt rank 1
 is killed. Both launchers run it with the same flags, in turn, with three restarts to use up: two workers on one node
-(``standalone``), or one on each of two. A job that has not ended after 90 s did not come back.
+(``standalone``), or one on each of two. A job in which no rank gets anywhere for 90 s did not come back; what it said
+is printed.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from benchmarks.elastic.peers import FOLDER
 from benchmarks.elastic.settings import Settings
 from benchmarks.report import Row
 from remesh.comm.free_ports import free_port
+from remesh.testing.quiet_limit import QuietLimit
 
 MEETINGS = ("standalone", "static", "c10d", "etcd")
 LAUNCHERS = {"remesh": "remesh.run", "torchrun": "torch.distributed.run"}
 MAX_RESTARTS = 3
-TIMEOUT_S = 90.0
+QUIET_S = 90.0
 NUM_RANKS = 2
 
 
@@ -37,7 +39,7 @@ class Trial:
     """One job whose rank 1 was killed in its first attempt."""
 
     returncodes: tuple[int | None, ...]
-    """Of the launchers; None for one that had not ended in time."""
+    """Of the launchers; None for one that was given up."""
     num_attempts: int
     """Attempts that some rank began after the kill."""
     seconds: float | None
@@ -68,7 +70,7 @@ def kill_once(launcher: str, meeting: str, *flags: str) -> Trial:
             [sys.executable, "-m", LAUNCHERS[launcher], *where, *flags, meets_script.__file__, str(told)]
             for where in _places(launcher, meeting, port)
         ]
-        returncodes, output = _run_all(commands, folder)
+        returncodes, output = _run_all(commands, folder, told)
         return tell_trial(told, returncodes, output)
 
 
@@ -88,8 +90,8 @@ def _places(launcher: str, meeting: str, port: int) -> Iterator[list[str]]:
             yield ["--nnodes", "2", *where, "--rdzv-id", "job", "--local-addr", "127.0.0.1", *restarts]
 
 
-def _run_all(commands: Sequence[Sequence[str]], folder: Path) -> tuple[tuple[int | None, ...], str]:
-    """How the commands ended, and what they said."""
+def _run_all(commands: Sequence[Sequence[str]], folder: Path, told: Path) -> tuple[tuple[int | None, ...], str]:
+    """How the commands ended, and what they said. They are given up when the script leaves no new file in ``told``."""
     paths = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH", ""), str(FOLDER))))
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
     log = folder / "log"
@@ -98,8 +100,8 @@ def _run_all(commands: Sequence[Sequence[str]], folder: Path) -> tuple[tuple[int
             subprocess.Popen(command, stdout=stream, stderr=stream, env=environment, start_new_session=True)
             for command in commands
         ]
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while any(one.poll() is None for one in running) and time.monotonic() < deadline_s:
+    limit = QuietLimit(lambda: sorted(told.iterdir()), QUIET_S)
+    while any(one.poll() is None for one in running) and not limit.is_over():
         time.sleep(0.02)
     returncodes = tuple(one.poll() for one in running)
     for one in running:
@@ -134,8 +136,11 @@ class Count:
 
     def take_turn(self) -> None:
         begun_s = time.monotonic()
-        self.trials.append(kill_once(self.launcher, self.meeting))
+        trial = kill_once(self.launcher, self.meeting)
+        self.trials.append(trial)
         self.spent_s += time.monotonic() - begun_s
+        if self.launcher == "remesh" and not trial.at_first:
+            print(f"{self.meeting}: not back at the first attempt, {trial.returncodes}\n{trial.output}", flush=True)
 
     def rows(self) -> list[Row]:
         about = f"restart mode, {self.meeting}: {self.launcher}"

@@ -74,7 +74,7 @@ def estimate_minutes(settings: Settings) -> dict[str, float]:
 
     From runs there: a job of four workers stands after 8 s, a kill of ours with the newcomer after it takes 7 s, a kill
     of the store's host needs a new job, torchrun's jobs that do not come back are three of 30 s each at most. A job in
-    restart mode takes 9 s with its kill, on each of four meeting places.
+    restart mode takes 9 s with its kill, on each of four meeting places; three starts of both launchers take 20 s.
     """
     kills, quick = settings.num_kills, settings.is_quick
     ours = (kills * 7 + (kills + 4) // 5 * 10) / 60
@@ -88,6 +88,6 @@ def estimate_minutes(settings: Settings) -> dict[str, float]:
         "host": kills * 12 / 60 + with_torchrun * min(kills, 3) * 0.7,
         "plane": 0.2 if quick else 1.5,
         "shaped": 1.0 if quick else 1.5,
-        "attempts": 4 * (kills * 9 / 60 + with_torchrun * peers),
+        "attempts": 4 * (kills * 9 / 60 + with_torchrun * peers) + with_torchrun * (0.4 if quick else 1.7),
     }
     return {part: minutes[part] for part in PARTS if part in settings.parts}

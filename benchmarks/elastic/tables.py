@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.elastic.attempts import LAUNCHERS, MAX_RESTARTS, MEETINGS
+from benchmarks.elastic import launcher_start
+from benchmarks.elastic.attempts import LAUNCHERS, MAX_RESTARTS, MEETINGS, QUIET_S
 from benchmarks.elastic.phases import PHASES
 from benchmarks.plots import plot_growth
 from benchmarks.report import OUT, describe_value, header_of, verdict_of
@@ -146,12 +147,36 @@ def make_restarts_page(report: Mapping[str, Any]) -> str:
         "A plain script makes a gloo group of two ranks and adds numbers up; in its first attempt rank 1 is killed.",
         f"{MAX_RESTARTS} restarts are allowed. Both launchers have the same flags and run in turn; two nodes, but for",
         "`standalone`. The time is from the kill to the end of the script on both ranks. torchrun has as many kills",
-        "as it comes to in its time (`PEER_MINUTES`), for a job that hangs is given up after 90 s only.",
+        "as it comes to in its time (`PEER_MINUTES`): a job that hangs is given up after no rank has got anywhere for",
+        f"{QUIET_S:.0f} s.",
         "",
         "| meeting place | launcher | kills | back at the first attempt | never back | attempts wasted | p50, s |",
         "|---|---|---|---|---|---|---|",
     ]
-    return "\n".join([*title, *lines]) + "\n" if lines else ""
+    return "\n".join([*title, *lines, *_starts(at)]) + "\n" if lines else ""
+
+
+def _starts(at: Mapping[str, Row]) -> list[str]:
+    """The part about what a start costs."""
+    shown = []
+    for start in launcher_start.STARTS:
+        about = f"{launcher_start.ABOUT}, {start}"
+        if (ratio := at.get(f"{about}: remesh over torchrun")) is None:
+            continue
+        times = [at[f"{about}: {launcher}, processor time"]["value"] for launcher in LAUNCHERS]
+        shown.append(f"| {start} | {' | '.join(f'{time:.2f}' for time in times)} | {_cell(ratio, '{:.2f}')} |")
+    title = [
+        "",
+        "## What a start costs",
+        "",
+        "Processor time of the launcher and all its processes, `--standalone` with two workers, both launchers in",
+        "turn; the median of five. Where the script imports torch, `remesh run` loads torch, and what optimizers",
+        "load, in one process of which workers are forked; under torchrun each worker loads it.",
+        "",
+        f"| start | {', s | '.join(LAUNCHERS)}, s | remesh over torchrun |",
+        "|---|---|---|---|",
+    ]
+    return [*title, *shown] if shown else []
 
 
 def _is_in_tables(case: str) -> bool:

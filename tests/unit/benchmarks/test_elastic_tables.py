@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.elastic import __main__ as room
-from benchmarks.elastic import bounds, control_plane
+from benchmarks.elastic import bounds, control_plane, launcher_start
 from benchmarks.elastic.attempts import Count, tell_trial
 from benchmarks.elastic.peers import find_versions
 from benchmarks.elastic.phases import PHASES, Recovery, split_recovery
@@ -67,6 +67,15 @@ def test_restarts_stand_beside_torchruns_with_what_they_wasted() -> None:
     page = make_restarts_page({**DESCRIBED, "rows": rows})
     assert "| c10d | remesh | 20 | 20 (20, reached) | 0 | 0 | 3.2 |" in page
     assert "| c10d | torchrun | 12 | 1 | 2 | 17 |  |" in page
+
+
+def test_a_start_stands_beside_torchruns_with_its_goal() -> None:
+    start = launcher_start.rows_of(launcher_start.HELP, [2.0, 2.2, 9.0], [2.0, 2.0, 3.0])
+    loading = launcher_start.rows_of(list(launcher_start.SCRIPTS)[-1], [8.0], [10.0])
+    kills = Count("remesh", "c10d").rows()
+    page = make_restarts_page({**DESCRIBED, "rows": [asdict(one) for one in (*kills, *start, *loading)]})
+    assert "| --help | 2.20 | 2.00 | 1.10 (1, **missed**) |" in page
+    assert "| workers that import torch and make an optimizer | 8.00 | 10.00 | 0.80 |" in page
 
 
 def test_an_attempt_is_wasted_unless_all_came_through_it(tmp_path: Path) -> None:
