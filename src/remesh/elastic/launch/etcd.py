@@ -4,6 +4,9 @@ etcd outlives every node of the job, so no node's death takes the meeting place 
 version 2, which etcd 3.6 no longer has, and need a package that is no longer kept; this one speaks JSON to the gateway
 that every etcd since 3.3 has, with the standard library alone. Values are bytes; a compare-and-set is one transaction
 on the key's modification number.
+
+A server may be slow, restart, or choose another leader: a request that was not answered is made again, within a bound.
+It may have been carried out, so every request is one that may be made twice.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import http.client
 import json
 import threading
 import time
+import uuid
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -24,9 +28,15 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 DEFAULT_PORT = 2379
 REQUEST_TIMEOUT_S = 10.0
+PATIENCE_S = 60.0
+"""How long a server may leave a request without an answer."""
 POLL_S = 0.02
 MAX_VALUE_BYTES = 1 << 20
 """A larger value is not ours: rendezvous states of 16,384 nodes stay below."""
+
+
+class _UnavailableError(http.client.HTTPException):
+    """The server says that it cannot answer now."""
 
 
 class EtcdClient:
@@ -36,6 +46,7 @@ class EtcdClient:
         self._host, self._port, self._timeout_s = host, port, timeout_s
         self._lock = threading.Lock()
         self._connection: http.client.HTTPConnection | None = None
+        self._has_answered = False
 
     def get(self, key: str) -> tuple[bytes, int] | None:
         """Value and modification number of a key; None when it is not there."""
@@ -62,22 +73,47 @@ class EtcdClient:
         found = _first(answer["responses"][0].get("response_range", {}))
         return None if found is None else (*found, False)
 
+    def put_once(self, key: str, value: bytes, modified: int, claim: str) -> bool:
+        """As `put_if`, for a value that does not tell whose it is: the key ``claim`` does. Whether it was written."""
+        answer = self._call(
+            "/v3/kv/txn",
+            {
+                "compare": [{"key": _encode(key), "target": "MOD", "result": "EQUAL", "modRevision": str(modified)}],
+                "success": [
+                    {"requestPut": {"key": _encode(key), "value": _encode(value)}},
+                    {"requestPut": {"key": _encode(claim), "value": ""}},
+                ],
+                "failure": [{"requestRange": {"key": _encode(claim)}}],
+            },
+        )
+        return bool(answer.get("succeeded")) or _first(answer["responses"][0].get("response_range", {})) is not None
+
     def delete(self, key: str) -> bool:
+        """Whether it was there; no longer, if the request had to be made twice."""
         return int(self._call("/v3/kv/deleterange", {"key": _encode(key)}).get("deleted", 0)) > 0
 
     def _call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         with self._lock:
-            # A kept connection may have been closed by the server meanwhile: one retry on a new one.
-            for is_last in (False, True):
+            begun_s = time.monotonic()
+            while True:
                 try:
-                    return self._ask(path, json.dumps(body).encode())
+                    answer = self._ask(path, json.dumps(body).encode())
                 except (OSError, http.client.HTTPException, ValueError) as error:
                     self._drop()
-                    if is_last:
+                    if time.monotonic() - begun_s > PATIENCE_S or not self._may_come(error):
                         raise RendezvousConnectionError(
                             f"asking etcd at {self._host}:{self._port}: {type(error).__name__}: {error}"
                         ) from None
-        raise AssertionError
+                else:
+                    self._has_answered = True
+                    return answer
+                time.sleep(POLL_S)
+
+    def _may_come(self, error: Exception) -> bool:
+        """Whether an answer may still come. Where none has been yet, only of a server that is there, and takes long."""
+        if isinstance(error, ValueError):
+            return False
+        return self._has_answered or isinstance(error, TimeoutError | _UnavailableError)
 
     def _ask(self, path: str, body: bytes) -> dict[str, Any]:
         if self._connection is None:
@@ -86,7 +122,8 @@ class EtcdClient:
         response = self._connection.getresponse()
         data = response.read(2 * MAX_VALUE_BYTES)
         if response.status != http.client.OK:
-            raise http.client.HTTPException(f"status {response.status}, {data[:200]!r}")
+            kind = _UnavailableError if response.status >= http.client.INTERNAL_SERVER_ERROR else ValueError
+            raise kind(f"status {response.status}, {data[:200]!r}")
         answer = json.loads(data)
         if not isinstance(answer, dict):
             raise ValueError(f"expected a JSON object, found {data[:80]!r}")
@@ -134,11 +171,11 @@ class EtcdStore(dist.Store):
         return found[0] if found else b""
 
     def add(self, key: str, num: int) -> int:
+        claim = f"{self._prefix}claims/{uuid.uuid4().hex}"
         while True:
             found = self._client.get(self._prefix + key)
             value = int(found[0]) + num if found else num
-            written = self._client.put_if(self._prefix + key, str(value).encode(), found[1] if found else 0)
-            if written is not None and written[2]:
+            if self._client.put_once(self._prefix + key, str(value).encode(), found[1] if found else 0, claim):
                 return value
 
     def check(self, keys: Sequence[str]) -> bool:
