@@ -68,6 +68,7 @@ from remesh.checkpoint.values.nests import (
     give_to_objects,
     graft,
     items_of,
+    name_of,
     nested_leaves,
     spread_objects,
     with_versions,
@@ -485,7 +486,7 @@ def _take_apart(state: Mapping[str, Any]) -> _Tensors:
         if isinstance(leaf, torch.Tensor) and (leaf.is_nested or is_lazy(leaf)):
             check_has_values(leaf, name)  # they have no shape to be described by
         if name in whole or name in cut:
-            places = [path for path, leaf in nested_leaves(state) if _is_tensor(leaf) and _name_of(path) == name]
+            places = [path for path, leaf in nested_leaves(state) if _is_tensor(leaf) and name_of(path) == name]
             raise CheckpointMismatchError(
                 f"taking a state apart: the tensors at {places[0]} and {places[1]} would both be stored as {name!r}, "
                 "expected one tensor per name; rename one of the keys"
@@ -511,10 +512,6 @@ def _named_leaves(nest: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from _named_leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def _name_of(path: Path) -> str:
-    return ".".join(map(str, path))
 
 
 def _whole_entity(name: str, tensor: torch.Tensor, *, is_mine: bool) -> ShardedTensor:
@@ -553,7 +550,7 @@ def _common_of(nest: Any) -> Any:
 
 def _native_common(node: Any, checkpoint: OpenCheckpoint, path: tuple[Any, ...]) -> Any:
     """What native torch stored for the common leaves of a request: under the dotted path of a leaf or container."""
-    extent = checkpoint.manifest.objects.get(_name_of(path))
+    extent = checkpoint.manifest.objects.get(name_of(path))
     if path and extent is not None:
         check_files(checkpoint.directory, [extent])
         return read_objects(checkpoint.checksums, [extent])[0]

@@ -17,7 +17,7 @@ from typing import Any
 from remesh.checkpoint.errors import CheckpointMismatchError
 from remesh.checkpoint.run.reader import OpenCheckpoint
 from remesh.checkpoint.values.entities import LocalNonpersistentObject, ShardedBase
-from remesh.checkpoint.values.nests import Path, plain_names, with_parents
+from remesh.checkpoint.values.nests import Path, name_of, plain_names, with_parents
 
 logger = logging.getLogger(__name__)
 _MOST_NAMED = 3
@@ -85,7 +85,7 @@ def check_asked(state: Any, checkpoint: OpenCheckpoint) -> None:
     """Raise `CheckpointMismatchError` for a key of a dict that is not stored, naming the nearest that is."""
     if absent := [*_absent(state, checkpoint)]:
         raise CheckpointMismatchError(
-            f"{len(absent)} keys that are asked for are not in the checkpoint, {_some([*map(_name_of, absent)])}; "
+            f"{len(absent)} keys that are asked for are not in the checkpoint, {_some([*map(name_of, absent)])}; "
             f"{_hint(absent[0], checkpoint)}"
         )
 
@@ -119,7 +119,7 @@ def check_objects_get_all(asked: Container[str], objects: Iterable[Path], stored
 def tell_what_differs(state: Any, asked: Container[str], objects: Iterable[Path], checkpoint: OpenCheckpoint) -> None:
     """Warn of what is asked for and not stored, and of what is stored of an object that has no place for it."""
     unkept = [name for name, _ in _without_kind(state, checkpoint)]
-    if absent := [*map(_name_of, _absent(state, checkpoint)), *unkept]:
+    if absent := [*map(name_of, _absent(state, checkpoint)), *unkept]:
         logger.warning(
             "loading checkpoint %s: %d keys are not in it and keep their values, %s",
             checkpoint.directory,
@@ -186,9 +186,9 @@ def _absent(state: dict[Any, Any], checkpoint: OpenCheckpoint) -> Iterator[Path]
 
 def _hint(absent: Path, checkpoint: OpenCheckpoint) -> str:
     """What may have been meant: the same name of other keys, or the nearest name."""
-    name, stored = _name_of(absent), stored_names(checkpoint)
+    name, stored = name_of(absent), stored_names(checkpoint)
     if name in stored:
-        other = next((path for path in _paths(checkpoint.common) if _name_of(path) == name), None)
+        other = next((path for path in _paths(checkpoint.common) if name_of(path) == name), None)
         if other is not None:
             return f"keys {absent} are asked for and {other} are stored, a key of another type is another key"
     nearest = difflib.get_close_matches(name, stored, n=1, cutoff=0.5)
@@ -202,15 +202,11 @@ def _paths(nest: Any, path: Path = ()) -> Iterator[Path]:
         yield from _paths(value, (*path, key))
 
 
-def _name_of(path: Path) -> str:
-    return ".".join(map(str, path))
-
-
 def _without_place(
     asked: Container[str], objects: Iterable[Path], stored: Iterable[str]
 ) -> Iterator[tuple[str, list[str]]]:
     """Each object that lacks a place for some tensors of its own that are stored, and those."""
-    for name in map(_name_of, objects):
+    for name in map(name_of, objects):
         if rest := [one for one in _below(name, stored) if one not in asked]:
             yield name, rest
 

@@ -42,6 +42,11 @@ def items_of(nest: Nest) -> Iterable[tuple[Any, Any]]:
     return nest.items() if isinstance(nest, dict) else enumerate(nest)
 
 
+def name_of(path: Path) -> str:
+    """The name under which a value at that place is stored: the path, joined by dots."""
+    return ".".join(map(str, path))
+
+
 def nested_values(x: Nest) -> Iterator[Any]:
     """Every leaf, depth first in order.
 
