@@ -33,6 +33,8 @@ class Story:
 
     job: ForkedJob
     chance: random.Random
+    is_cut: bool
+    """Whether no rank has the whole state, so that who is hurt must have left a snapshot with another one."""
     present: list[str]
     num_started: int = 0
 
@@ -43,15 +45,21 @@ class Story:
         self.present.append(node)
 
     def hurt(self, num_commits: int) -> str:
-        """Once all who are there have made so many commits together, something that leaves one rank with the state."""
+        """Once all who are there have made so many commits together, something that leaves the state with others."""
         commits: dict[int, set[int]] = {}
+        keeping: dict[int, set[str]] = {}  # by step, whose snapshots of it are kept, since the last generation began
+        num_to_keep = len(self.present) if self.is_cut and len(self.present) > 1 else 0
         for event in self.job.follow(QUIET_S):
             if event["kind"] == "generation" and event["axes"]["dp"] == len(self.present):
-                commits.setdefault(event["number"], set())
+                if event["number"] not in commits:
+                    commits[event["number"]], keeping = set(), {}
             elif event["kind"] == "step" and event["generation"] in commits:
                 commits[event["generation"]].add(event["step"])
-                if len(commits[event["generation"]]) >= num_commits:
-                    break
+            elif event["kind"] == "snapshot-kept":
+                keeping.setdefault(event["step"], set()).add(event["who"])
+            is_kept = num_to_keep == 0 or any(len(who) >= num_to_keep for who in keeping.values())
+            if is_kept and any(len(steps) >= num_commits for steps in commits.values()):
+                break
         else:
             raise AssertionError(f"the job ended before its story\n{self.job.describe_logs()}")
         hurting = ["worker killed", "node killed", "node preempted"] if len(self.present) > 1 else []
@@ -81,7 +89,7 @@ def test_a_job_that_accumulates_and_is_hurt_at_random_is_as_in_one_process(tmp_p
     flags += [] if other is None else ["--accumulate-other", str(other)]
     done: list[str] = []
     with ForkedJob(tmp_path, [SCRIPT, *flags], nnodes=f"1:{_MOST_NODES}", workers_per_node=1) as job:
-        story = Story(job, chance, [])
+        story = Story(job, chance, "--fsdp" in kept, [])
         story.start()
         story.start()
         for _ in range(_NUM_FAULTS):
