@@ -57,6 +57,20 @@ def test_works_of_every_kind_that_a_program_holds_across_a_cut_end_as_under_torc
     assert job.finish() == run_natively("held.py", job.size, str(alone))
 
 
+@pytest.mark.slow
+def test_a_program_that_communicates_after_its_last_line_is_carried_until_it_ends_amid_a_checkpoint(
+    job: TorchJob,
+) -> None:
+    alone = run_natively("lingers.py", job.size, "40")
+    job.run("lingers.py", "40", "cut")
+    job.wait_for(30)
+    job.stop()
+    job.restart()
+    job.wait_for(len(alone))
+    assert "checkpoint 2" in job.checkpoint()
+    assert job.finish() == ["rank 0 leaves", "rank 1 leaves", *alone]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("script", "size", "steps", "stops", "more"),

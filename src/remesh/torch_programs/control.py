@@ -54,6 +54,8 @@ class ControlThread:
         self._line: Line | None = None
         self._turn = threading.Lock()
         """Held by the thread that speaks for the program."""
+        self._has_left = False
+        """Whether goodbye was said. The program then answers nothing more: its keeper does, once it has ended."""
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="remesh-control", daemon=True)
 
@@ -72,6 +74,7 @@ class ControlThread:
             self._gate.wait_until_open()
             with self._turn:
                 if not self._gate.is_closed:
+                    self._has_left = True
                     self._say({"type": "final", "status": self._describe(has_ended=True).to_json()})
                     return
 
@@ -110,7 +113,7 @@ class ControlThread:
         while (message := self._line.receive()) is not None:
             with self._turn:
                 match message["type"]:
-                    case "ask":
+                    case "ask" if not self._has_left:
                         self._answer(message)
                     case "open":
                         self._gate.open()

@@ -6,6 +6,7 @@ rendezvous is different, once the program has imported torch.
 
 from __future__ import annotations
 
+import atexit
 import os
 import runpy
 import sys
@@ -43,11 +44,10 @@ class CarriedProgram:
         after_import(_COMPILER_RULES, _leave_out_ours)
         self._control.start()
         ForkGuard(self._descriptors)
+        # Called as the last of all: threads of the program may communicate after its last line, and so may `atexit`.
+        atexit.register(self._control.say_goodbye)
         self._take_leave_before_os_exit()
-        try:
-            return _run_as_main(arguments)
-        finally:
-            self._control.say_goodbye()
+        return _run_as_main(arguments)
 
     def _take_leave_before_os_exit(self) -> None:
         """Have a program that ends by `os._exit` wait for a cut and say goodbye, as one that ends by itself."""

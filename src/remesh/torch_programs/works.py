@@ -65,7 +65,8 @@ class _UnderWay:
     def wait_aside(self) -> None:
         """Have a thread of Remesh wait for the end, unless another thread does."""
         if not self.is_over and not self.is_waited_for:
-            threading.Thread(target=self._wait_quietly, name="remesh-work", daemon=True).start()
+            with contextlib.suppress(RuntimeError):  # Python is about to end, and starts no thread: so is the program
+                threading.Thread(target=self._wait_quietly, name="remesh-work", daemon=True).start()
 
     @property
     def is_over(self) -> bool:
