@@ -29,7 +29,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 DEFAULT_PORT = 2379
 REQUEST_TIMEOUT_S = 10.0
 PATIENCE_S = 60.0
-"""How long a server may leave a request without an answer."""
+"""How long a server may leave all requests without an answer."""
 POLL_S = 0.02
 MAX_VALUE_BYTES = 1 << 20
 """A larger value is not ours: rendezvous states of 16,384 nodes stay below."""
@@ -47,6 +47,8 @@ class EtcdClient:
         self._lock = threading.Lock()
         self._connection: http.client.HTTPConnection | None = None
         self._has_answered = False
+        self._silent_since_s: float | None = None
+        """When the first request failed that no answer came after."""
 
     def get(self, key: str) -> tuple[bytes, int] | None:
         """Value and modification number of a key; None when it is not there."""
@@ -94,18 +96,20 @@ class EtcdClient:
 
     def _call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         with self._lock:
-            begun_s = time.monotonic()
             while True:
                 try:
                     answer = self._ask(path, json.dumps(body).encode())
                 except (OSError, http.client.HTTPException, ValueError) as error:
                     self._drop()
-                    if time.monotonic() - begun_s > PATIENCE_S or not self._may_come(error):
+                    now_s = time.monotonic()
+                    if self._silent_since_s is None:
+                        self._silent_since_s = now_s
+                    if now_s - self._silent_since_s > PATIENCE_S or not self._may_come(error):
                         raise RendezvousConnectionError(
                             f"asking etcd at {self._host}:{self._port}: {type(error).__name__}: {error}"
                         ) from None
                 else:
-                    self._has_answered = True
+                    self._has_answered, self._silent_since_s = True, None
                     return answer
                 time.sleep(POLL_S)
 

@@ -121,7 +121,11 @@ def test_a_server_that_answers_no_more_is_waited_for_within_a_bound() -> None:
     server.fault = lambda: (ConnectionRefusedError("Connection refused"), False)
     with pytest.raises(RendezvousConnectionError, match="asking etcd at nowhere:1: ConnectionRefusedError"):
         client.get("key")
-    assert 2 < server.num_asked < 2 + PATIENCE_S / _Clock.LOOK_S
+    num_asked = server.num_asked
+    assert 2 < num_asked < 3 + PATIENCE_S / _Clock.LOOK_S
+    with pytest.raises(RendezvousConnectionError):
+        client.get("key")
+    assert server.num_asked == num_asked + 1, "nobody who ends waits for it again"
     server.fault = lambda: None
     assert client.get("key") == (b"1", 1)
 
