@@ -1,9 +1,12 @@
 """The Trainer of transformers on a tiny random Llama. STEPS [WORKERS]"""
 
 import hashlib
+import os
 import sys
 import tempfile
 
+# Where DeepSpeed is installed, transformers imports it, and it prints with the time that it has found no device.
+os.environ["DS_ACCELERATOR"] = "cpu"
 import torch
 import torch.distributed as dist
 from transformers import (
