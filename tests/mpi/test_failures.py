@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -107,6 +108,7 @@ def test_a_rank_that_dies_while_long_messages_wait_for_receives_ends_the_job(job
     assert failed.outcome.state == "failed" and "rank 1 on host" in failed.outcome.cause
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mpi", "network"), [("openmpi", "tcp"), ("mpich", "ofi"), ("impi", "tcp")])
 def test_messages_that_are_never_received_do_not_keep_ranks_from_leaving(
     job: Job, mpi: str, network: str, capfd: pytest.CaptureFixture[str]
@@ -116,6 +118,31 @@ def test_messages_that_are_never_received_do_not_keep_ranks_from_leaving(
     ended = job.stay(Placement(mpi, network))
     assert ended.outcome.state == "finished" and job.answer == "answer left", job.events
     assert "rror" not in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_who_has_freed_a_send_waits_in_finalize_until_it_is_received_and_nobody_else_does(job: Job) -> None:
+    job.create("late", num_ranks=3)
+    asked: list[bool] = []
+
+    def stop_in_finalize(coordinator: Coordinator) -> None:
+        if not asked and all((job.gate.parent / name).exists() for name in ("ends.1", "ended.2")):
+            asked.append(True)
+            coordinator.request_checkpoint(stop=True)
+
+    assert job.stay("mpich", watch=stop_in_finalize).outcome.state == "stopped", job.events
+    ended = job.stay("openmpi", checkpoint=job.folder.checkpoint(None))
+    assert ended.outcome.state == "finished" and job.answer == "answer True", job.events
+
+
+@pytest.mark.slow
+def test_a_rank_that_ends_with_an_exception_ends_the_job_though_others_wait_for_it(job: Job, tmp_path: Path) -> None:
+    """MPI_Finalize of mpi4py runs at its exit, and waits for nobody."""
+    program = tmp_path / "program.py"
+    program.write_text("from mpi4py import MPI\nassert MPI.COMM_WORLD.rank != 1\nMPI.COMM_WORLD.recv(source=1)\n")
+    job.create(Path(sys.executable), program, num_ranks=2)
+    failed = job.stay("openmpi")
+    assert failed.outcome.state == "failed" and "rank 1 on host" in failed.outcome.cause, job.events
 
 
 def test_a_rank_that_dies_while_images_are_written_leaves_the_checkpoint_before(job: Job, ring: Ring) -> None:

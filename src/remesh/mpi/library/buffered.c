@@ -2,7 +2,8 @@
  *
  * The copies are memory of the library's own. The program's buffer is held only to be given back by a detach, which
  * waits until all that was sent meanwhile has been taken, as MPI wants; a message for which it is too small is sent
- * all the same. Sends whose requests the program has freed stand beside them, since MPI_Finalize waits for both.
+ * all the same. Sends whose requests the program has freed stand beside them, since MPI_Finalize waits for both: until
+ * they have been received, or all ranks have come there.
  */
 #include "buffered.h"
 
@@ -17,12 +18,12 @@ static const BufferedSends of_nobody;
 
 /* ---- Sends ---- */
 
-/* Takes the sends that are pending for one owner (NULL: for anybody) out of the list; how many. */
+/* Takes the sends that are pending for one owner (NULL: for anybody) out of the list; how many. One more has room. */
 static Request **take_pending(const void *owner, int *count) {
     Request **taken = NULL;
     *count = 0;
     LOCKED {
-        int room = 0;
+        int room = 1;
         for (Request *one = pending; one; one = one->next) room++;
         taken = NEW_ARRAY(Request *, room);
         for (Request **at = &pending; *at;) {
@@ -44,12 +45,13 @@ static void put_pending(Request *request) {
     }
 }
 
-/* Lets go those that are over. */
-static int look_after_pending(void) {
+/* Lets go those that are over; waits for one of them or for `other`, unless that is NULL. */
+static int look_after_pending(Request *other) {
     if (!pending) return MPI_SUCCESS;
     int count;
     Request **taken = take_pending(NULL, &count);
-    int error = count ? progress(taken, count, false, true) : MPI_SUCCESS;
+    taken[count] = other;
+    int error = count ? progress(taken, count + (other != NULL), other != NULL, false) : MPI_SUCCESS;
     for (int i = count - 1; i >= 0; i--) {
         if (atomic_load(&taken[i]->is_finished)) let_go(taken[i]);
         else put_pending(taken[i]);
@@ -71,7 +73,17 @@ static int flush(const void *owner) {
     return error;
 }
 
-int finish_buffered(void) { return flush(NULL); }
+int finish_buffered(void) {
+    /* Who has nothing to wait for goes on: a rank that has failed comes here, too, at its exit, and others do not. */
+    Request *all_are_here;
+    TRY(do_Ibarrier(comm_world(), &all_are_here));
+    uint64_t number = all_are_here->one.operation.number;
+    int error = MPI_SUCCESS;
+    while (!error && pending && !atomic_load(&all_are_here->is_finished)) error = look_after_pending(all_are_here);
+    if (!error && number && !atomic_load(&all_are_here->is_finished)) error = lower_free(number);
+    let_go(all_are_here);
+    return error;
+}
 
 static void forget_state(void *state) { (void)state; }
 
@@ -85,7 +97,7 @@ static void keep_sending(Step step, const BufferedSends *owner, Comm *comm) {
 }
 
 int adopt_send(Request *request) {
-    TRY(look_after_pending());
+    TRY(look_after_pending(NULL));
     keep_sending(request->one, &of_nobody, request->comm);
     request->one = (Step){0};
     return MPI_SUCCESS;
@@ -95,7 +107,7 @@ int send_buffered(const void *buffer, MPI_Count count, Datatype *type, int dest,
     if (dest == MPI_PROC_NULL) return MPI_SUCCESS;
     if (!comm->buffer && !of_process.is_attached && !atomic_load(&num_session_buffers))
         return fail(MPI_ERR_BUFFER, "no buffer is attached: call MPI_Buffer_attach first");
-    TRY(look_after_pending());
+    TRY(look_after_pending(NULL));
     int64_t num_bytes = data_bytes(type, count);
     void *copy = must_have(malloc((size_t)num_bytes + 1));
     pack_elements(buffer, count, type, copy);
@@ -210,7 +222,7 @@ int do_Session_flush_buffer(Session *session) { return (void)session, flush(&of_
 /* Whether all sends that this flush found have been taken. */
 static bool are_taken(Request *request) {
     bool found = false;
-    look_after_pending();
+    look_after_pending(NULL);
     LOCKED for (const Request *one = pending; one; one = one->next) found |= one->state == request->state;
     return !found;
 }

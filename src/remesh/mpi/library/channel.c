@@ -253,6 +253,8 @@ int lower_wait(int flags, int mode, Operation *const *operations, int64_t count)
     return MPI_SUCCESS;
 }
 
+int lower_free(uint64_t number) { return ASK("freeing a request", FreeCall, CALL_FREE, number); }
+
 int lower_cancel(uint64_t number) { return ASK("cancelling", CancelCall, CALL_CANCEL, number); }
 
 /* ---- communicators and collectives ---- */

@@ -55,6 +55,8 @@ INTERNAL int lower_receive_message(int flags, uint64_t message, Operation *opera
  */
 INTERNAL int lower_wait(int flags, int mode, Operation *const *operations, int64_t count);
 INTERNAL int lower_cancel(uint64_t number);
+/* Nobody asks for it any more; the lower half gives it up when it ends. */
+INTERNAL int lower_free(uint64_t number);
 
 INTERNAL int lower_make_communicator(uint64_t comm, int count, const int *world_ranks);
 INTERNAL int lower_free_communicator(uint64_t comm);

@@ -117,7 +117,7 @@ INTERNAL extern Request *sent_request;
 INTERNAL int send_buffered(const void *buffer, MPI_Count count, Datatype *type, int dest, int tag, Comm *comm);
 /* Goes on with the send of a request that the program frees; its data may stand in the program's memory. */
 INTERNAL int adopt_send(Request *request);
-/* Until all buffered and adopted sends are over: MPI ends. */
+/* Until no buffered or adopted send of this rank will be received any more: MPI ends. All ranks call it. */
 INTERNAL int finish_buffered(void);
 /* probe.c */
 INTERNAL void destroy_message(void *object);

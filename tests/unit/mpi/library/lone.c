@@ -40,6 +40,7 @@ REFUSED(lower_probe, int flags, uint64_t comm, int source, int tag, Probed *prob
 REFUSED(lower_receive_message, int flags, uint64_t message, Operation *operation)
 REFUSED(lower_wait, int flags, int mode, Operation *const *operations, int64_t count)
 REFUSED(lower_cancel, uint64_t number)
+REFUSED(lower_free, uint64_t number)
 REFUSED(lower_collective, int flags, uint64_t comm, const Collective *collective, Operation *operation)
 REFUSED(lower_make_window, uint64_t window, const void *base)
 REFUSED(lower_free_window, uint64_t window)

@@ -22,7 +22,7 @@ typedef struct Open {
     struct Open *next;
     uint64_t comm, number;
     int tag, delay; /* looks until it may be told; -1: it is not over */
-    bool is_receive, is_unwanted;
+    bool is_receive, is_unwanted, is_barrier;
     int64_t room;
     char *at;
     Ended ended;
@@ -32,6 +32,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static Queued *queue, *taken;
 static Open *open_ones;
 static uint64_t last_number;
+static uint64_t last_barrier; /* that has been told: others receive nothing more of what was sent before it */
 static uint64_t chance;
 
 static unsigned draw(unsigned below) {
@@ -83,7 +84,8 @@ static void note_matched(uint64_t send) {
 
 static Open *add_open(uint64_t comm, int tag, bool is_receive) {
     Open *one = NEW(Open), **last = &open_ones;
-    *one = (Open){NULL, comm, ++last_number, tag, -1, is_receive, false, 0, NULL, {ANY, ANY, 0, false, 0}};
+    *one = (Open){.comm = comm, .number = ++last_number, .tag = tag, .delay = -1, .is_receive = is_receive};
+    one->ended = (Ended){ANY, ANY, 0, false, 0};
     while (*last) last = &(*last)->next;
     return *last = one;
 }
@@ -104,7 +106,8 @@ static void look_until_over(uint64_t number, int flags, Operation *operation) {
 /* What is sent may be in the memory of the program, which ends soon. */
 int lower_finish(void) {
     for (const Open *one = open_ones; one; one = one->next)
-        if (!one->is_receive && !one->is_unwanted) die("MPI is over while operation %llu is under way", (unsigned long long)one->number);
+        if (!one->is_receive && !one->is_unwanted && one->number > last_barrier)
+            die("MPI is over while operation %llu is under way", (unsigned long long)one->number);
     return MPI_SUCCESS;
 }
 
@@ -196,6 +199,7 @@ static bool tell(Operation *operation) {
         if (one->delay < 0 || one->delay-- > 0) return false;
         operation->ended = one->ended;
         operation->number = 0;
+        if (one->is_barrier) last_barrier = one->number;
         *at = one->next;
         free(one);
         return true;
@@ -232,6 +236,14 @@ int lower_cancel(uint64_t number) {
     return MPI_SUCCESS;
 }
 
+int lower_free(uint64_t number) {
+    pthread_mutex_lock(&lock);
+    Open *one = find_open(number);
+    if (one) one->is_unwanted = true;
+    pthread_mutex_unlock(&lock);
+    return MPI_SUCCESS;
+}
+
 /* With one member every collective gives what was put in. */
 int lower_collective(int flags, uint64_t comm, const Collective *collective, Operation *operation) {
     (void)comm;
@@ -240,6 +252,7 @@ int lower_collective(int flags, uint64_t comm, const Collective *collective, Ope
     int64_t fitting = collective->send_bytes < operation->room ? collective->send_bytes : operation->room;
     if (fitting > 0 && collective->kind != KIND_EXSCAN) memcpy(operation->at, collective->send, (size_t)fitting);
     one->ended.num_bytes = fitting;
+    one->is_barrier = collective->kind == KIND_BARRIER;
     one->delay = (int)draw(4);
     look_until_over(one->number, flags, operation);
     return MPI_SUCCESS;

@@ -61,7 +61,7 @@ static void send_in_partitions(void) {
 static void free_requests(void) {
     static int from[2 * LENGTH], into[2 * LENGTH];
     MPI_Datatype type = make_sparse();
-    MPI_Request dense, sparse, kept, unwanted;
+    MPI_Request dense, sparse, kept, unwanted, forgotten;
     MPI_Isend(from, LENGTH, MPI_INT, 0, 1, MPI_COMM_WORLD, &dense);
     MPI_Isend(from, 1, type, 0, 1, MPI_COMM_WORLD, &sparse);
     MPI_Send_init(from, LENGTH, MPI_INT, 0, 1, MPI_COMM_WORLD, &kept);
@@ -71,10 +71,12 @@ static void free_requests(void) {
     MPI_Request_free(&kept);
     for (int i = 0; i < 3; i++) MPI_Recv(into, LENGTH, MPI_INT, 0, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
     MPI_Type_free(&type);
-    /* Nobody receives this one, so MPI must not wait for it. */
+    /* Nobody receives these, so MPI must not wait for them. */
     MPI_Isend(from, LENGTH, MPI_INT, 0, 2, MPI_COMM_WORLD, &unwanted);
     MPI_Cancel(&unwanted);
     MPI_Request_free(&unwanted);
+    MPI_Isend(from, LENGTH, MPI_INT, 0, 3, MPI_COMM_WORLD, &forgotten);
+    MPI_Request_free(&forgotten);
 }
 
 /* ---- communicators of a program without MPI_Init ---- */
