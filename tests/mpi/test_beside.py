@@ -38,7 +38,7 @@ class _Look:
             self._then(coordinator)
 
 
-@pytest.mark.parametrize("mpi", ["mpich", "openmpi", "impi"])
+@pytest.mark.parametrize("mpi", [pytest.param("mpich", marks=pytest.mark.slow), "openmpi", "impi"])
 def test_only_the_lower_half_does_without_huge_pages_and_restartable_sequences(job: Job, mpi: str) -> None:
     job.create("ring", 40, 0.02, num_ranks=2)
     begun, back = _Look(stop_after(0.2)), _Look()

@@ -14,7 +14,7 @@ from remesh.rounds.leader import Coordinator
 from tests.mpi.conftest import Job, stop_after
 from tests.mpi.test_library import _create, compiled
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 
 
 def _chain(job: Job, first: Watch, after_the_first: Callable[[], None] = lambda: None) -> list[int]:

@@ -22,7 +22,7 @@ _HEADERS = {
 _LIBRARIES = {"mpich": ("libmpichcxx.so.12", "libmpich.so.12"), "openmpi": ("libmpi_cxx.so.40", "libmpi.so.40")}
 
 
-@pytest.mark.parametrize("face", ["mpich", "openmpi"])
+@pytest.mark.parametrize("face", [pytest.param("mpich", marks=pytest.mark.slow), "openmpi"])
 def test_operations_exceptions_and_handlers_of_cxx_go_on_under_other_mpis(job: Job, tmp_path: Path, face: str) -> None:
     """The program checks itself in each step; it answers what it answers when nobody stops it."""
     program, steps, dice = _compiled(face, tmp_path), 200, random.Random(face)

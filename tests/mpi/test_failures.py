@@ -33,6 +33,7 @@ pytestmark = pytest.mark.mpi
 
 _LAPS = 30
 _NO_IMAGE = "could not write its image"
+_slow_in_c = pytest.mark.parametrize("ring", [pytest.param("C", marks=pytest.mark.slow), "Python"], indirect=True)
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ def _kill(coordinator: Coordinator, rank: int) -> None:
         os.kill(coordinator.describe()["ranks"][rank]["pid"], signal.SIGKILL)
 
 
+@_slow_in_c
 def test_a_rank_that_dies_ends_the_job_by_name_and_the_last_checkpoint_goes_on(job: Job, ring: Ring) -> None:
     ring.create(job, 0.1)
     take = stop_after(0.4, stop=False)
@@ -93,7 +95,9 @@ def test_a_rank_that_dies_ends_the_job_by_name_and_the_last_checkpoint_goes_on(j
     assert job.answer == ring.answer
 
 
-@pytest.mark.parametrize(("mpi", "network"), [("openmpi", "tcp"), ("mpich", "ofi"), ("impi", "tcp")])
+@pytest.mark.parametrize(
+    ("mpi", "network"), [("openmpi", "tcp"), pytest.param("mpich", "ofi", marks=pytest.mark.slow), ("impi", "tcp")]
+)
 def test_a_rank_that_dies_while_long_messages_wait_for_receives_ends_the_job(job: Job, mpi: str, network: str) -> None:
     job.create("unreceived", 1, 60.0, num_ranks=2)
     ready_s: list[float] = []
@@ -168,6 +172,7 @@ def test_a_rank_that_dies_while_images_are_written_leaves_the_checkpoint_before(
     assert job.answer == ring.answer
 
 
+@pytest.mark.slow
 def test_a_program_that_fails_ends_the_job_with_its_exit_status(job: Job) -> None:
     job.create("ring", "no number", 0)
     failed = job.stay("mpich")
@@ -176,6 +181,7 @@ def test_a_program_that_fails_ends_the_job_with_its_exit_status(job: Job) -> Non
     assert "ended with exit status 1" in failed.outcome.cause
 
 
+@pytest.mark.slow
 def test_a_program_that_never_starts_mpi_fails_its_job_and_says_why(job: Job) -> None:
     job.create(Path("/bin/true"), num_ranks=2)
     stay = job.stay("mpich")
@@ -207,6 +213,7 @@ def test_a_full_disk_gives_the_checkpoint_up_and_the_job_goes_on(job: Job, ring:
     assert job.answer == ring.answer
 
 
+@_slow_in_c
 def test_a_leader_that_is_killed_takes_every_rank_with_it_and_the_last_checkpoint_goes_on(
     tmp_path: Path, job: Job, ring: Ring, remesh_cli: Callable[..., subprocess.Popen[str]]
 ) -> None:
@@ -222,7 +229,7 @@ def test_a_leader_that_is_killed_takes_every_rank_with_it_and_the_last_checkpoin
     communicate_patiently(leader)
     wait_until(lambda: all(start_of(pid) is None for pid in processes))
     listed, _ = communicate_patiently(remesh_cli("ls"))
-    assert "failed" in listed and "running" not in listed and "is gone" in listed, listed
+    assert "failed" in listed and "running" not in listed and "its coordinator, process" in listed, listed
     job.folder = JobFolder(tmp_path / "j")
     ended = job.stay("openmpi", checkpoint=job.folder.checkpoint(None))
     assert ended.outcome.state == "finished", job.events
@@ -255,6 +262,7 @@ def test_a_host_that_falls_silent_ends_the_job_by_name_and_the_last_checkpoint_g
     assert job.answer == ring.answer
 
 
+@pytest.mark.slow
 def test_sigterm_takes_a_checkpoint_and_stops(tmp_path: Path, remesh_cli: Callable[..., subprocess.Popen[str]]) -> None:
     program = PROGRAMS / "ring.py"
     running = remesh_cli("run", "-n", "2", "--mpi", "mpich", "--job", str(tmp_path / "j"), str(program), "2000", "0.01")
@@ -267,6 +275,7 @@ def test_sigterm_takes_a_checkpoint_and_stops(tmp_path: Path, remesh_cli: Callab
     assert "stopped" in shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mpi", ["mpich", "openmpi", "impi"])
 def test_what_a_program_prints_first_and_last_reaches_the_terminal(
     tmp_path: Path, mpi: str, remesh_cli: Callable[..., subprocess.Popen[str]]
@@ -306,6 +315,7 @@ def test_rank_0_reads_the_input_file_of_the_command_line_and_goes_on_with_it_aft
         assert _text(tmp_path / "j" / "logs" / f"rank-000{rank}.out") == "answer 1090 True\n"
 
 
+@_slow_in_c
 def test_a_checkpoint_whose_state_was_changed_is_refused(job: Job, ring: Ring) -> None:
     ring.create(job, 0.05, num_ranks=2)
     assert job.stay("mpich", watch=stop_after(0.3)).outcome.state == "stopped", job.events
@@ -316,6 +326,7 @@ def test_a_checkpoint_whose_state_was_changed_is_refused(job: Job, ring: Ring) -
     assert "its digest does not match" in failed.outcome.cause
 
 
+@_slow_in_c
 def test_a_manifest_that_was_changed_is_refused_and_a_missing_one_is_no_checkpoint(job: Job, ring: Ring) -> None:
     ring.create(job, 0.05, num_ranks=2)
     assert job.stay("mpich", watch=stop_after(0.3)).outcome.state == "stopped", job.events

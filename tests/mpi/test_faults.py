@@ -12,7 +12,7 @@ from remesh.rounds.job_folder import JobFolder, JobSpec
 from tests.mpi.conftest import Job
 from tests.mpi.test_library import compiled
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 
 
 def _run(job: Job, path: Path, *argv: object) -> str:

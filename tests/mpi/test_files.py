@@ -38,7 +38,9 @@ def _kill_after_a_checkpoint(path: Path) -> Watch:
     return watch
 
 
-@pytest.mark.parametrize("table", [(), ("table",)], ids=["growing", "in-place"])
+@pytest.mark.parametrize(
+    "table", [pytest.param((), marks=pytest.mark.slow, id="growing"), pytest.param(("table",), id="in-place")]
+)
 def test_a_file_that_ranks_write_together_is_carried_from_mpi_to_mpi(
     job: Job, tmp_path: Path, table: tuple[str, ...]
 ) -> None:

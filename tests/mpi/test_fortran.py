@@ -35,12 +35,14 @@ def test_calls_of_every_kind_go_on_under_other_mpis(
     _check_chain(job, tmp_path, (str(program), str(steps)), environment, dice)
 
 
+@pytest.mark.slow
 def test_array_sections_of_mpi_f08_go_on_under_other_mpis_without_a_library_of_mpich(job: Job, tmp_path: Path) -> None:
     environment = variables_without_mpi(tmp_path / "libraries")
     program = compiled_fortran("sections.f90", "mpich", tmp_path)
     _check_chain(job, tmp_path, (str(program), "60"), environment, random.Random("sections"))
 
 
+@pytest.mark.slow
 def test_an_array_section_that_a_call_would_use_after_its_return_is_refused_by_name(job: Job, tmp_path: Path) -> None:
     environment = variables_without_mpi(tmp_path / "libraries")
     program = compiled_fortran("sections.f90", "mpich", tmp_path)

@@ -48,7 +48,7 @@ def _create(job: Job, path: Path, program: Path, num_ranks: int, *arguments: obj
 
 @pytest.mark.parametrize("program", ["collectives", "groups", "windows", "communicators"])
 @pytest.mark.parametrize("face", LIBRARIES)
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("num_ranks", [1, 2, pytest.param(3, marks=pytest.mark.slow), 5])
 def test_what_comes_is_what_each_rank_can_work_out(
     job: Job, tmp_path: Path, program: str, face: str, num_ranks: int
 ) -> None:
@@ -57,7 +57,13 @@ def test_what_comes_is_what_each_rank_can_work_out(
     assert job.answer is not None
 
 
-@pytest.mark.parametrize(("name", "rounds"), [("collectives", 60), ("groups", 150), ("windows", 60)])
+@pytest.mark.parametrize(
+    ("name", "rounds"),
+    [
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("collectives", 60), ("groups", 150))),
+        ("windows", 60),
+    ],
+)
 def test_collectives_are_carried_through_three_mpis(job: Job, tmp_path: Path, name: str, rounds: int) -> None:
     program = compiled(name, "mpich", tmp_path)
     answers = []
@@ -78,10 +84,14 @@ _STAND_IN = (
     *("barrier", "allreduce", "long", "in_place", "started", "own", "bcast_short", "bcast_long", "allgatherv"),
     *("alltoallv", "split", "fence", "write_all", "finalize"),
 )
+_IN_CI = ("allreduce", "split", "fence", "write_all", "finalize")
+"""One of each kind of object that ranks may stand in."""
 
 
 @pytest.mark.parametrize("arena", ["", "1"], ids=["own memory", "shared memory"])
-@pytest.mark.parametrize("kind", _STAND_IN)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow) if kind in _IN_CI else kind for kind in _STAND_IN]
+)
 def test_a_cut_waits_for_nobody_who_computes_while_others_stand_in_a_collective(
     tmp_path: Path, kind: str, arena: str
 ) -> None:
@@ -101,12 +111,14 @@ def test_a_cut_waits_for_nobody_who_computes_while_others_stand_in_a_collective(
     assert job.answer == ("answer 0" if kind == "finalize" else "answer 3")
 
 
+@pytest.mark.slow
 def test_a_thread_that_calls_mpi_while_it_ends_has_a_way_of_its_own(job: Job, tmp_path: Path) -> None:
     _create(job, tmp_path, compiled("ended_threads", "mpich", tmp_path), 1)
     assert job.stay("mpich").outcome.state == "finished", job.events
     assert job.answer == "answer 1 2"
 
 
+@pytest.mark.slow
 def test_more_threads_than_ways_wait_in_mpi_and_are_carried(job: Job, tmp_path: Path) -> None:
     rounds, num_threads = 20, 40
     _create(job, tmp_path, compiled("threads", "mpich", tmp_path), 2, rounds)

@@ -50,6 +50,7 @@ def _seen(done: subprocess.CompletedProcess[str]) -> list[str]:
     return sorted(re.findall(r"rank \d+ saw \d+", done.stdout))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_program_sees_the_same_as_under_mpi4py(kind: str) -> None:
     native = _seen(_run(kind, 4, _PROGRAM, "60"))
@@ -57,6 +58,7 @@ def test_a_program_sees_the_same_as_under_mpi4py(kind: str) -> None:
     assert _seen(_run(kind, 4, _ALONE, _PROGRAM, "60")) == native
 
 
+@pytest.mark.slow
 def test_a_program_does_not_notice_that_its_lower_half_is_renewed() -> None:
     native = _seen(_run("openmpi", 4, _PROGRAM, "150"))
     renewed = _run("openmpi", 4, _ALONE, "--renew", "0.02", _PROGRAM, "150")
@@ -90,6 +92,7 @@ def test_parallel_files_are_those_of_mpich_whatever_mpi_carries_the_program(tmp_
         assert _seen(_run(kind, 4, _ALONE, program, "3", "0", str(tmp_path / kind))) == native
 
 
+@pytest.mark.slow
 def test_what_may_not_be_done_to_a_file_fails_on_all_ranks(tmp_path: Path) -> None:
     done = _run("mpich", 4, _ALONE, str(_HERE / "programs" / "file_errors.py"), str(tmp_path))
     assert len(_seen(done)) == 4
@@ -119,16 +122,19 @@ def test_windows_do_not_notice_that_their_lower_halves_are_renewed() -> None:
     assert renewed.stdout == native and "renewed" in renewed.stderr
 
 
+@pytest.mark.slow
 def test_what_may_not_be_done_to_a_window_is_refused() -> None:
     done = _run("mpich", 3, _ALONE, str(_HERE / "programs" / "window_errors.py"))
     assert len(_seen(done)) == 3
 
 
+@pytest.mark.slow
 def test_a_request_that_is_waited_for_twice_is_refused_and_harms_nobody() -> None:
     done = _run("mpich", 2, _ALONE, str(_HERE / "programs" / "twice.py"))
     assert len(_seen(done)) == 2
 
 
+@pytest.mark.slow
 def test_groups_of_sessions_become_communicators_while_the_lower_half_is_renewed() -> None:
     program = str(_HERE / "programs" / "groups.py")
     plain = _seen(_run("openmpi", 4, _ALONE, program, "40"))

@@ -14,6 +14,7 @@ from tests.mpi.conftest import Job, stop_after
 from tests.mpi.test_library import compiled
 
 pytestmark = pytest.mark.mpi
+_IN_CI = [pytest.param(program, marks=pytest.mark.slow) for program in ("master", "ring.c")]
 _WAITS = "from mpi4py import MPI; MPI.COMM_WORLD.recv()"
 _COMPUTES = """
 import time
@@ -25,6 +26,7 @@ MPI.COMM_WORLD.barrier()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("source", "state"), [(_WAITS, "failed"), (_COMPUTES, "finished")])
 def test_a_stay_ends_when_no_program_works(job: Job, monkeypatch: pytest.MonkeyPatch, source: str, state: str) -> None:
     monkeypatch.setattr(patience, "QUIET_S", 4.0)
@@ -46,7 +48,7 @@ def test_a_program_that_works_is_waited_for_and_one_that_does_not_is_given_up(mo
 
 
 @pytest.mark.parametrize(
-    "program", ["ring", "master", "pool", "executor", "walkers", "ledger", "unreceived", "ring.c", "threads.c"]
+    "program", [*("ring", "pool", "executor", "walkers", "ledger", "unreceived", "threads.c"), *_IN_CI]
 )
 def test_a_program_that_would_be_over_waits_for_who_comes_late_to_stop_it(
     job: Job, tmp_path: Path, program: str

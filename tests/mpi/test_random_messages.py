@@ -14,7 +14,7 @@ from tests.mpi.conftest import Job, stop_after
 from tests.mpi.random_messages import PROGRAM, expected_lines
 from tests.unit.mpi.library.building import has_compiler
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 
 
 def _compile(face: str, folder: Path) -> Path:

@@ -70,7 +70,11 @@ def _carried(job: Job, dice: random.Random, most_s: float) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("seed", "steps"), [(1, 60), *(pytest.param(seed, 400, marks=pytest.mark.long) for seed in range(2, 12))]
+    ("seed", "steps"),
+    [
+        pytest.param(1, 60, marks=pytest.mark.slow),
+        *(pytest.param(seed, 400, marks=pytest.mark.long) for seed in range(2, 12)),
+    ],
 )
 def test_a_random_program_gets_what_a_real_mpi_gives(job: Job, tmp_path: Path, seed: int, steps: int) -> None:
     dice = random.Random(f"carry {seed}")

@@ -27,7 +27,10 @@ _ANSWERS = {
 
 
 @pytest.mark.parametrize("program", _ANSWERS)
-@pytest.mark.parametrize(("before", "after"), [("openmpi", "mpich"), ("mpich", "impi"), ("impi", "openmpi")])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [pytest.param("openmpi", "mpich", marks=pytest.mark.slow), ("mpich", "impi"), ("impi", "openmpi")],
+)
 def test_a_restart_under_another_mpi_gives_the_same_answer(job: Job, program: str, before: str, after: str) -> None:
     job.create(program, 30, 0.1)
     stopped = job.stay(before, watch=stop_after(0.4))
@@ -53,6 +56,7 @@ def test_locks_of_windows_are_carried_with_those_who_hold_and_await_them(job: Jo
     assert job.answer == f"answer {4 * bookings} {bookings * 6000 + 4 * sum(range(bookings))}"
 
 
+@pytest.mark.slow
 def test_communicators_that_are_freed_while_ranks_are_held_do_not_keep_them_from_a_checkpoint(job: Job) -> None:
     job.create("short_lived", 40, 0.1)
     checkpoint = None
@@ -66,6 +70,7 @@ def test_communicators_that_are_freed_while_ranks_are_held_do_not_keep_them_from
     assert job.answer == "answer 942146 873174 589526 164229"
 
 
+@pytest.mark.slow
 def test_arrays_that_both_halves_share_are_carried_by_a_chain_of_images(job: Job) -> None:
     job.create("arrays", 60, 0.1, num_ranks=3, REMESH_SHARED_ARRAYS="1")
     assert job.stay("mpich", watch=stop_after(2.0)).outcome.state == "stopped", job.events
@@ -95,6 +100,7 @@ def test_what_was_sent_ahead_and_not_received_is_received_under_another_mpi(job:
     assert job.answer == "answer b69e3d6536a027e9"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "package", "steps", "answer"),
     [("walkers", "schwimmbad", 30, "answer 75d448d7b64c7afc"), ("executor", "mpipool", 200, "answer 552569090")],
@@ -111,6 +117,7 @@ def test_programs_on_packages_of_others_are_carried(
     assert job.answer == answer
 
 
+@pytest.mark.slow
 def test_a_job_goes_on_after_a_checkpoint_and_can_go_back_to_it(job: Job) -> None:
     job.create("ring", 30, 0.05)
     watch = ending_once(job, lambda coordinator: coordinator.last_checkpoint is not None, stop_after(0.4, stop=False))
@@ -124,6 +131,7 @@ def test_a_job_goes_on_after_a_checkpoint_and_can_go_back_to_it(job: Job) -> Non
     assert job.answer == _ANSWERS["ring"]
 
 
+@pytest.mark.slow
 def test_periodic_checkpoints_are_taken_and_the_last_ones_kept(job: Job) -> None:
     job.create("jacobi", 30, 0.1)
     watch = ending_once(job, lambda coordinator: (coordinator.last_checkpoint or {"number": 0})["number"] >= 3)

@@ -41,7 +41,9 @@ def _through_three(job: Job, seed: object) -> str | None:
     return job.answer
 
 
-@pytest.mark.parametrize("face", LIBRARIES)
+@pytest.mark.parametrize(
+    "face", [pytest.param(face, marks=pytest.mark.slow) if face == "mpich" else face for face in LIBRARIES]
+)
 def test_stores_of_all_ranks_are_in_one_cut(job: Job, tmp_path: Path, face: str) -> None:
     """The program passes a token by plain stores: a rank that comes back before another's store is seen at once."""
     rounds, num_ranks = 250, 3
@@ -49,6 +51,7 @@ def test_stores_of_all_ranks_are_in_one_cut(job: Job, tmp_path: Path, face: str)
     assert _through_three(job, face) == f"answer {rounds * num_ranks * _TURNS}"
 
 
+@pytest.mark.slow
 def test_arrays_of_numpy_are_shared(job: Job) -> None:
     rounds, num_ranks, columns = 250, 2, 5000
     job.create("shared", rounds, 0.01, num_ranks=num_ranks)
@@ -69,6 +72,7 @@ def test_fortran_shares_memory(job: Job, tmp_path: Path, face: str) -> None:
     assert _through_three(job, face) == f"answer {answer}"
 
 
+@pytest.mark.slow
 def test_a_restart_that_would_part_ranks_that_share_memory_is_refused_before_anything_starts(
     job: Job, tmp_path: Path
 ) -> None:
@@ -94,6 +98,7 @@ def _kill(coordinator: Coordinator) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [_stop, _fail, _kill])
 def test_nothing_is_left_in_memory_however_a_job_ends(
     job: Job, tmp_path: Path, end: Callable[[Coordinator], None]

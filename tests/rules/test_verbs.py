@@ -12,4 +12,4 @@ def test_no_verb_forgives_a_run_of_tests() -> None:
 def test_ci_leaves_no_test_out_that_is_not_of_a_release() -> None:
     """What leaves the patience of a developer is marked `slow`, and runs there all the same; none is chosen by name."""
     verbs = [line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line.startswith("make ")]
-    assert verbs == ["make check", "make test", "make test-slow", "make docs"]
+    assert verbs == ["make check", "make test", "make mpi", "make test-slow", "make docs"]
