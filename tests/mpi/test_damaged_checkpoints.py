@@ -13,6 +13,7 @@ from remesh.errors import Error
 from remesh.images.format import CHANNEL_FILE, CHUNKS_FILE, PAGES_FILE
 from remesh.images.stored import read_tree, stored_pages
 from remesh.mpi.lower.state_file import STATE, read_state
+from remesh.mpi.stay import Watch
 from remesh.ranks.imaging import IMAGE
 from remesh.rounds.job_folder import JobFolder, rank_name
 from remesh.rounds.leader import Coordinator
@@ -20,23 +21,29 @@ from tests.damage import damaged
 from tests.mpi.conftest import Job
 from tests.mpi.test_library import compiled
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 
 _NUM_RANKS = 2
 
 
-def _take_two(coordinator: Coordinator) -> None:
-    """One checkpoint, and another one that stops."""
-    last = coordinator.last_checkpoint
-    if coordinator.all_ready and (last is None or last["number"] == 1):
-        coordinator.request_checkpoint(stop=last is not None)
+def _take_two() -> Watch:
+    """One checkpoint, and another one that stops; each is asked for once, for a round may be tried again."""
+    asked: list[int] = []
+
+    def watch(coordinator: Coordinator) -> None:
+        taken = (coordinator.last_checkpoint or {"number": 0})["number"]
+        if coordinator.all_ready and taken == len(asked) < 2:
+            asked.append(taken)
+            coordinator.request_checkpoint(stop=taken == 1)
+
+    return watch
 
 
 @pytest.fixture
 def stopped(job: Job, tmp_path: Path) -> Job:
     """A program in C with two checkpoints."""
     job.create(compiled("ring", "mpich", tmp_path), 30, 0.1, num_ranks=_NUM_RANKS)
-    assert job.stay("mpich", watch=_take_two).outcome.state == "stopped", job.events
+    assert job.stay("mpich", watch=_take_two()).outcome.state == "stopped", job.events
     assert [each.number for each in job.folder.checkpoints()][:2] == [1, 2]
     return job
 
