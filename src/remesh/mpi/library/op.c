@@ -38,6 +38,12 @@ int check_op(const Op *op, const Datatype *type) {
     return fail(MPI_ERR_OP, "%s is not defined for %s", names[op->number], *what ? what : "this datatype");
 }
 
+int check_reduction(const Op *op, const Datatype *type) {
+    if (op->number == OP_REPLACE || op->number == OP_NO_OP)
+        return fail(MPI_ERR_OP, "%s is an operation of windows only", names[op->number]);
+    return check_op(op, type);
+}
+
 bool is_real(const Op *op, const Datatype *type) {
     if (op->number < 0 || op->number > OP_BXOR || real_type(type) < 0 || is_ordered()) return false;
     bool is_logical = op->number >= OP_LAND && op->number <= OP_LXOR;

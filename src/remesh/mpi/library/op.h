@@ -17,6 +17,8 @@ struct Op {
 
 /* MPI_SUCCESS if the operation is defined for the datatype, else fail(MPI_ERR_OP, ...). */
 INTERNAL int check_op(const Op *op, const Datatype *type);
+/* The same for a collective: some operations are of windows only. */
+INTERNAL int check_reduction(const Op *op, const Datatype *type);
 /* Whether the real MPI can apply it: then op->number and real_type(type) say how. */
 INTERNAL bool is_real(const Op *op, const Datatype *type);
 /* inout[i] = in[i] op inout[i] for packed data of `count` elements of `type`; the program's own functions get them as

@@ -144,7 +144,7 @@ int prepare_alltoallw(Plan *plan, Comm *comm, TypedBlocks send, TypedBlocks rece
 static int begin_reduction(Plan *plan, Comm *comm, int kind, int root, const Operands *operands) {
     begin(plan, comm, kind, root);
     plan->op = operands->op;
-    return check_op(operands->op, operands->type);
+    return check_reduction(operands->op, operands->type);
 }
 
 int prepare_reduce(Plan *plan, Comm *comm, Operands operands, int root) {

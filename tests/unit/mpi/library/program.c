@@ -281,6 +281,29 @@ static void reduce(void) {
     free(inout);
 }
 
+/* collectives OP: the operation in each of them. */
+static void use_in_collectives(void) {
+    char op_word[64];
+    word(op_word);
+    MPI_Op op = op_named(op_word);
+    int in = 1, inout = 2, one = 1;
+    MPI_Request request;
+    const int errors[] = {
+        MPI_Reduce(&in, &inout, 1, MPI_INT, op, 0, MPI_COMM_SELF),
+        MPI_Allreduce(&in, &inout, 1, MPI_INT, op, MPI_COMM_SELF),
+        MPI_Scan(&in, &inout, 1, MPI_INT, op, MPI_COMM_SELF),
+        MPI_Exscan(&in, &inout, 1, MPI_INT, op, MPI_COMM_SELF),
+        MPI_Reduce_scatter(&in, &inout, &one, MPI_INT, op, MPI_COMM_SELF),
+        MPI_Reduce_scatter_block(&in, &inout, 1, MPI_INT, op, MPI_COMM_SELF),
+        MPI_Iallreduce(&in, &inout, 1, MPI_INT, op, MPI_COMM_SELF, &request),
+        MPI_Allreduce_init(&in, &inout, 1, MPI_INT, op, MPI_COMM_SELF, MPI_INFO_NULL, &request)};
+    for (size_t i = 0; i < sizeof errors / sizeof *errors; i++) {
+        int error_class = MPI_SUCCESS;
+        if (errors[i]) MPI_Error_class(errors[i], &error_class);
+        printf(error_class == MPI_ERR_OP ? "MPI_ERR_OP\n" : "error %d\n", error_class);
+    }
+}
+
 #define NAMED(name) {#name, MPI_##name}
 static MPI_Datatype type_named(const char *name) {
     const struct { const char *name; MPI_Datatype type; } all[] = {
@@ -312,6 +335,7 @@ int main(int argc, char **argv) {
         else if (!strcmp(what, "pack")) pack(types[number()]);
         else if (!strcmp(what, "external")) pack_external(types[number()]);
         else if (!strcmp(what, "reduce")) reduce();
+        else if (!strcmp(what, "collectives")) use_in_collectives();
         else if (!strcmp(what, "free")) MPI_Type_free(&types[number()]);
         else make(what);
     }

@@ -133,6 +133,11 @@ def test_what_an_operation_is_not_defined_for_is_an_error(lone_program: Path, op
     assert _reduced(lone_program, op, name, bytes(16), bytes(16), 1) == "MPI_ERR_OP"
 
 
+@pytest.mark.parametrize("op", ["REPLACE", "NO_OP"])
+def test_operations_of_windows_are_errors_in_every_collective(lone_program: Path, op: str) -> None:
+    assert output(lone_program, [f"collectives {op}"]) == ["MPI_ERR_OP"] * 8
+
+
 def test_the_operation_of_a_program_gets_elements_as_they_stand_in_memory(lone_program: Path) -> None:
     """Two ints with a gap of one int between them: the gap is nobody's."""
     left, right = struct.pack("=3i", 5, 77, 7), struct.pack("=3i", 1, 88, 2)
