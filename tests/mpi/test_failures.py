@@ -276,6 +276,25 @@ def test_sigterm_takes_a_checkpoint_and_stops(tmp_path: Path, remesh_cli: Callab
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
+def test_a_job_that_may_restart_goes_on_by_itself_when_a_rank_was_killed(
+    tmp_path: Path, mpi: str, job: Job, remesh_cli: Callable[..., subprocess.Popen[str]]
+) -> None:
+    folder, how = JobFolder(tmp_path / "j"), ("--mpi", mpi, "--every", "0.3", "--max-restarts", "2")
+    program = str(PROGRAMS / "ring.py")
+    running = remesh_cli("run", "-n", "4", *how, "--job", str(folder.path), program, str(_LAPS), "0.05")
+    for restart in ("restart 1 of 2", "restart 2 of 2"):
+        wait_until(lambda: "running" in _text(folder.path / "state.json") and bool(folder.checkpoints()))
+        shown, _ = communicate_patiently(remesh_cli("show", str(folder.path)))
+        os.kill(json.loads(shown)["now"]["ranks"][2]["pid"], signal.SIGKILL)
+        wait_until(lambda: f"{restart}, from checkpoint" in _text(folder.logs / "events.log"))  # noqa: B023  waits here
+    job.gate.touch()
+    output, _ = communicate_patiently(running)
+    assert running.returncode == 0, output
+    assert "answer b1cd1c8a14377307" in output
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("mpi", ["mpich", "openmpi", "impi"])
 def test_what_a_program_prints_first_and_last_reaches_the_terminal(
     tmp_path: Path, mpi: str, remesh_cli: Callable[..., subprocess.Popen[str]]

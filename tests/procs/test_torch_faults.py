@@ -94,9 +94,10 @@ def _restart(job: TorchJob, *options: str) -> None:
 
 
 def _keepers(job: TorchJob) -> list[int]:
-    """Processes that keep its ranks."""
-    now = subprocess.run([*REMESH, "show", str(job.folder)], capture_output=True, text=True, check=True)
-    return [each["pid"] for each in json.loads(now.stdout)["now"]["ranks"]]
+    """Processes that keep its ranks, as far as they have come up; nobody answers for a job between two stays."""
+    shown = subprocess.run([*REMESH, "show", str(job.folder)], capture_output=True, text=True, check=True)
+    now = json.loads(shown.stdout).get("now")
+    return [each["pid"] for each in now["ranks"]] if isinstance(now, dict) else []
 
 
 def _only_these_are_left(job: TorchJob, *names: str) -> None:
@@ -269,6 +270,41 @@ def test_a_rank_that_dies_ends_the_job_and_leaves_its_checkpoints(stopped: Torch
     assert "rank 1" in said
     assert not JobFolder(stopped.folder).checkpoints()[0].problem
     _restart(stopped)
+
+
+def test_a_job_goes_on_by_itself_after_a_rank_has_died_as_often_as_it_may(stopped: TorchJob) -> None:
+    _restart(stopped, "--max-restarts", "1")
+    _kill_a_rank_and_wait_for_the_next(stopped)
+    _goes_on(stopped)
+    os.kill(_keepers(stopped)[1], signal.SIGKILL)
+    status, said = stopped.end()
+    assert status == 1
+    assert "restart 1 of 1, from checkpoint 1" in said
+
+
+@pytest.mark.slow
+def test_a_job_whose_ranks_are_killed_again_and_again_prints_what_an_undisturbed_one_prints(
+    job: TorchJob, tmp_path: Path
+) -> None:
+    """It takes its checkpoints by itself."""
+    go = tmp_path / "go"
+    job.run("steady.py", "250", str(go), options=("--max-restarts", "9", "--every", "0.5"))
+    while not JobFolder(job.folder).checkpoints():
+        job.wait_for(len(job.lines()) + 1)
+    for num_lines in (60, 120, 180):
+        job.wait_for(num_lines)
+        _kill_a_rank_and_wait_for_the_next(job)
+    go.touch()
+    assert job.finish() == run_natively("steady.py", 2, "250", str(go))
+
+
+def _kill_a_rank_and_wait_for_the_next(job: TorchJob) -> None:
+    before, deadline_s = _keepers(job), time.monotonic() + PATIENCE_S
+    os.kill(before[1], signal.SIGKILL)
+    while len({*_keepers(job)} - {*before}) < len(before):
+        assert job.leader is not None and job.leader.poll() is None, job.end()
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
 
 
 def test_what_does_not_fit_a_checkpoint_is_refused_and_harms_nothing(stopped: TorchJob, steady: TorchJob) -> None:

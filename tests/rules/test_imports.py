@@ -132,7 +132,7 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "machine",
         "checkpointing",
         "leader",
-        "signals",
+        "returns signals",
     ),
     "torch_programs": _layers(
         "callers children driver environment gate hook host notice reach short store_server",

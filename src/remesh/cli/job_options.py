@@ -30,6 +30,11 @@ CHECKPOINTS = (
     click.option("--round-limit", "round_limit_s", type=click.FloatRange(0.1), default=60.0, show_default=True,
                  help="Seconds after which a checkpoint that finds no consistent state is given up for now."),
 )  # fmt: skip
+MAX_RESTARTS = click.option(
+    "--max-restarts", "--max_restarts", type=click.IntRange(0), default=0, show_default=True,
+    help="How often the job continues by itself from its newest checkpoint when a rank or a host is lost or a program "
+    "fails.",
+)  # fmt: skip
 RESTART = (
     click.option("--checkpoint", "number", type=int, help="Number of the checkpoint; the newest one if left out."),
     click.option("--open-files", type=click.Choice([policy.value for policy in OpenFilePolicy]),

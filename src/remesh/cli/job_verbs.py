@@ -1,18 +1,22 @@
-"""What can be asked of a job whatever its programs speak: a checkpoint, which jobs there are, what one has."""
+"""What is the same for a job whatever its programs speak: leading it, a checkpoint, which jobs there are, and one."""
 
 from __future__ import annotations
 
 import json
 import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
 from remesh.cli.shown import JSON, print_json, print_table, waiting
 from remesh.comm.messages import Line
 from remesh.errors import ConfigError, Error, PeerError
-from remesh.rounds.job_folder import JobFolder
+from remesh.rounds.job_folder import Checkpoint, JobFolder
+from remesh.rounds.leader import JobOutcome
+from remesh.rounds.returns import run_stays
 
 _ROOT = "remesh-jobs"
 _MIB = 1 << 20
@@ -21,6 +25,22 @@ _MIB = 1 << 20
 def jobs_root() -> Path:
     """The folder in which jobs are created and looked up by name."""
     return Path(os.environ.get("REMESH_JOBS", _ROOT))
+
+
+def lead_job(
+    run_stay: Callable[[Checkpoint | None, Callable[[str], None]], JobOutcome],
+    folder: JobFolder,
+    checkpoint: Checkpoint | None,
+    max_restarts: int,
+) -> NoReturn:
+    """Lead a job, and end with its exit code. ``run_stay`` gets a checkpoint, and what shows a line to the user."""
+
+    def say(line: str) -> None:
+        click.echo(f"remesh: {line}", err=True)
+
+    outcome = run_stays(lambda begin: run_stay(begin, say), folder, checkpoint, max_restarts, say)
+    say(f"{outcome.state}: {outcome.cause}")
+    sys.exit(outcome.exit_code)
 
 
 @click.command("checkpoint", short_help="Take a checkpoint of a running job.")

@@ -13,8 +13,8 @@ from typing import Any
 
 import click
 
-from remesh.cli.job_options import CHECKPOINTS, HOSTS, JOB, RESTART, with_options
-from remesh.cli.job_verbs import checkpoint_job, jobs_root, list_jobs, refuse_if_running, show
+from remesh.cli.job_options import CHECKPOINTS, HOSTS, JOB, MAX_RESTARTS, RESTART, with_options
+from remesh.cli.job_verbs import checkpoint_job, jobs_root, lead_job, list_jobs, refuse_if_running, show
 from remesh.cli.shown import JSON, print_json, print_table, waiting
 from remesh.errors import ConfigError
 from remesh.exit_codes import ExitCode
@@ -27,7 +27,7 @@ from remesh.mpi.stay import Placement, StaySettings, find_launch, run_stay
 from remesh.ranks.ground import make_bed
 from remesh.ranks.hosts import parse_hosts
 from remesh.ranks.slurm import BatchLaunch, make_script
-from remesh.rounds.job_folder import JobFolder, JobSpec
+from remesh.rounds.job_folder import Checkpoint, JobFolder, JobSpec
 
 
 @click.group()
@@ -39,7 +39,7 @@ _MPI = click.option(
     "--mpi", "mpi_name", default="openmpi", show_default=True, help="MPI library: openmpi, mpich, impi or system."
 )
 _NETWORK = click.option("--network", help="Network: shm, tcp, ucx or ofi; by default that of the MPI library.")
-_how = with_options(_MPI, _NETWORK, *HOSTS, *CHECKPOINTS)
+_how = with_options(_MPI, _NETWORK, *HOSTS, *CHECKPOINTS, MAX_RESTARTS)
 
 
 @mpi.command(
@@ -53,8 +53,9 @@ _how = with_options(_MPI, _NETWORK, *HOSTS, *CHECKPOINTS)
 @click.argument("program")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run_job(
-    num_ranks: int, job_path: Path | None, program: str, arguments: tuple[str, ...], hosts: str | None, **how: Any
-) -> None:
+    num_ranks: int, job_path: Path | None, program: str, arguments: tuple[str, ...], hosts: str | None,
+    max_restarts: int, **how: Any,
+) -> None:  # fmt: skip
     """Start PROGRAM on -n ranks: ./a.out in any language, or app.py, which this Python runs with its own mpi4py.
 
     Standard input from a file (< FILE) goes to rank 0; the others, and input from a pipe or a terminal, read nothing.
@@ -66,14 +67,16 @@ def run_job(
     spec = JobSpec(argv, num_ranks, os.getcwd(), dict(os.environ), *find_input())
     folder = JobFolder.create(path.absolute(), spec)
     click.echo(f"remesh: job {folder.path}", err=True)
-    _stay(folder, placement, settings, None)
+    _lead(folder, placement, settings, None, max_restarts)
 
 
 @mpi.command("restart", short_help="Continue a job from a checkpoint.")
 @click.argument("job")
 @with_options(*RESTART)
 @_how
-def restart_job(job: str, number: int | None, hosts: str | None, open_files: str, **how: Any) -> None:
+def restart_job(
+    job: str, number: int | None, hosts: str | None, open_files: str, max_restarts: int, **how: Any
+) -> None:
     """Continue JOB from a checkpoint, under the given MPI library and on the given hosts."""
     folder = JobFolder.find(job, jobs_root())
     folder.refuse_other_kind("mpi")
@@ -81,7 +84,7 @@ def restart_job(job: str, number: int | None, hosts: str | None, open_files: str
     policy = OpenFilePolicy(open_files)
     placement, settings = _read_how(hosts, folder.read_spec().num_ranks, open_files=policy, **how)
     refuse_if_running(folder)
-    _stay(folder, placement, settings, checkpoint)
+    _lead(folder, placement, settings, checkpoint, max_restarts)
 
 
 def _read_how(
@@ -115,10 +118,12 @@ def _refuse_missing(program: str) -> None:
     check_program(Path(found))
 
 
-def _stay(folder: JobFolder, placement: Placement, settings: StaySettings, checkpoint: Any) -> None:
-    stay = run_stay(folder, placement, settings, checkpoint, lambda line: click.echo(f"remesh: {line}", err=True))
-    click.echo(f"remesh: {stay.outcome.state}: {stay.outcome.cause}", err=True)
-    sys.exit(stay.outcome.exit_code)
+def _lead(
+    folder: JobFolder, placement: Placement, settings: StaySettings, checkpoint: Checkpoint | None, max_restarts: int
+) -> None:
+    lead_job(
+        lambda begin, say: run_stay(folder, placement, settings, begin, say).outcome, folder, checkpoint, max_restarts
+    )
 
 
 for _verb in (checkpoint_job, list_jobs, show):

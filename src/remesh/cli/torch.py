@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from remesh.cli.job_options import CHECKPOINTS, HOSTS, JOB, RESTART, with_options
-from remesh.cli.job_verbs import checkpoint_job, jobs_root, list_jobs, refuse_if_running, show
+from remesh.cli.job_options import CHECKPOINTS, HOSTS, JOB, MAX_RESTARTS, RESTART, with_options
+from remesh.cli.job_verbs import checkpoint_job, jobs_root, lead_job, list_jobs, refuse_if_running, show
 from remesh.errors import ConfigError
 from remesh.images.kinds import OpenFilePolicy
 from remesh.ranks.ground import make_bed
 from remesh.ranks.hosts import count_ranks, parse_hosts
 from remesh.ranks.slurm import BatchLaunch, make_script
-from remesh.rounds.job_folder import Checkpoint, JobFolder, JobSpec
+from remesh.rounds.job_folder import JobFolder, JobSpec
 from remesh.torch_programs.stay import KIND, TorchPlacement, TorchSettings, run_stay
 
 _OF_TORCHRUN = (
@@ -39,7 +39,7 @@ _INTERFACE = click.option(
     help="Network interface for gloo, on every host; by default GLOO_SOCKET_IFNAME, or else the one that leads to the "
     "other hosts.",
 )
-_how = with_options(*HOSTS, _INTERFACE, *CHECKPOINTS)
+_how = with_options(*HOSTS, _INTERFACE, *CHECKPOINTS, MAX_RESTARTS)
 
 
 @torch.command(
@@ -67,7 +67,7 @@ _how = with_options(*HOSTS, _INTERFACE, *CHECKPOINTS)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run_job(
     is_module: bool, job_path: Path | None, script: str, arguments: tuple[str, ...], hosts: str | None,
-    testbed: str | None, interface: str, **how: Any,
+    testbed: str | None, interface: str, max_restarts: int, **how: Any,
 ) -> None:  # fmt: skip
     """Start SCRIPT as torchrun does, on all hosts by this one command; SIGTERM takes a checkpoint and stops."""
     if script.startswith("-"):
@@ -90,7 +90,7 @@ def run_job(
     settings = TorchSettings(**how)
     folder = JobFolder.create(path.absolute(), spec)
     click.echo(f"remesh: job {folder.path}", err=True)
-    _stay(folder, placement, settings, None)
+    lead_job(partial(run_stay, folder, placement, settings), folder, None, max_restarts)
 
 
 def _read_torchrun(
@@ -130,8 +130,9 @@ def _place(hosts: str | None, num_ranks: int, testbed: str | None, interface: st
 @with_options(*RESTART)
 @_how
 def restart_job(
-    job: str, number: int | None, open_files: str, hosts: str | None, testbed: str | None, interface: str, **how: Any
-) -> None:
+    job: str, number: int | None, open_files: str, hosts: str | None, testbed: str | None, interface: str,
+    max_restarts: int, **how: Any,
+) -> None:  # fmt: skip
     """Continue JOB from a checkpoint on the given hosts, on other ports and perhaps another interface."""
     folder = JobFolder.find(job, jobs_root())
     folder.refuse_other_kind(KIND)
@@ -139,13 +140,7 @@ def restart_job(
     settings = TorchSettings(open_files=OpenFilePolicy(open_files), **how)
     placement = _place(hosts, folder.read_spec().num_ranks, testbed, interface)
     refuse_if_running(folder)
-    _stay(folder, placement, settings, checkpoint)
-
-
-def _stay(folder: JobFolder, placement: TorchPlacement, settings: TorchSettings, checkpoint: Checkpoint | None) -> None:
-    outcome = run_stay(folder, placement, settings, checkpoint, lambda line: click.echo(f"remesh: {line}", err=True))
-    click.echo(f"remesh: {outcome.state}: {outcome.cause}", err=True)
-    sys.exit(outcome.exit_code)
+    lead_job(partial(run_stay, folder, placement, settings), folder, checkpoint, max_restarts)
 
 
 for _verb in (checkpoint_job, list_jobs, show):

@@ -9,6 +9,7 @@ in `remesh.rounds.ranks`, what becomes of a request for a checkpoint in `remesh.
 
 from __future__ import annotations
 
+import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -19,7 +20,7 @@ from typing import Any
 from remesh.comm.messages import Message
 from remesh.comm.server import Peer, Server
 from remesh.errors import Error
-from remesh.exit_codes import ExitCode
+from remesh.exit_codes import ExitCode, of_signal
 from remesh.rounds.checkpointing import Checkpointing, Settings
 from remesh.rounds.job_folder import JobFolder
 from remesh.rounds.journal import Journal
@@ -41,6 +42,8 @@ class JobOutcome:
     """``finished``, ``stopped`` or ``failed``."""
     cause: str
     exit_code: int
+    is_wanted: bool = False
+    """Whether its user had asked for the end, even if it came otherwise."""
 
 
 class Coordinator:
@@ -73,6 +76,9 @@ class Coordinator:
         """When the first rank ended without a word to the others, and the cause if they do not end as well."""
         self._started_s = time.monotonic()
         self._told_to_stop = False
+        """By a signal."""
+        self._is_to_end = False
+        """Whether anybody has asked for the end, by a signal or with a checkpoint."""
         self.outcome: JobOutcome | None = None
 
     # --- life ---
@@ -117,18 +123,25 @@ class Coordinator:
     def save_and_stop(self) -> None:
         """Take a checkpoint that stops, the polite end. A second call, or one before the job runs, ends it at once."""
         if self._told_to_stop or not self.all_ready:
-            self.fail("told to end before a checkpoint could be taken", 143)
+            self._is_to_end = True
+            self.fail("told to end before a checkpoint could be taken", of_signal(signal.SIGTERM))
         self._told_to_stop = True
         self.request_checkpoint(stop=True)
 
     def request_checkpoint(self, *, stop: bool) -> None:
         """Take a checkpoint as soon as can be."""
+        self._is_to_end |= stop
         self._checkpointing.request(stop=stop)
+
+    def interrupt(self) -> None:
+        """End the job at once, as its user wants."""
+        self._is_to_end = True
+        self.fail("interrupted by its user", of_signal(signal.SIGINT))
 
     def fail(self, cause: str, exit_code: int = ExitCode.FAILED) -> None:
         """End the job."""
         if self.outcome is None:
-            self._end(JobOutcome("failed", cause, exit_code))
+            self._end(JobOutcome("failed", cause, exit_code, self._is_to_end))
             self._ranks.tell_all({"type": "abort", "cause": cause})
 
     def describe(self) -> dict[str, Any]:

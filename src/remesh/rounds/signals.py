@@ -18,7 +18,7 @@ def obeying_signals(coordinator: Coordinator) -> Iterator[None]:
         return
     before = {
         signal.SIGTERM: signal.signal(signal.SIGTERM, lambda *_: coordinator.save_and_stop()),
-        signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: coordinator.fail("interrupted by its user", 130)),
+        signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: coordinator.interrupt()),
     }
     try:
         yield

@@ -39,7 +39,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("--testbed", "1gbit"), "give --hosts a,b with --testbed"),
         (("--hosts", "a,b", "--testbed", "fast"), "fast"),
         (("--rdzv-conf", "timeout=3"), "no such option --rdzv-conf"),
-        (("--max-restarts=3",), "no such option --max-restarts=3"),
+        (("--tee=3",), "no such option --tee=3"),
     ],
 )
 def test_what_cannot_be_started_leaves_no_job(here: Path, options: tuple[str, ...], said: str) -> None:
@@ -69,7 +69,7 @@ def test_torchruns_flags_say_how_many_ranks_there_are(
         return JobOutcome("finished", "made believe", 0)
 
     monkeypatch.setattr(torch_verb, "run_stay", stay)
-    named = ("--rdzv-id", "7", "--master-addr", "h", "--master-port", "30000", "--job", "job")
+    named = ("--rdzv-id", "7", "--master-addr", "h", "--master-port", "30000", "--max-restarts=3", "--job", "job")
     result = CliRunner().invoke(torch_verb.torch, ["run", *options, *named, "train.py", "--hosts", "of the script"])
     assert result.exit_code == 0, result.output
     assert [placement.hosts for placement in placements] == [placed]

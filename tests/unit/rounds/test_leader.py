@@ -358,7 +358,36 @@ def test_nonsense_from_a_peer_drops_only_that_peer(stage: Stage) -> None:
 
 def test_a_polite_end_before_the_job_runs_ends_it(stage: Stage) -> None:
     stage.coordinator.save_and_stop()
-    assert stage.coordinator.outcome is not None and stage.coordinator.outcome.exit_code == 143
+    outcome = stage.coordinator.outcome
+    assert outcome is not None and outcome.exit_code == 143 and outcome.is_wanted
+
+
+def test_only_who_asked_for_the_end_wanted_it_however_it_came(stage: Stage) -> None:
+    """A rank that is lost while the last checkpoint is taken does not make the job one that goes on by itself."""
+    ranks = stage.ranks()
+    stage.connect().send(type="checkpoint", stop=True)
+    stage.step()
+    ranks[1].socket.close()
+    stage.step()
+    outcome = stage.coordinator.outcome
+    assert outcome is not None and outcome.state == "failed" and outcome.is_wanted
+
+
+def test_a_job_that_lost_a_rank_by_itself_was_not_wanted_to_end(stage: Stage) -> None:
+    ranks = stage.ranks()
+    stage.connect().send(type="checkpoint")
+    stage.step()
+    ranks[1].socket.close()
+    stage.step()
+    outcome = stage.coordinator.outcome
+    assert outcome is not None and outcome.state == "failed" and not outcome.is_wanted
+
+
+def test_an_interrupt_ends_the_job_as_its_user_wants(stage: Stage) -> None:
+    stage.ranks()
+    stage.coordinator.interrupt()
+    outcome = stage.coordinator.outcome
+    assert outcome is not None and (outcome.exit_code, outcome.is_wanted) == (130, True)
 
 
 def test_a_job_that_has_failed_is_not_finished_by_ends_that_were_on_their_way(stage: Stage) -> None:
