@@ -8,6 +8,7 @@ import os
 import struct
 import threading
 import time
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from remesh.mpi.calls.table import ANY, BY_NAME, EAGER_BYTES, FIRST_POSTED, HELL
 from remesh.mpi.calls.wire_messages import HEADER, What
 from remesh.mpi.calls.words import NUM_SLOTS, POSTED, TAKEN
 from remesh.mpi.channel import SharedChannel
+from remesh.mpi.lower.collectives import Collectives
 from remesh.mpi.lower.half import MpiLowerHalf
 from remesh.mpi.lower.matching import Matching
 from remesh.mpi.lower.numbered import Numbered
@@ -429,6 +431,41 @@ def test_a_run_comes_back_when_a_watched_request_is_over_and_watches_it_no_more(
     half.let_end()
     assert half.engine.run(1_000_000, False, [ctypes.addressof(stream)])
     assert not half.engine.run(2000, False, [])
+
+
+def test_a_watched_request_stands_until_the_run_is_over_though_a_call_in_it_drops_the_request() -> None:
+    """Gatherv, say, waits at its gate. The next collective of that communicator finds the gate passed, inside a run."""
+
+    class Gate: ...
+
+    class Engine:
+        def step(self, news: bool) -> bool:
+            return False
+
+        def run(self, timeout_us: int, python_waits: bool, places: list[int]) -> bool:
+            communicator.gate = None
+            looked_at.append((places, place, gate() is not None))
+            half.wake()
+            return False
+
+        def was_woken(self) -> None: ...
+
+        def wake(self) -> None: ...
+
+    looked_at: list[tuple[list[int], int, bool]] = []
+    communicator = SimpleNamespace(gate=Gate())
+    gate, place = weakref.ref(communicator.gate), id(communicator.gate)
+    half: Any = object.__new__(MpiLowerHalf)
+    half._wire = SimpleNamespace(address_of=id)
+    half._collectives = object.__new__(Collectives)
+    half._collectives._wire, half._collectives._running = half._wire, []
+    half._collectives._communicators, half._collectives._gated = {7: communicator}, {7}
+    half._collectives.poll = lambda: False
+    half._engine, half._serving = Engine(), SimpleNamespace(probes={})
+    half._requests = SimpleNamespace(news=False)
+    half._woken = half._progressed = half._closed = False
+    half.serve_once(1.0)
+    assert looked_at == [([place], place, True)]
 
 
 def test_an_engine_that_may_spin_takes_a_call_and_ends_its_run_in_time(tmp_path: Path) -> None:

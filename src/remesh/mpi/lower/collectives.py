@@ -319,10 +319,10 @@ class Collectives:
         gates = (self._communicators[number].gate for number in self._gated)
         return bool(self._running or self._stand_ins) or not all(gate.Test() for gate in gates)
 
-    def watched(self) -> list[int]:
-        """Addresses of the handles of the real requests that run."""
+    def watched(self) -> list[Any]:
+        """The real requests that run."""
         gates = (self._communicators[number].gate for number in self._gated)
-        return [self._wire.address_of(each) for each in (*gates, *(begun.started for begun in self._running))]
+        return [*gates, *(begun.started for begun in self._running)]
 
     @property
     def open(self) -> list[OpenCall]:

@@ -211,8 +211,10 @@ class MpiLowerHalf:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 break
+            # Held until the run is over: a call that it leaves to Python may end one of them, and drop it.
             watched = self._collectives.watched()[:_MAX_WATCHED]
-            self._progressed = self._engine.run(int(left_s * 1e6) + 1, bool(self._serving.probes), watched)
+            places = [self._wire.address_of(each) for each in watched]
+            self._progressed = self._engine.run(int(left_s * 1e6) + 1, bool(self._serving.probes), places)
         self._woken = False
         self._engine.was_woken()
 
