@@ -8,6 +8,7 @@ and manifests. A round that met an obstacle which may pass is begun anew; old ch
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -55,6 +56,8 @@ class _Wanted:
     not_before_s: float = 0.0
     stop: bool = False
     attempt: int = 1
+    has_made_room: bool = False
+    """Whether old checkpoints were removed for want of room."""
 
 
 @dataclass(slots=True)
@@ -123,6 +126,8 @@ class Checkpointing:
         self._remover = ThreadPoolExecutor(1, "remesh-remover")
         self._removal: Future[list[int]] | None = None
         """The removal of old checkpoints, while it is under way."""
+        self._is_hurried = threading.Event()
+        """Set where the removal that is under way breaks off at its next file."""
         self.last: Message | None = None
         """What was answered after the last round that made a checkpoint."""
 
@@ -155,7 +160,10 @@ class Checkpointing:
             self._wanted = _Wanted()
             self._next_periodic_s = None
         self._note_removal()
-        # A round has the room that a removal makes, and both need the disk: it waits for one that is under way.
+        # A round has the room that a removal makes, and both need the disk: it waits for one that is under way. But who
+        # stops a job has little time, and such a round waits only for room.
+        if self._removal is not None and self._is_to_stop() and not self._find_lack_of_room():
+            self._is_hurried.set()
         is_busy = self._attempt is not None or self._writing or self._removal is not None
         if self._wanted is not None and now_s >= self._wanted.not_before_s and may_begin and not is_busy:
             self._begin(now_s)
@@ -169,8 +177,12 @@ class Checkpointing:
         """Tell where the round is, for people; None between rounds."""
         return None if self._attempt is None else f"{self._attempt.round.phase.value}: {self._attempt.round.reason}"
 
+    def break_off_removal(self) -> None:
+        """Let old checkpoints that are not removed yet stay until a later removal, which the next stay begins."""
+        self._is_hurried.set()
+
     def close(self) -> None:
-        """Wait until old checkpoints are removed."""
+        """Wait until old checkpoints are removed, or their removal has been broken off."""
         self._remover.shutdown()
         self._note_removal()
 
@@ -205,22 +217,37 @@ class Checkpointing:
     def _begin(self, now_s: float) -> None:
         assert self._wanted is not None
         request, self._wanted = self._wanted, None
+        # A removal that was broken off, here or in an earlier stay, has left what may be needed: room.
+        may_clear = not request.has_made_room
+        if may_clear and not request.stop and self._folder.has_remains():
+            self._make_room_for(request)
+            return
         try:
             number, part = self._folder.begin_checkpoint()
         except OSError as error:
             self._answer(End(Ending.GIVEN_UP, f"no folder could be made in {self._folder.images}: {error}"), {})
             return
-        # How long an increment will be nobody knows before.
-        lack = "" if self._settings.incremental else self._folder.find_lack_of_room()
-        if lack:
+        if lack := self._find_lack_of_room():
             part.rmdir()
-            self._answer(End(Ending.GIVEN_UP, lack), {})
+            if may_clear:
+                self._make_room_for(request)
+            else:
+                self._answer(End(Ending.GIVEN_UP, lack), {})
             return
         self._num_rounds += 1
         state = Round(self._ranks.num_ranks, request.stop, limit_s=self._settings.round_limit_s)
         self._attempt = _Attempt(state, number, part, now_s, request.attempt)
         self._journal.note(f"checkpoint {number}: begun")
         self._advance(*state.begin(now_s))
+
+    def _make_room_for(self, request: _Wanted) -> None:
+        """Begin a removal that comes before the round of this request."""
+        self._wanted = replace(request, has_made_room=True)
+        self._clear_away()
+
+    def _find_lack_of_room(self) -> str:
+        # How long an increment will be nobody knows before.
+        return "" if self._settings.incremental else self._folder.find_lack_of_room()
 
     def _advance(self, state: Round, instructions: tuple[Instruction, ...]) -> None:
         attempt = self._attempt
@@ -342,7 +369,8 @@ class Checkpointing:
 
         No round is under way meanwhile, so all that the next one may build upon is known, and kept.
         """
-        self._removal = self._remover.submit(self._folder.keep_last, self._settings.keep)
+        self._is_hurried.clear()
+        self._removal = self._remover.submit(self._folder.keep_last, self._settings.keep, self._is_hurried.is_set)
 
     def _note_removal(self) -> None:
         if self._removal is None or not self._removal.done():
@@ -351,5 +379,7 @@ class Checkpointing:
         try:
             for number in removal.result():
                 self._journal.note(f"checkpoint {number}: removed, {self._settings.keep} are kept")
+            if self._is_hurried.is_set():
+                self._journal.note("the removal of old checkpoints was broken off; a later one removes what is left")
         except (Error, OSError) as error:
             self._journal.say(f"old checkpoints could not be removed: {error}")

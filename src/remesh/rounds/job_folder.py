@@ -5,7 +5,7 @@
     state.json              how the job stands, and where its coordinator listens
     logs/                   rank-0000.out, rank-0000.err, events.log
     images/000001/          a checkpoint: rank-0000/ ... and manifest.json
-    images/000002.part/     one that is being written, or was given up
+    images/000002.part/     one that is being written, was given up, or is being removed
 
 The folder stands on a file system that all hosts share, and only its owner can enter it: images and the environment
 hold secrets. A checkpoint exists once its folder has its final name: the manifest is written last, everything is
@@ -17,12 +17,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import itertools
 import json
 import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self
@@ -275,12 +276,18 @@ class JobFolder:
         return ", ".join(str(each.number) for each in self.checkpoints() if not each.problem)
 
     def begin_checkpoint(self) -> tuple[int, Path]:
-        """Begin the next checkpoint; returns its number and folder. The remains of earlier attempts are removed."""
-        self._remove_parts()
+        """Begin the next checkpoint; returns its number and folder. The remains of an earlier attempt are put aside."""
         number = 1 + max(self._numbers(), default=0)
         part = self.images / f"{number:06d}{_PART}"
+        if part.exists():
+            names = (part.with_name(f"{number:06d}-{count}{_PART}") for count in itertools.count(1))
+            part.rename(next(name for name in names if not name.exists()))
         part.mkdir(mode=0o700)
         return number, part
+
+    def has_remains(self) -> bool:
+        """Whether there is what a removal or an attempt has left; nobody is about to take a checkpoint."""
+        return any(self.images.glob(f"*{_PART}"))
 
     def find_lack_of_room(self) -> str:
         """Explain why one more checkpoint like the last whole one has no room; empty if it has, or if there is none."""
@@ -307,13 +314,14 @@ class JobFolder:
         flush(self.images)
         return final
 
-    def keep_last(self, count: int) -> list[int]:
+    def keep_last(self, count: int, is_enough: Callable[[], bool] = lambda: False) -> list[int]:
         """Remove abandoned checkpoints, and all but the last ``count`` and those that they build upon.
 
-        Damaged ones do not count, and stay until so many later ones are whole. Nobody is about to take one. Returns the
-        numbers of the checkpoints that are gone.
+        Damaged ones do not count, and stay until so many later ones are whole. Nobody is about to take one. Before each
+        file ``is_enough`` is asked: once it says so, the rest is left to a later call. Returns the numbers of the
+        checkpoints that are gone.
         """
-        self._remove_parts()
+        self._remove_parts(is_enough)
         found = self.checkpoints()
         whole = {each.number: each for each in found if not each.problem}
         kept = decide_kept([Saved(number) for number in whole], [KeepLast(count)])
@@ -321,12 +329,16 @@ class JobFolder:
         needed = set(kept).union(*(whole[number].manifest.get("builds_upon", ()) for number in kept))
         first = min(kept) if len(kept) == count else 0
         removed = [each.number for each in found if each.number < first and each.number not in needed]
+        gone = []
         for number in removed:
+            if is_enough():
+                break
             # Renamed first: a folder that is half removed must not look like a checkpoint.
             doomed = self.images / f"{number:06d}"
             doomed.rename(doomed.with_name(f"{number:06d}{_PART}"))
-            self._remove_parts()
-        return removed
+            gone.append(number)
+            self._remove_parts(is_enough)
+        return gone
 
     def _numbers(self) -> list[int]:
         """The numbers of the existing checkpoints, in order; none where somebody has removed their folder."""
@@ -334,8 +346,14 @@ class JobFolder:
             return sorted(int(entry.name) for entry in self.images.iterdir() if _NUMBER.fullmatch(entry.name))
         return []
 
-    def _remove_parts(self) -> None:
+    def _remove_parts(self, is_enough: Callable[[], bool]) -> None:
         for part in self.images.glob(f"*{_PART}"):
+            # Files first: one may have as many bytes as a rank has memory, and takes its time.
+            for path in part.rglob("*"):
+                if is_enough():
+                    return
+                with contextlib.suppress(OSError):
+                    path.unlink()
             shutil.rmtree(part, ignore_errors=True)
 
 

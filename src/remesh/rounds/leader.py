@@ -88,7 +88,9 @@ class Coordinator:
         self._server.listen(listener)
 
     def close(self) -> None:
-        """Close all connections, once old checkpoints are removed."""
+        """Close all connections, once old checkpoints are removed; only the end of all programs waits for that."""
+        if self.outcome is None or self.outcome.state != "finished":
+            self._checkpointing.break_off_removal()
         self._checkpointing.close()
         self._server.close()
 

@@ -97,6 +97,8 @@ def test_what_an_interrupted_checkpoint_left_is_removed_by_the_next(folder: JobF
     (part / "junk").write_bytes(b"x")
     again, fresh = folder.begin_checkpoint()
     assert again == 1 and not (fresh / "junk").exists()
+    folder.begin_checkpoint()
+    assert folder.has_remains() and folder.keep_last(1) == [] and not folder.has_remains()
 
 
 def test_a_changed_manifest_is_refused(folder: JobFolder) -> None:
@@ -212,3 +214,16 @@ def test_a_checkpoint_begins_only_where_one_like_the_last_has_room(folder: JobFo
         _, part = folder.begin_checkpoint()
         folder.commit_checkpoint(part, {"number": 1, "ranks": {"rank-0000": {"num_bytes": num_bytes}}})
         assert ("--keep K needs room for K + 1" in folder.find_lack_of_room()) is lacks
+
+
+def test_a_removal_that_is_broken_off_leaves_nothing_that_looks_like_a_checkpoint(folder: JobFolder) -> None:
+    for number in (1, 2, 3):
+        commit(folder, number)
+        (folder.images / f"{number:06d}" / "rank-0000").mkdir()
+        (folder.images / f"{number:06d}" / "rank-0000" / "pages").touch()
+    looks = iter([False, False])
+    assert folder.keep_last(1, lambda: next(looks, True)) == [1]
+    assert [each.number for each in folder.checkpoints()] == [2, 3]
+    assert folder.keep_last(1, lambda: True) == []
+    assert folder.keep_last(1) == [2]
+    assert [path.name for path in folder.images.iterdir()] == ["000003"]

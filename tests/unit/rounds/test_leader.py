@@ -58,6 +58,7 @@ class Stage:
         self.address = listener.getsockname()
         self.coordinator.listen(listener)
         self.peers: list[Peer] = []
+        self.is_closed = False
         self.refusals: list[str] = []
         """Why rank 1 cannot be imaged, in the rounds to come; "" for one in which it can."""
 
@@ -79,6 +80,11 @@ class Stage:
             found.append(peer)
         self.step()
         return found
+
+    def close(self) -> None:
+        if not self.is_closed:
+            self.is_closed = True
+            self.coordinator.close()
 
     def step(self, times: int = 4) -> None:
         for _ in range(times):
@@ -113,7 +119,7 @@ class Stage:
 def stage(tmp_path: Path) -> Iterator[Stage]:
     made = Stage(tmp_path / "job", Settings(keep=1))
     yield made
-    made.coordinator.close()
+    made.close()
     for peer in made.peers:
         peer.socket.close()
 
@@ -138,7 +144,7 @@ def test_a_checkpoint_is_asked_for_taken_committed_and_answered(stage: Stage) ->
 
 
 def test_old_checkpoints_that_cannot_be_removed_harm_no_new_one(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(count: int) -> list[int]:
+    def fail(count: int, is_enough: Callable[[], bool]) -> list[int]:
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr(stage.folder, "keep_last", fail)
@@ -155,9 +161,9 @@ def test_removing_old_checkpoints_holds_up_nobody_but_the_next_round(
     may_end, remove = threading.Event(), stage.folder.keep_last
     removed: list[list[int]] = []
 
-    def remove_slowly(count: int) -> list[int]:
+    def remove_slowly(count: int, is_enough: Callable[[], bool]) -> list[int]:
         assert may_end.wait(100)
-        removed.append(remove(count))
+        removed.append(remove(count, is_enough))
         return removed[-1]
 
     monkeypatch.setattr(stage.folder, "keep_last", remove_slowly)
@@ -176,6 +182,75 @@ def test_removing_old_checkpoints_holds_up_nobody_but_the_next_round(
     assert told.pop()["number"] == 2
     stage.until(lambda: removed == [[], [1]], ranks)
     assert [each.number for each in stage.folder.checkpoints()] == [2]
+
+
+@pytest.fixture
+def slow_removal(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Removals begin as they do, and go on only once this is set, or once they are broken off."""
+    may_go_on, remove = threading.Event(), stage.folder.keep_last
+
+    def remove_slowly(count: int, is_enough: Callable[[], bool]) -> list[int]:
+        while not (is_enough() or may_go_on.wait(0.001)):
+            pass
+        return remove(count, is_enough)
+
+    monkeypatch.setattr(stage.folder, "keep_last", remove_slowly)
+    yield may_go_on
+    may_go_on.set()
+
+
+def test_a_stop_does_not_wait_for_the_removal_of_old_checkpoints(stage: Stage, slow_removal: threading.Event) -> None:
+    ranks = stage.ranks()
+    for number in (1, 2):
+        slow_removal.set()
+        stage.coordinator.request_checkpoint(stop=False)
+        stage.until(lambda number=number: (stage.coordinator.last_checkpoint or {}).get("number") == number, ranks)
+        slow_removal.clear()
+    stage.coordinator.save_and_stop()
+    stage.until(lambda: stage.coordinator.outcome, ranks)
+    assert stage.coordinator.outcome is not None and stage.coordinator.outcome.state == "stopped"
+    stage.close()
+    assert not slow_removal.is_set() and stage.folder.checkpoint(None).number == 3
+    assert "broken off" in (stage.folder.logs / "events.log").read_text()
+
+
+def test_a_stop_waits_for_a_removal_that_makes_its_room(
+    stage: Stage, slow_removal: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage.folder, "find_lack_of_room", lambda: "" if slow_removal.is_set() else "1 MiB is free")
+    slow_removal.set()
+    ranks = stage.ranks()
+    stage.coordinator.request_checkpoint(stop=False)
+    stage.until(lambda: stage.coordinator.last_checkpoint, ranks)
+    slow_removal.clear()
+    stage.coordinator.save_and_stop()
+    stage.step(20)
+    assert stage.coordinator.describe()["round"] is None and stage.said == []
+    slow_removal.set()
+    stage.until(lambda: stage.coordinator.outcome, ranks)
+    assert stage.coordinator.outcome is not None and stage.coordinator.outcome.state == "stopped"
+
+
+def test_what_an_earlier_stay_has_not_removed_makes_room_for_a_checkpoint(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = stage.folder.images / "000007.part" / rank_name(0)
+    left.mkdir(parents=True)
+    monkeypatch.setattr(stage.folder, "find_lack_of_room", lambda: "1 MiB is free" if left.exists() else "")
+    ranks = stage.ranks()
+    stage.coordinator.request_checkpoint(stop=False)
+    stage.until(lambda: stage.coordinator.last_checkpoint or stage.said, ranks)
+    assert stage.said == [] and stage.coordinator.last_checkpoint is not None
+
+
+def test_a_lack_of_room_that_a_removal_does_not_end_is_told(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage.folder, "find_lack_of_room", lambda: "1 MiB is free")
+    ranks = stage.ranks()
+    for times in (1, 2):
+        stage.coordinator.request_checkpoint(stop=False)
+        stage.until(lambda times=times: len(stage.said) == times, ranks)
+    assert stage.said == ["no checkpoint was taken: 1 MiB is free"] * 2
+    assert list(stage.folder.images.iterdir()) == []
 
 
 def test_a_checkpoint_that_stops_ends_the_stay(stage: Stage) -> None:
