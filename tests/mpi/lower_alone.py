@@ -23,11 +23,11 @@ from mpi4py import MPI
 
 from remesh.mpi.arena import FILE, make_arena
 from remesh.mpi.channel import SharedChannel
-from remesh.mpi.host_room import HostRoom
 from remesh.mpi.library.build import BUILT, LIBRARIES
 from remesh.mpi.library.faces import library_environment
 from remesh.mpi.lower.half import MpiLowerHalf
 from remesh.mpi.lower.rank import describe_half
+from remesh.ranks.host_room import HostRoom
 from remesh.ranks.room import make_room
 from remesh.rounds.drain import is_drained
 from remesh.rounds.status import Status

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from remesh.errors import ConfigError
-from remesh.mpi.host_room import host_folder, name_stay
 from remesh.mpi.library.build import LIBRARIES
 from remesh.mpi.stay import Placement
+from remesh.ranks.host_room import host_folder, name_stay
 from remesh.ranks.hosts import Host
 from remesh.rounds.job_folder import JobFolder, JobSpec
 from remesh.rounds.leader import Coordinator

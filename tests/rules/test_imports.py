@@ -106,7 +106,7 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "megatron_parts torchtitan verl_shards vllm",
     ),
     "images": _layers(
-        "clocks family held kinds platforms ptrace ranges records turns",
+        "clocks family hash_table held kinds platforms ptrace ranges records turns",
         "layers namespaces pagemap reaper seat standing starter tree",
         "format frozen upper",
         "identity increment machine pages store track tree_format",
@@ -119,7 +119,7 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
     ),
     "mpi": _layers(
         "calls extension input_file library mpis program_environment rsh together",
-        "host_room native",
+        "native",
         "arena channel",
         "lower",
         "launch",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from remesh.first_use import attribute_at_home
 
 if TYPE_CHECKING:
-    from remesh.images.ahead import remember_image, start_hashing_ahead
+    from remesh.images.ahead import remember_image, share_hashes, start_hashing_ahead
     from remesh.images.compaction import compact_image
     from remesh.images.criu import dump_by_criu
     from remesh.images.doctor import Finding, examine_machine
@@ -58,6 +58,7 @@ __all__ = [
     "freeze",
     "remember_image",
     "restore_upper",
+    "share_hashes",
     "start_hashing_ahead",
     "start_upper",
     "tree_of",
@@ -86,6 +87,7 @@ _HOMES = {
     "freeze": "remesh.images.frozen",
     "remember_image": "remesh.images.ahead",
     "restore_upper": "remesh.images.upper",
+    "share_hashes": "remesh.images.ahead",
     "start_hashing_ahead": "remesh.images.ahead",
     "start_upper": "remesh.images.upper",
     "tree_of": "remesh.images.tree",

@@ -6,7 +6,7 @@ import os
 import resource
 import signal
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from remesh.images.clocks import clocks_of
@@ -161,13 +161,14 @@ def mapped_files(
     pid: int, areas: list[Area], identities: Identities, written: Mapping[str, FileIdentity]
 ) -> dict[str, FileIdentity]:
     """Compute the identities of mapped files, by path; those of ``written`` ones are known."""
-    files: dict[str, FileIdentity] = {}
-    for area in areas:
-        if area.kind not in (AreaKind.PRIVATE_FILE, AreaKind.SHARED_FILE) or area.path in files:
-            continue
-        if not is_bound_by_the_site(area.path):
-            files[area.path] = written.get(area.path) or identities.of(seen_from_here(pid, area.path))
-    return files
+    return {path: written.get(path) or identities.of(seen) for path, seen in mapped_paths(pid, areas).items()}
+
+
+def mapped_paths(pid: int, areas: Iterable[Area]) -> dict[str, str]:
+    """Where the mapped files of a process are seen from here, by path."""
+    kinds = (AreaKind.PRIVATE_FILE, AreaKind.SHARED_FILE)
+    paths = (area.path for area in areas if area.kind in kinds and not is_bound_by_the_site(area.path))
+    return {path: seen_from_here(pid, path) for path in paths}
 
 
 def _area_state(area: Area, number_of_carried: Callable[[tuple[str, int]], int]) -> AreaState:

@@ -3,7 +3,8 @@
 inspect   refusals, before anything is stopped; hashes of mapped files
 freeze    every thread of every process stands still
 survey    refusals again, now of what cannot change any more; relatives, open files, shared memory
-...       each process: see `dump_member`; the root last, whose header makes it an image
+...       each process: see `dump_member`; meanwhile a thread hashes the mapped files that are not known yet
+commit    each process; the root last, whose header makes it an image
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from typing import Final
 from remesh.collector import collector_at_rest
 from remesh.errors import StorageError
 from remesh.images import format as image_format
-from remesh.images.ahead import hash_ahead
+from remesh.images.ahead import hash_ahead, start_hashing_beside
 from remesh.images.carried import read_carried
-from remesh.images.dump_member import ImageOrder, Phases, TreeContext, WrittenMember, dump_member
+from remesh.images.dump_member import ImageOrder, Phases, SavedMember, TreeContext, WrittenMember, save_member
 from remesh.images.frozen import Frozen, freeze
 from remesh.images.identity import IDENTITIES
 from remesh.images.inspection import check_imageable, check_standing
 from remesh.images.kinds import CHANNEL_PATH, ImageReport, NotImageable
 from remesh.images.seat import processors_of
+from remesh.images.standing import StandingProcess
 from remesh.images.store import ImageFolder
 from remesh.images.survey import Survey, describe_sockets, survey_tree
 from remesh.images.tree import kin_of
@@ -111,15 +113,23 @@ def _dump_members(
     frozen: Frozen, order: ImageOrder, survey: Survey, phases: Phases, folder: ImageFolder
 ) -> list[WrittenMember]:
     """Write the members, the root last, whose header names the others; its part is the first of the result."""
-    seat = processors_of(int(read_status(frozen.pid)["PPid"]))
-    members: dict[int, WrittenMember] = {}
-    for process in frozen.processes[1:]:
-        own_order = order.of_member(process.inner_pid)
-        with ImageFolder(own_order.directory) as own_folder:
-            context = TreeContext(survey, seat, {})
-            members[process.inner_pid] = dump_member(process, own_order, context, phases, own_folder)
-    context = TreeContext(survey, seat, {pid: each.completed.sha256 for pid, each in members.items()})
-    return [dump_member(frozen.root, order, context, phases, folder), *members.values()]
+    context = TreeContext(survey, processors_of(int(read_status(frozen.pid)["PPid"])))
+    hashing = start_hashing_beside(frozen.processes)
+    with contextlib.ExitStack() as folders:
+
+        def save(process: StandingProcess) -> SavedMember:
+            own_order = order.of_member(process.inner_pid)
+            return save_member(
+                process, own_order, context, phases, folders.enter_context(ImageFolder(own_order.directory))
+            )
+
+        others = [save(process) for process in frozen.processes[1:]]
+        root = save_member(frozen.root, order, context, phases, folder)
+        with phases.phase("hash"):
+            hashing.result()
+        members = {each.process.inner_pid: each.complete(survey, phases, {}) for each in others}
+        digests = {pid: each.completed.sha256 for pid, each in members.items()}
+        return [root.complete(survey, phases, digests), *members.values()]
 
 
 def _put_tree(frozen: Frozen, survey: Survey, folder: ImageFolder) -> TreeState:

@@ -4,7 +4,7 @@ scan      which pages the image holds itself
 state     while they are written: which others can be seen; kernel state, descriptors
 pages     the rest of memory to ``pages.bin``
 track     all pages have been read: from now on the kernel notes which of them change
-commit    the header, flushed to the disk
+commit    once the mapped files have been hashed: the memory map with them, and the header; flushed to the disk
 """
 
 from __future__ import annotations
@@ -73,7 +73,6 @@ class TreeContext:
 
     survey: Survey
     seat: int  # processors that the tree was given
-    members: dict[int, str]  # of the root: see `Header`
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,22 +100,38 @@ class _SavedPages:
     """The reason why pages are not tracked, see `ImageReport`."""
 
 
-def dump_member(
+@dataclass(frozen=True, slots=True)
+class SavedMember:
+    """A process of which all is written but what the hashes of its mapped files belong to."""
+
+    process: StandingProcess
+    order: ImageOrder
+    folder: ImageFolder
+    pages: _SavedPages
+
+    def complete(self, survey: Survey, phases: Phases, members: dict[int, str]) -> WrittenMember:
+        """Make it an image; ``members`` of a root: see `Header`."""
+        process, saved = self.process, self.pages
+        with phases.phase("commit"):
+            files = mapped_files(process.pid, process.areas, IDENTITIES, survey.written)
+            self.folder.put(image_format.AREAS_FILE, capture_areas(process.areas, files, survey.number_of_carried))
+            machine = this_machine(len(process.leader.xstate()))
+            origin = ImageOrigin(process.inner_pid, self.order.compress, saved.ancestors, machine, members)
+            written = self.folder.complete(origin, saved.chunks)
+        if self.order.track and not saved.not_tracked:
+            track_pages.keep_basis(process.pid, track_pages.Basis(written.sha256, saved.layers, saved.ancestors))
+        num_own = saved.chunks.num_raw_bytes // PAGE_BYTES
+        num_inherited = saved.num_bytes // PAGE_BYTES - num_own
+        needed = (Path(os.path.normpath(self.order.directory.absolute() / each.folder)) for each in saved.ancestors)
+        return WrittenMember(written, num_own, num_inherited, tuple(needed), saved.not_tracked)
+
+
+def save_member(
     process: StandingProcess, order: ImageOrder, context: TreeContext, phases: Phases, folder: ImageFolder
-) -> WrittenMember:
-    """Write a process into its folder, which may hold files of the tree already, and complete that."""
+) -> SavedMember:
+    """Write a process into its folder, which may hold files of the tree already."""
     with PageWriter(order.directory / image_format.PAGES_FILE, compress=order.compress) as writer:
-        saved = _save(process, order, context, phases, (folder, writer))
-    with phases.phase("commit"):
-        machine = this_machine(len(process.leader.xstate()))
-        origin = ImageOrigin(process.inner_pid, order.compress, saved.ancestors, machine, context.members)
-        written = folder.complete(origin, saved.chunks)
-    if order.track and not saved.not_tracked:
-        track_pages.keep_basis(process.pid, track_pages.Basis(written.sha256, saved.layers, saved.ancestors))
-    num_own = saved.chunks.num_raw_bytes // PAGE_BYTES
-    num_inherited = saved.num_bytes // PAGE_BYTES - num_own
-    needed = (Path(os.path.normpath(order.directory.absolute() / each.folder)) for each in saved.ancestors)
-    return WrittenMember(written, num_own, num_inherited, tuple(needed), saved.not_tracked)
+        return SavedMember(process, order, folder, _save(process, order, context, phases, (folder, writer)))
 
 
 def _save(
@@ -150,7 +165,7 @@ def _save(
 
 
 def _put_state(process: StandingProcess, context: TreeContext, folder: ImageFolder) -> None:
-    """Write all but the pages."""
+    """Write all but the pages, and the memory map with its files."""
     scratch = process.prepare_calls()
     try:
         folder.put(image_format.PROCESS_FILE, capture_process(process, scratch, context.seat))
@@ -158,10 +173,7 @@ def _put_state(process: StandingProcess, context: TreeContext, folder: ImageFold
         folder.put(image_format.THREADS_FILE, image_format.ThreadsState(threads))
     finally:
         process.finish_calls()
-    survey = context.survey
-    files = mapped_files(process.pid, process.areas, IDENTITIES, survey.written)
-    folder.put(image_format.AREAS_FILE, capture_areas(process.areas, files, survey.number_of_carried))
-    folder.put(image_format.FILES_FILE, survey.descriptors[process.pid])
+    folder.put(image_format.FILES_FILE, context.survey.descriptors[process.pid])
 
 
 def _find_basis(pid: int, order: ImageOrder) -> track_pages.Basis | None:

@@ -2,40 +2,86 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 from remesh.files import flush
 from remesh.images.format import FileIdentity
+from remesh.images.hash_table import FileState, HashTable, Urgency
 from remesh.linux.calls import is_in_memory
 
 _BLOCK_BYTES: Final = 4 << 20
 _SETTLED_NS: Final = 2_000_000_000
 """A file that was changed less than this ago may change again without another time: clocks of files have ticks."""
-_Key = tuple[int, int, int, int]
 
 
 class Identities:
     """A cache of the identities of files, with the hashes of files that have not changed since.
 
-    Shared libraries are hashed once for all images of a process.
+    Shared libraries are hashed once for all images of a process; and, with a table, for all processes of a host.
     """
 
     def __init__(self) -> None:
-        self._known: dict[_Key, str] = {}  # device, inode, length, time -> hash
-        self._flushed: dict[_Key, str] = {}  # the same of files that are mapped for writing
+        self._known: dict[FileState, str] = {}
+        self._flushed: dict[FileState, str] = {}  # the same of files that are mapped for writing
+        self._table: HashTable | None = None
 
-    def of(self, path: str, *, num_bytes: int | None = None) -> FileIdentity:
-        """Compute the identity of a file; with ``num_bytes`` only its beginning is hashed and the length is that."""
-        info = os.stat(path)
-        length = info.st_size if num_bytes is None else num_bytes
-        key = (info.st_dev, info.st_ino, length, info.st_mtime_ns)
-        if key not in self._known:
-            self._known[key] = hash_of(path, length)
-        return FileIdentity(length, info.st_mtime_ns, self._known[key])
+    def share(self, table: HashTable) -> None:
+        """Share hashes with the other processes that have this table, from now on."""
+        self._table = table
+
+    def of(self, path: str) -> FileIdentity:
+        """Compute the identity of a file."""
+        state = FileState.of(os.stat(path))
+        return FileIdentity(state.num_bytes, state.mtime_ns, self._look_up(state) or self._hash(path, state))
+
+    def gather(self, paths: Iterable[str], urgency: Urgency) -> None:
+        """Hash files of which nothing is known, those first that nobody else is at; what cannot be read is left out.
+
+        With `Urgency.AHEAD` what another process is at is left to it.
+        """
+        unknown: dict[FileState, str] = {}
+        for path in paths:
+            with contextlib.suppress(OSError):
+                state = FileState.of(os.stat(path))
+                if not self._look_up(state):
+                    unknown.setdefault(state, path)
+        left = sorted(unknown, key=lambda state: state.num_bytes, reverse=True)
+        for wait in (False,) if urgency is Urgency.AHEAD else (False, True):
+            left = [state for state in left if not self._gather_one(unknown[state], state, urgency, wait=wait)]
+
+    def _gather_one(self, path: str, state: FileState, urgency: Urgency, *, wait: bool) -> bool:
+        """Whether nothing is left to do for a file."""
+        with contextlib.suppress(OSError):  # one file that is gone says nothing of the others
+            if self._table is None or not _is_settled(state):
+                self._hash(path, state)
+                return True
+            with self._table.turn(state, urgency, wait=wait) as is_ours:
+                if not is_ours:
+                    return False
+                if not self._look_up(state):
+                    self._hash(path, state)
+                    if state in self._known:
+                        self._table.note(state, self._known[state])
+        return True
+
+    def _look_up(self, state: FileState) -> str | None:
+        found = self._known.get(state)
+        if found is None and self._table is not None and (found := self._table.look_up(state)):
+            self._known[state] = found
+        return found
+
+    def _hash(self, path: str, state: FileState) -> str:
+        """Hash a file, and keep that for as long as it has this state, unless it changed meanwhile or just before."""
+        sha256 = hash_of(path, state.num_bytes)
+        if _is_settled(state) and FileState.of(os.stat(path)) == state:
+            self._known[state] = sha256
+        return sha256
 
     def of_written(self, path: str) -> FileIdentity:
         """Compute the identity of a file that processes have mapped for writing, while they stand still.
@@ -44,18 +90,21 @@ class Identities:
         flushed, and its time tells of any later write; but for a file in memory, which is hashed each time.
         """
         flush(Path(path))
-        info = os.stat(path)
-        key = (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns)
-        sha256 = self._flushed.get(key) or hash_of(path, info.st_size)
-        if time.time_ns() - info.st_mtime_ns > _SETTLED_NS and not is_in_memory(path):
-            self._flushed[key] = sha256
-        return FileIdentity(info.st_size, info.st_mtime_ns, sha256)
+        state = FileState.of(os.stat(path))
+        sha256 = self._flushed.get(state) or hash_of(path, state.num_bytes)
+        if _is_settled(state) and not is_in_memory(path):
+            self._flushed[state] = sha256
+        return FileIdentity(state.num_bytes, state.mtime_ns, sha256)
 
     def remember(self, path: str, identity: FileIdentity) -> None:
         """Take over what an image says of a file, if that has its length and time."""
-        info = os.stat(path)
-        if identity.sha256 and (info.st_size, info.st_mtime_ns) == (identity.num_bytes, identity.mtime_ns):
-            self._known[info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns] = identity.sha256
+        state = FileState.of(os.stat(path))
+        if identity.sha256 and (state.num_bytes, state.mtime_ns) == (identity.num_bytes, identity.mtime_ns):
+            self._known[state] = identity.sha256
+
+
+def _is_settled(state: FileState) -> bool:
+    return time.time_ns() - state.mtime_ns > _SETTLED_NS
 
 
 IDENTITIES: Final = Identities()

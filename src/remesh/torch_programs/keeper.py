@@ -35,9 +35,11 @@ from remesh.images import (
     freeze,
     remember_image,
     restore_upper,
+    share_hashes,
     start_hashing_ahead,
     start_upper,
 )
+from remesh.ranks.host_room import HostRoom, name_stay
 from remesh.ranks.hosts import RankSeat, parse_hosts, seat_ranks
 from remesh.ranks.imaging import IMAGE, dump_into
 from remesh.ranks.interfaces import choose_interface
@@ -440,8 +442,13 @@ def main(arguments: list[str]) -> int:
     hosts = parse_hosts(options.hosts, spec.num_ranks)
     seat = seat_ranks(hosts)[rank]
     line.send({"type": "hello", "rank": rank, "size": spec.num_ranks, "pid": os.getpid(), "host": seat.host})
-    room = make_room()
+    rooms = contextlib.ExitStack()
     try:
+        room = make_room()
+        rooms.callback(shutil.rmtree, room, ignore_errors=True)
+        host_room = HostRoom.enter(name_stay(folder.read_token(), options.coordinator), rank)
+        rooms.callback(host_room.leave)
+        share_hashes(host_room.hashes)
         asked = options.interface or spec.environment.get(INTERFACE_VARIABLE, "")
         interface = choose_interface(asked, hosts, seat)
         surround = Surround(seat, _address(options.store), interface, room / "channel", starter)
@@ -461,7 +468,7 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(f"remesh: {error}\n" if isinstance(error, Error) else traceback.format_exc())
         return 1
     finally:
-        shutil.rmtree(room, ignore_errors=True)
+        rooms.close()
     line.close()
     return 0
 

@@ -11,9 +11,9 @@ import pytest
 
 from remesh.errors import ConfigError, Error, FormatError, PeerError
 from remesh.linux.proc_text import parse_maps
-from remesh.mpi.host_room import HostRoom
 from remesh.mpi.lower.shared_memory import FOLDER, begin_cut, bring_back, check_here, shared_files
 from remesh.mpi.together import check_together, sharing_ranks
+from remesh.ranks.host_room import HostRoom
 
 pytestmark = pytest.mark.procs
 _BYTES = bytes(range(256)) * 40

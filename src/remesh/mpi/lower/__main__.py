@@ -35,7 +35,6 @@ from remesh.images import (
 from remesh.linux.calls import PR_SET_THP_DISABLE, give_back_memory, prctl
 from remesh.mpi.arena import FILE, make_arena
 from remesh.mpi.channel import SharedChannel
-from remesh.mpi.host_room import HostRoom, name_stay
 from remesh.mpi.library.faces import library_environment
 from remesh.mpi.lower.half import MpiLowerHalf
 from remesh.mpi.lower.pace import SPIN_VARIABLE
@@ -44,6 +43,7 @@ from remesh.mpi.lower.shared_memory import bring_back, check_here
 from remesh.mpi.lower.state_file import read_state
 from remesh.mpi.program_environment import program_environment, rank_variables
 from remesh.mpi.together import sharing_ranks
+from remesh.ranks.host_room import HostRoom, name_stay
 from remesh.ranks.imaging import IMAGE
 from remesh.ranks.outputs import open_outputs
 from remesh.ranks.room import make_room

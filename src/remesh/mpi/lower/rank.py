@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 from remesh.comm.messages import Message
 from remesh.errors import PeerError
 from remesh.images import Upper
-from remesh.mpi.host_room import HostRoom
 from remesh.mpi.lower.half import MpiLowerHalf
+from remesh.ranks.host_room import HostRoom
 from remesh.ranks.outputs import Output
 from remesh.rounds.control import Control
 from remesh.rounds.status import Activity, Status, pairs

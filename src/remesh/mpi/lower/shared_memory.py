@@ -22,8 +22,8 @@ from remesh.errors import ConfigError, FormatError, PeerError, StorageError
 from remesh.files import flush, replace_whole
 from remesh.images import SHARED_PATH
 from remesh.linux.proc_text import Area
-from remesh.mpi.host_room import HostRoom
 from remesh.mpi.together import sharing_ranks
+from remesh.ranks.host_room import HostRoom
 from remesh.rounds.job_folder import rank_name
 
 FOLDER: Final = "shared"

@@ -18,11 +18,11 @@ from typing import Any
 from remesh.comm.messages import Message
 from remesh.errors import Error
 from remesh.files import flush
-from remesh.images import Frozen, NotImageable, Upper, check_imageable, freeze
-from remesh.mpi.host_room import HostRoom
+from remesh.images import Frozen, NotImageable, Upper, check_imageable, freeze, share_hashes
 from remesh.mpi.lower.half import MpiLowerHalf
 from remesh.mpi.lower.shared_memory import SharedCut, begin_cut, shared_files
 from remesh.mpi.lower.state_file import write_state
+from remesh.ranks.host_room import HostRoom
 from remesh.ranks.imaging import dump_into
 from remesh.ranks.outputs import Output
 from remesh.rounds.job_folder import rank_name
@@ -41,6 +41,7 @@ class ImageTaker:
     ) -> None:
         """``has_ended`` looks whether the program has ended; ``upper`` is None where it had before this stay."""
         self._room = room
+        share_hashes(room.hashes)
         self._half = half
         self._upper = upper
         self._outputs = outputs

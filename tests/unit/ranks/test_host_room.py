@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from remesh.errors import StorageError
-from remesh.mpi.host_room import HostRoom, host_folder
+from remesh.ranks.host_room import HostRoom, host_folder
 from remesh.ranks.room import clear_rooms, make_room
 
 _KILLED_RANK = """
 import os, signal, sys, pathlib
-from remesh.mpi.host_room import HostRoom
+from remesh.ranks.host_room import HostRoom
 (HostRoom.enter("a stay", 1, pathlib.Path(sys.argv[1])).windows / "7").touch()
 os.kill(os.getpid(), signal.SIGKILL)
 """

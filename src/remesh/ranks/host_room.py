@@ -1,7 +1,8 @@
-"""Where is the memory that programs of one host share? In a folder in memory that all ranks of a stay have there.
+"""Where is what the ranks of one host share? In a folder in memory that all ranks of a stay have there.
 
     ranks/rank-0003    who is here: each rank of the stay on this host, from its start
     windows/           files that programs map: each finds them under one name (`remesh.images.kinds.SHARED_PATH`)
+    hashes/            of files that programs have mapped, found once for all images (`remesh.images.hash_table`)
 
 Each rank holds a lock on the folder, shared with the others, while it lives. Whoever lets go as the last removes it;
 what killed ranks leave falls to the next that start on the host, as their rooms do (:mod:`remesh.ranks.room`).
@@ -41,7 +42,7 @@ class HostRoom:
         path = host_folder(stay, place)
         try:
             room = cls(path, rank, _join(path))
-            for folder in (room.windows, room._ranks):
+            for folder in (room.windows, room.hashes, room._ranks):
                 folder.mkdir(mode=0o700, exist_ok=True)
             (room._ranks / rank_name(rank)).touch()
         except OSError as error:
@@ -54,6 +55,11 @@ class HostRoom:
     def windows(self) -> Path:
         """The folder of the files that programs map."""
         return self.path / "windows"
+
+    @property
+    def hashes(self) -> Path:
+        """The folder of the hashes of files."""
+        return self.path / "hashes"
 
     @property
     def _ranks(self) -> Path:
