@@ -25,10 +25,9 @@ static int find_request(MPI_Request handle, Request **request) {
 }
 
 /* An error of an operation that is now over: its communicator's handler gets it. */
-static int blame(const Request *request, int error) {
+static int blame_holder(const Request *request, int error) {
     if (!error || error == MPI_ERR_IN_STATUS) return error;
-    Comm *comm = request->comm && !request->comm->object.is_freed ? request->comm : NULL;
-    void *holder = request->win ? (void *)request->win : (void *)comm;
+    void *holder = request->win ? (void *)request->win : (void *)request->comm;
     const char *words = "an operation has failed; it was started earlier, and this call has completed it";
     if (error == MPI_ERR_TRUNCATE)
         return fail_on(holder, error, "a message of %lld bytes is longer than the buffer of its receive",
@@ -92,7 +91,7 @@ static int list_progress(const List *list, bool blocking, bool every) {
 /* It is finished: tells the status; the handle becomes null, or the request inactive. Its error. */
 static int retire(Request *request, MPI_Request *handle, MPI_Status *status) {
     int error = tell_status(request, status);
-    if (!error) error = blame(request, request->error);
+    if (!error) error = blame_holder(request, request->error);
     if (request->generalized) {
         int freed = free_generalized(request);
         if (!error) error = freed;

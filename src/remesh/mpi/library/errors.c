@@ -32,7 +32,9 @@ int fail_on(void *object, int error_class, const char *format, ...) {
     vsnprintf(words, sizeof words, format, arguments);
     va_end(arguments);
     class_of_words = error_class;
-    blamed = object;
+    Object *chosen = object;
+    /* The handler of one that is freed would get a handle that is none. */
+    blamed = chosen && !chosen->is_freed ? chosen : NULL;
     return error_class;
 }
 
@@ -227,9 +229,9 @@ static int hand_over(const Object *holder, int error, const char *function) {
     keep(handler);
     call_handler(handler, handle, &code);
     /* MPICH's C++ library calls the handler of every error that it sees, so it does not see this one. */
-    if (handler->partner) error = MPI_SUCCESS;
+    if (handler->partner) code = MPI_SUCCESS;
     let_go(handler);
-    return error;
+    return code;
 }
 
 int end_call(int error, void *holder, const char *function) {

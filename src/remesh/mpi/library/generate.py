@@ -314,18 +314,27 @@ def _plain_body(function: Function, name: str) -> str:
 def _checked_body(function: Function, full: str, large: bool) -> str:
     lines: list[str] = []
     after: list[str] = []
-    holder = ""
+    holder, is_kept = "", False
+    # Opening a file concerns the handler of files, not that of the communicator.
+    is_of_files = function.name.startswith("MPI_File_")
+    holders = ("MPI_File",) if is_of_files else _HOLDERS
     chosen = function.of_form(large=large)
     may_be_null = _TAKE_NULLS.get(function.name, ())
     for one in chosen:
         handle = one.large if one.large in _OBJECTS else one.large[:-1]
         is_scalar = one.large == handle or (one.direction == "inout" and one.large == f"{handle}*")
-        if handle in _HOLDERS and is_scalar and not holder and one.direction != "out":
+        if handle in holders and is_scalar and not holder and one.direction != "out":
             holder = f"{_OBJECTS[handle]}_of({'*' if one.large != handle else ''}{one.name})"
-    default = "file_errors()" if function.name.startswith("MPI_File_") else "NULL"
+            # Its handler is asked for when the object is over.
+            is_kept = one.direction == "inout"
+        if handle == "MPI_Message" and one.direction == "inout":
+            holder, is_kept = f"message_errors(*{one.name})", True
     if not _ANY_TIME.match(function.name):
         lines.append(f'    if (!is_running()) return not_running("{full}");')
-    lines.append(f"    void *holder_ = {holder or default};")
+    of_none = "file_errors()" if is_of_files else "NULL"
+    lines.append(f"    void *holder_ = {holder or of_none};")
+    if is_kept:
+        lines.append("    keep(holder_);")
     lines.append("    int error_;")
     not_for_all = [name for pattern, names in _NOT_FOR_ALL if pattern.match(function.name) for name in names]
     for one in chosen:
@@ -350,7 +359,12 @@ def _checked_body(function: Function, full: str, large: bool) -> str:
         lines = [line for line in lines if "holder_" not in line]
         lines.append(f"{label}    return error_;")
     else:
-        lines.append(f'{label}    return end_call(error_, holder_, "{full}");')
+        chosen_holder = "holder_ ? holder_ : file_errors()" if is_of_files and holder else "holder_"
+        end = f'end_call(error_, {chosen_holder}, "{full}")'
+        if is_kept:
+            lines += [f"{label}    error_ = {end};", "    let_go(holder_);", "    return error_;"]
+        else:
+            lines.append(f"{label}    return {end};")
     declarations = [line for line in lines if re.match(r"    (MPI_Count|[A-Z]\w+ \*)\w*_? ?", line) and "=" not in line]
     rest = [line for line in lines if line not in declarations]
     split = next(i for i, line in enumerate(rest) if "int error_" in line) + 1

@@ -1,4 +1,5 @@
 /* Probes, and messages that a matched probe has taken out of the queue: only their handle can receive them. */
+#include "entry.h"
 #include "request.h"
 
 void destroy_message(void *object) { let_go(((Message *)object)->comm); }
@@ -71,6 +72,11 @@ int do_Improbe(int source, int tag, Comm *comm, int *flag, Message **message, MP
 }
 
 /* ---- Receiving them ---- */
+
+void *message_errors(MPI_Message handle) {
+    const Message *message = message_of(handle);
+    return message && !message->comm->object.is_freed ? message->comm : NULL;
+}
 
 /* Takes the message out of its handle, which becomes null; NULL if it is from nobody. */
 static int take_message(MPI_Message *handle, const void *buffer, MPI_Count count, const Datatype *type,

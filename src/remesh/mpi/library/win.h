@@ -14,6 +14,9 @@
 /* What this rank has of another's lock. LOCK_UNASKED: the program said that there is no conflict (MPI_MODE_NOCHECK). */
 typedef enum { NOT_LOCKED, LOCK_HELD, LOCK_UNASKED } LockState;
 
+/* After a fence there is an epoch from the first access on: until then one of another kind may begin. */
+typedef enum { NOT_FENCED, FENCED, FENCED_AND_ACCESSED } FenceState;
+
 /* Accesses to one rank that nobody has waited for. */
 typedef struct {
     int rank;
@@ -39,7 +42,7 @@ struct Win {
     /* Epochs; pending accesses are under process.guard. */
     Pending *pending;
     int64_t num_pending, room_pending;
-    bool is_fenced;   /* a fence has opened an epoch */
+    FenceState fence;
     bool is_locked_all;
     int num_locked;
     uint8_t *locked;  /* by rank: LockState */
@@ -54,6 +57,8 @@ struct Win {
 INTERNAL int check_window_rank(const Win *win, int rank);
 /* Whether this rank may access that one now; waits until it has posted. */
 INTERNAL int check_epoch(Win *win, int rank);
+/* MPI_ERR_RMA_SYNC in an epoch of accesses to partners, or of theirs, or under locks; `what`: what would begin or end. */
+INTERNAL int expect_no_epoch(const Win *win, const char *what);
 /* An access has begun. The request is kept if it is the program's own, and taken if not. */
 INTERNAL int note_access(Win *win, int rank, Request *request, bool is_own);
 /* Until all accesses to this rank are over, or to all (MPI_ANY_SOURCE); the first error. */

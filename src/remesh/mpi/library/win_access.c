@@ -275,10 +275,18 @@ int do_Fetch_and_op(
                              op, win);
 }
 
+/* Source: MPI 4.1, section 12.3.4: integers, logical values and bytes. */
+static int check_comparable(const Datatype *type) {
+    TRY(check_predefined(type));
+    BasicKind kind = basic_of(type->basic)->kind;
+    if (kind == OF_BYTES || kind == OF_INTEGERS || kind == OF_LOGICALS) return MPI_SUCCESS;
+    return fail(MPI_ERR_TYPE, "comparing %s; expected integers, logical values or bytes", type->name);
+}
+
 int do_Compare_and_swap(
     const void *origin_addr, const void *compare_addr, void *result_addr, Datatype *datatype, int target_rank,
     MPI_Aint target_disp, Win *win) {
-    TRY(check_predefined(datatype));
+    TRY(check_comparable(datatype));
     if (target_rank == MPI_PROC_NULL) return MPI_SUCCESS;
     Elements result = {result_addr, 1, datatype};
     Ask ask = {win, {target_rank, target_disp, {NULL, 1, datatype}}, NULL, &result, NULL};

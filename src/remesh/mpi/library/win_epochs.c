@@ -81,17 +81,40 @@ int check_epoch(Win *win, int rank) {
         win->words[rank] = NULL;
         return finish_now(word);
     }
-    if (win->is_fenced || win->is_locked_all || win->locked[rank]) return MPI_SUCCESS;
+    if (win->is_locked_all || win->locked[rank]) return MPI_SUCCESS;
+    if (win->fence != NOT_FENCED) return win->fence = FENCED_AND_ACCESSED, MPI_SUCCESS;
     return fail(MPI_ERR_RMA_SYNC, "rank %d is accessed outside any epoch: call MPI_Win_fence, MPI_Win_start or "
                 "MPI_Win_lock before", rank);
+}
+
+static int expect_none_locked(const Win *win, const char *what) {
+    if (!win->num_locked) return MPI_SUCCESS;
+    return fail(MPI_ERR_RMA_SYNC, "%s while this rank has %d locks; call MPI_Win_unlock first", what, win->num_locked);
+}
+
+int expect_no_epoch(const Win *win, const char *what) {
+    TRY(expect_none_locked(win, what));
+    if (win->num_started >= 0)
+        return fail(MPI_ERR_RMA_SYNC, "%s in an access epoch; call MPI_Win_complete first", what);
+    return win->exposed ? fail(MPI_ERR_RMA_SYNC, "%s while the window is exposed; call MPI_Win_wait first", what)
+                        : MPI_SUCCESS;
+}
+
+/* Of accesses to partners or under locks. The epoch of a fence in which nothing was accessed was none. */
+static int leave_fence(Win *win, const char *what) {
+    if (win->fence == FENCED_AND_ACCESSED)
+        return fail(MPI_ERR_RMA_SYNC, "%s in the epoch of a fence; call MPI_Win_fence first", what);
+    win->fence = NOT_FENCED;
+    return MPI_SUCCESS;
 }
 
 /* ---- All together ---- */
 
 int do_Win_fence(int assert, Win *win) {
+    TRY(expect_no_epoch(win, "a fence"));
     int error = flush_accesses(win, MPI_ANY_SOURCE);
     TRY(barrier(win->comm));
-    win->is_fenced = !(assert & MPI_MODE_NOSUCCEED);
+    win->fence = assert & MPI_MODE_NOSUCCEED ? NOT_FENCED : FENCED;
     return error;
 }
 
@@ -140,6 +163,8 @@ int do_Win_post(Group *group, int assert, Win *win) {
 int do_Win_start(Group *group, int assert, Win *win) {
     if (win->num_started >= 0)
         return fail(MPI_ERR_RMA_SYNC, "an access epoch is open already; call MPI_Win_complete first");
+    TRY(expect_none_locked(win, "an access epoch"));
+    TRY(leave_fence(win, "an access epoch"));
     int *ranks, error = MPI_SUCCESS;
     TRY(find_partners(win, group, &ranks));
     free(win->started);
@@ -206,6 +231,11 @@ static int give_lock_back(Win *win, int rank) {
     return is_known ? lower_unlock(win->comm->number, win->comm->world[rank]) : MPI_SUCCESS;
 }
 
+static int expect_not_started(const Win *win) {
+    if (win->num_started < 0) return MPI_SUCCESS;
+    return fail(MPI_ERR_RMA_SYNC, "a lock in an access epoch; call MPI_Win_complete first");
+}
+
 int do_Win_lock(int lock_type, int rank, int assert, Win *win) {
     if (rank == MPI_PROC_NULL) return MPI_SUCCESS;
     if (lock_type != MPI_LOCK_EXCLUSIVE && lock_type != MPI_LOCK_SHARED)
@@ -213,6 +243,8 @@ int do_Win_lock(int lock_type, int rank, int assert, Win *win) {
     TRY(check_window_rank(win, rank));
     if (win->locked[rank] || win->is_locked_all)
         return fail(MPI_ERR_RMA_SYNC, "this rank has a lock on rank %d already; call MPI_Win_unlock first", rank);
+    TRY(expect_not_started(win));
+    TRY(leave_fence(win, "a lock"));
     bool asks = !(assert & MPI_MODE_NOCHECK);
     if (asks) TRY(ask_for_lock(win, rank, lock_type == MPI_LOCK_EXCLUSIVE));
     win->locked[rank] = asks ? LOCK_HELD : LOCK_UNASKED;
@@ -245,6 +277,8 @@ static int ask_for_all(Win *win) {
 int do_Win_lock_all(int assert, Win *win) {
     if (win->num_locked || win->is_locked_all)
         return fail(MPI_ERR_RMA_SYNC, "this rank has %d locks already; call MPI_Win_unlock first", win->num_locked);
+    TRY(expect_not_started(win));
+    TRY(leave_fence(win, "a lock"));
     bool asks = !(assert & MPI_MODE_NOCHECK);
     if (asks) TRY(ask_for_all(win));
     memset(win->locked, asks ? LOCK_HELD : LOCK_UNASKED, (size_t)win->comm->size);

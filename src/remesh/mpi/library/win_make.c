@@ -229,6 +229,7 @@ int do_Win_detach(Win *win, const void *base) {
 int do_Win_free(MPI_Win *handle) {
     Win *win = win_of(*handle);
     if (!win) return fail(MPI_ERR_WIN, *handle == MPI_WIN_NULL ? "win is MPI_WIN_NULL" : "win is no such handle");
+    TRY(expect_no_epoch(win, "freeing the window"));
     TRY(delete_attributes(&win->object, &win->attributes));
     int error = flush_accesses(win, MPI_ANY_SOURCE);
     TRY(barrier(win->comm));

@@ -1,0 +1,168 @@
+/* What a program may not do: `refusals KIND` prints `answer` if each such call gives the class that MPI names, to the
+ * error handler of the object that the call is about.
+ */
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static void check(int is_so, const char *what) {
+    if (is_so) return;
+    fprintf(stderr, "%s\n", what);
+    exit(1);
+}
+
+static void expect_class(int error, int expected, const char *what) {
+    int found;
+    MPI_Error_class(error, &found);
+    if (found == expected) return;
+    fprintf(stderr, "%s: error class %d, expected %d\n", what, found, expected);
+    exit(1);
+}
+
+/* ---- files: nothing sets a handler before the first of these; source: MPI 4.1, section 14.7 ---- */
+
+static int num_handled;
+
+static void handle(MPI_File *file, int *code, ...) {
+    check(*file == MPI_FILE_NULL, "a file that is not open has no handle");
+    *code = num_handled++ ? MPI_ERR_OTHER : MPI_SUCCESS;
+}
+
+static void files(void) {
+    MPI_File file, null = MPI_FILE_NULL;
+    MPI_Offset size;
+    int error = MPI_File_open(MPI_COMM_WORLD, "not there", MPI_MODE_RDONLY, MPI_INFO_NULL, &file);
+    expect_class(error, MPI_ERR_NO_SUCH_FILE, "opening returns its error, whatever the communicator's handler does");
+    expect_class(MPI_File_delete("not there", MPI_INFO_NULL), MPI_ERR_NO_SUCH_FILE, "deleting returns its error");
+    expect_class(MPI_File_get_size(null, &size), MPI_ERR_FILE, "a call on no file returns its error");
+    expect_class(MPI_File_close(&null), MPI_ERR_FILE, "closing no file returns its error");
+    /* Its name goes while it is open, so that closing it fails. */
+    const char *name = "goes";
+    int mode = MPI_MODE_CREATE | MPI_MODE_RDWR | MPI_MODE_DELETE_ON_CLOSE;
+    check(!MPI_File_open(MPI_COMM_WORLD, name, mode, MPI_INFO_NULL, &file), "opened");
+    check(!unlink(name), "removed");
+    expect_class(MPI_File_close(&file), MPI_ERR_NO_SUCH_FILE, "closing returns its error, of a file that is over");
+    check(file == MPI_FILE_NULL, "it is closed all the same");
+    MPI_Errhandler handler;
+    MPI_File_create_errhandler(handle, &handler);
+    MPI_File_set_errhandler(MPI_FILE_NULL, handler);
+    MPI_Errhandler_free(&handler);
+    error = MPI_File_open(MPI_COMM_WORLD, "not there", MPI_MODE_RDONLY, MPI_INFO_NULL, &file);
+    expect_class(error, MPI_SUCCESS, "the call returns what the handler has left as its code");
+    expect_class(MPI_File_get_size(null, &size), MPI_ERR_OTHER, "the call returns the code that the handler chose");
+    check(num_handled == 2, "the handler of MPI_FILE_NULL gets errors of calls without a file");
+}
+
+/* ---- matched messages: the handler is that of their communicator, not the default one ---- */
+
+static void messages(void) {
+    int two[2] = {1, 2}, one = 0;
+    MPI_Message message;
+    MPI_Request sending, receiving;
+    MPI_Status status;
+    MPI_Comm comm;
+    MPI_Comm_dup(MPI_COMM_WORLD, &comm);
+    MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
+    MPI_Isend(two, 2, MPI_INT, 0, 1, comm, &sending);
+    MPI_Mprobe(0, 1, comm, &message, MPI_STATUS_IGNORE);
+    expect_class(MPI_Mrecv(&one, 1, MPI_INT, &message, &status), MPI_ERR_TRUNCATE, "a matched message is too long");
+    MPI_Wait(&sending, MPI_STATUS_IGNORE);
+    MPI_Isend(two, 2, MPI_INT, 0, 1, comm, &sending);
+    MPI_Mprobe(0, 1, comm, &message, MPI_STATUS_IGNORE);
+    expect_class(MPI_Mrecv(&one, -1, MPI_INT, &message, &status), MPI_ERR_COUNT, "a count below zero");
+    expect_class(MPI_Imrecv(&one, -1, MPI_INT, &message, &receiving), MPI_ERR_COUNT, "a count below zero, not waiting");
+    MPI_Imrecv(two, 2, MPI_INT, &message, &receiving);
+    MPI_Wait(&receiving, MPI_STATUS_IGNORE);
+    MPI_Wait(&sending, MPI_STATUS_IGNORE);
+    MPI_Comm_free(&comm);
+}
+
+/* ---- windows: epochs that do not go together; source: MPI 4.1, section 12.5 ---- */
+
+static int memory[4];
+
+static MPI_Win new_window(void) {
+    MPI_Win win;
+    MPI_Win_create(memory, sizeof memory, sizeof(int), MPI_INFO_NULL, MPI_COMM_WORLD, &win);
+    MPI_Win_set_errhandler(win, MPI_ERRORS_RETURN);
+    return win;
+}
+
+static int get(MPI_Win win) {
+    static int result;
+    return MPI_Get(&result, 1, MPI_INT, 0, 0, 1, MPI_INT, win);
+}
+
+static int lock(MPI_Win win) { return MPI_Win_lock(MPI_LOCK_SHARED, 0, 0, win); }
+
+static void epochs(void) {
+    MPI_Win win = new_window();
+    MPI_Group world;
+    MPI_Comm_group(MPI_COMM_WORLD, &world);
+
+    check(!lock(win) && !get(win), "locked");
+    expect_class(MPI_Win_free(&win), MPI_ERR_RMA_SYNC, "freeing what is locked");
+    expect_class(MPI_Win_fence(0, win), MPI_ERR_RMA_SYNC, "a fence while locked");
+    expect_class(MPI_Win_start(world, 0, win), MPI_ERR_RMA_SYNC, "an access epoch while locked");
+    check(!MPI_Win_unlock(0, win), "unlocked");
+
+    check(!MPI_Win_post(world, 0, win), "posted");
+    expect_class(MPI_Win_free(&win), MPI_ERR_RMA_SYNC, "freeing what is exposed");
+    expect_class(MPI_Win_fence(0, win), MPI_ERR_RMA_SYNC, "a fence while exposed");
+    check(!MPI_Win_start(world, 0, win) && !get(win), "started");
+    expect_class(lock(win), MPI_ERR_RMA_SYNC, "a lock in an access epoch");
+    expect_class(MPI_Win_lock_all(0, win), MPI_ERR_RMA_SYNC, "all locks in an access epoch");
+    expect_class(MPI_Win_free(&win), MPI_ERR_RMA_SYNC, "freeing what is accessed");
+    check(!MPI_Win_complete(win) && !MPI_Win_wait(win), "completed");
+
+    check(!MPI_Win_fence(0, win), "fenced");
+    check(!lock(win) && !get(win) && !MPI_Win_unlock(0, win), "a fence after which nothing was accessed ends there");
+    expect_class(get(win), MPI_ERR_RMA_SYNC, "an access after its epoch");
+    check(!MPI_Win_fence(0, win) && !get(win), "fenced");
+    expect_class(lock(win), MPI_ERR_RMA_SYNC, "a lock in a fence's epoch");
+    expect_class(MPI_Win_lock_all(0, win), MPI_ERR_RMA_SYNC, "all locks in a fence's epoch");
+    expect_class(MPI_Win_start(world, 0, win), MPI_ERR_RMA_SYNC, "an access epoch in a fence's");
+    check(!MPI_Win_fence(0, win) && !lock(win) && !MPI_Win_unlock(0, win), "the next fence ends it");
+
+    /* What fails is told when the window is over. */
+    check(!MPI_Win_fence(0, win), "fenced");
+    check(!MPI_Put(memory, 1, MPI_INT, 0, 100, 1, MPI_INT, win), "begun");
+    expect_class(MPI_Win_free(&win), MPI_ERR_RMA_RANGE, "freeing tells of an access that failed");
+    check(win == MPI_WIN_NULL, "it is freed all the same");
+    MPI_Group_free(&world);
+}
+
+/* ---- compare and swap: which types may be compared ---- */
+
+static void types(void) {
+    MPI_Win win = new_window();
+    MPI_Datatype derived;
+    long double one[2] = {0}, two[2] = {0}, result[2];
+    MPI_Type_contiguous(4, MPI_BYTE, &derived);
+    MPI_Type_commit(&derived);
+    const MPI_Datatype refused[] = {MPI_FLOAT, MPI_DOUBLE, MPI_LONG_DOUBLE, MPI_C_COMPLEX, MPI_2INT, MPI_DOUBLE_INT, derived};
+    const MPI_Datatype taken[] = {MPI_INT, MPI_UNSIGNED_LONG, MPI_SIGNED_CHAR, MPI_CHAR, MPI_BYTE, MPI_C_BOOL, MPI_AINT,
+                                  MPI_COUNT, MPI_OFFSET};
+    MPI_Win_fence(0, win);
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
+        expect_class(MPI_Compare_and_swap(one, two, result, refused[i], 0, 0, win), MPI_ERR_TYPE, "comparing");
+    for (size_t i = 0; i < sizeof taken / sizeof *taken; i++)
+        check(!MPI_Compare_and_swap(one, two, result, taken[i], 0, 0, win), "a type that may be compared");
+    MPI_Win_fence(0, win);
+    MPI_Win_free(&win);
+    MPI_Type_free(&derived);
+}
+
+int main(int argc, char **argv) {
+    MPI_Init(&argc, &argv);
+    const char *kind = argv[1];
+    if (!strcmp(kind, "files")) files();
+    else if (!strcmp(kind, "messages")) messages();
+    else if (!strcmp(kind, "epochs")) epochs();
+    else types();
+    MPI_Finalize();
+    puts("answer");
+    return 0;
+}
