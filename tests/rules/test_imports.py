@@ -94,7 +94,7 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "torch_memory",
     ),
     "comm": _layers(
-        "beside blame free_ports gloo_sockets nccl_settings reception tls token tree",
+        "aborts beside blame free_ports gloo_sockets nccl_settings reception tls token tree",
         "nccl store_line",
         "gather lower messages",
         "agreement server",
@@ -138,6 +138,7 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "callers children driver environment gate hook host notice reach short store_server",
         "anew control devices store",
         "works",
+        "queued",
         "groups",
         "reunion",
         "cut",

@@ -23,15 +23,16 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from remesh.comm.aborts import Aborts
 from remesh.comm.gloo_sockets import Socket, Surroundings, cut_connections, look_around, open_sockets, pick_gloos
 from remesh.comm.nccl import agree_on_members, member_here
 from remesh.comm.nccl_settings import let_groups_be_aborted
@@ -68,7 +69,7 @@ class LowerHalf:
         """Not None while groups are being made."""
         self._sockets: frozenset[Socket] = frozenset()
         self._severed = False
-        self._abort: _Abort | None = None
+        self._abort: Aborts | None = None
         """Of communicators on devices; None until they are severed."""
         self.mesh: DeviceMesh | None = None
         self.control: dist.ProcessGroup | None = None
@@ -143,7 +144,7 @@ class LowerHalf:
         if self._backend == "nccl":
             # The communicators' kernels spin on the device; only abort ends them.
             with self._lock:
-                self._abort = self._abort or _Abort(all_groups())
+                self._abort = self._abort or Aborts([partial(abort_nccl, group) for group in all_groups()])
 
     def check_end(self) -> None:
         """Wait for what this rank has queued on its device; without a device returns at once. Calls nobody.
@@ -200,41 +201,6 @@ class LowerHalf:
 
     def _lost_meanwhile(self, rank: int, axes: Mapping[str, int]) -> PeerError:
         return PeerError(f"forming mesh {dict(axes)} as rank {rank}: a member was lost meanwhile; all meet again")
-
-
-class _Abort:
-    """Communicators on a device that are being aborted, those of each group in a thread of their own.
-
-    An abort by itself waits for the device, and so for what another communicator has spinning there: they end
-    together, or not at all. torch makes a thread for each, so a group of NCCL's calls, which is a thread's, would not
-    join them.
-    """
-
-    def __init__(self, groups: Sequence[dist.ProcessGroup]) -> None:
-        self._errors: list[Exception] = []
-        self._threads = [
-            threading.Thread(target=self._work, args=(group,), name="remesh-abort", daemon=True) for group in groups
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def wait(self, timeout: timedelta) -> None:
-        """Return when they are; `PeerError` when they are not, for this long."""
-        limit_s = time.monotonic() + timeout.total_seconds()
-        for thread in self._threads:
-            thread.join(max(0.0, limit_s - time.monotonic()))
-        if self._errors or any(thread.is_alive() for thread in self._threads):
-            found = next(iter(self._errors), f"it was still under way after {timeout.total_seconds():g} s")
-            raise PeerError(
-                f"aborting communicators on the device of this rank: expected them to end, found: {found}; the device "
-                "is of no use to this process any more, start it again"
-            )
-
-    def _work(self, group: dist.ProcessGroup) -> None:
-        try:
-            abort_nccl(group)
-        except Exception as raised:  # belongs to whoever waits
-            self._errors.append(raised)
 
 
 def _make_pretending_group(common: Any, _own: Any) -> Any:

@@ -16,6 +16,7 @@ import torch
 from torch.distributed import Backend, BackendConfig, ProcessGroup, Store
 
 from remesh.comm.gloo_sockets import descriptors_of_loops
+from remesh.comm.nccl_settings import let_groups_be_aborted, settings_here, why_it_would_end
 from remesh.errors import ConfigError
 from remesh.torch_programs.cut import GroupsAtCut
 from remesh.torch_programs.gate import Gate
@@ -108,6 +109,8 @@ class Backends:
 
         class Meta(type):
             def __call__(cls, store: Store, rank: int, size: int, *args: Any, **options: Any) -> CarriedGroup:
+                if device == "cuda":
+                    _let_communicators_be_aborted(backend)
                 recipe = Recipe(
                     backend,
                     getattr(ProcessGroup.BackendType, kind),
@@ -139,3 +142,32 @@ class Backends:
         group = CarriedGroup(self._gate, GroupPlace(key, making.members, rank), recipe, store)
         self.groups.all.append(group)
         return group
+
+
+def post_batch(c10d: Any, original: Callable[..., list[Any]], operations: Sequence[Any]) -> list[Any]:
+    """What torch's ``batch_isend_irecv`` does: in a block if the group has blocks, else one by one.
+
+    torch asks whether the group is of its own type. Over NCCL two ranks that send to each other one by one may wait for
+    each other for ever.
+    """
+    if not operations:
+        return original(operations)  # raises, in torch's words
+    group = operations[0].group or c10d._get_default_group()
+    if not (isinstance(group, CarriedGroup) and group.supports_coalescing):
+        return original(operations)
+    try:
+        with c10d._coalescing_manager(group, operations[0].tensor.device, async_ops=True) as manager:
+            original(operations)
+    except BaseException:
+        group.drop_block()
+        c10d._world.pg_coalesce_state.pop(group, None)
+        raise
+    works: list[Any] = manager.works
+    return works
+
+
+def _let_communicators_be_aborted(backend: str) -> None:
+    """Have torch outlive the end of communicators; `ConfigError` where the user has said otherwise."""
+    let_groups_be_aborted()
+    if (why := why_it_would_end(settings_here())) is not None:
+        raise ConfigError(f"making a group over {backend}, whose communicators end at a checkpoint: {why}")

@@ -6,10 +6,13 @@ import gc
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from typing import Final
 
+from remesh.comm.aborts import Aborts
 from remesh.comm.gloo_sockets import Surroundings, cut_connections, gloo_loops, open_sockets, pick_gloos
+from remesh.errors import PeerError
 from remesh.rounds.status import Activity, ClockStanding, Status, pairs
 from remesh.torch_programs.gate import Entrant
 from remesh.torch_programs.groups import Groups
@@ -21,6 +24,7 @@ _NOTHING: Final = Surroundings(frozenset(), frozenset())
 _COLLECT_AFTER_S: Final = 0.2
 """How long gloo's threads are waited for before unreachable objects are collected: most groups are in no cycle."""
 _GONE_LIMIT_S: Final = 10.0
+_ABORT_LIMIT: Final = timedelta(seconds=30)
 _PAUSE_S: Final = 0.002
 
 
@@ -99,7 +103,7 @@ class GroupsAtCut:
         left = {group.place.key: () for group in groups.all if not group.is_live}
         members = {**groups.members, **left}
         sent, received = _count_messages(groups)
-        is_inside = any(way.has_to_end for way in ways.values())
+        is_inside = any(way.has_to_end for way in ways.values()) or any(group.has_to_end for group in groups.live)
         is_held = bool(held) or any(way.is_waiting for way in ways.values())
         activity = Activity.INSIDE if is_inside else Activity.HELD if is_held else Activity.COMPUTING
         return Status(
@@ -119,6 +123,10 @@ class GroupsAtCut:
         if any(group.has_open_ends for group in live):
             # gloo has no other way to end a wait.
             cut_connections(pick_gloos(open_sockets(), _NOTHING))
+        try:
+            Aborts([abort for group in live if (abort := group.find_abort()) is not None]).wait(_ABORT_LIMIT)
+        except PeerError as error:
+            return str(error)
         have_all = [group.shed(_GONE_LIMIT_S) for group in live]
         self._link.drop()
         if not all(have_all):

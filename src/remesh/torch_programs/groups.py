@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -22,6 +23,15 @@ from remesh.errors import ConfigError, PeerError
 from remesh.torch_private import FakeProcessGroup
 from remesh.torch_programs.anew import IN_PLACE, MOST_COPIED_BYTES, rule_of
 from remesh.torch_programs.gate import Entrant, Gate
+from remesh.torch_programs.queued import (
+    BLOCK,
+    BlockMessage,
+    CoalescingBlock,
+    MessagesWork,
+    QueuedCollective,
+    QueuedMessage,
+    run_in_block,
+)
 from remesh.torch_programs.short import SHORT
 from remesh.torch_programs.works import ENDED, Collective, CollectiveWork, MessageWork, is_short, see_under_way
 
@@ -34,10 +44,7 @@ COLLECTIVES: Final = (
     *("gather", "scatter", "alltoall", "alltoall_base", "all_to_all_single"),
 )
 """Methods of a group that are collectives and return a work."""
-_REFUSED: Final = (
-    *("split_group", "merge_remote_group", "_start_coalescing", "_end_coalescing", "abort"),
-    "_get_sequence_number_for_group",
-)
+_REFUSED: Final = ("split_group", "merge_remote_group", "abort", "_get_sequence_number_for_group")
 """Methods that are refused by name: what they do has no counterpart after a cut."""
 
 
@@ -83,6 +90,8 @@ class _Posted:
     tag: int
     number: int
     """Its number in its stream, from 1 on; 0 for a receive from any source."""
+    of_block: tuple[CoalescingBlock, BlockMessage] | None
+    """The block that it was posted in, and how it is posted there again."""
 
 
 @dataclass(slots=True)
@@ -113,6 +122,8 @@ class CarriedGroup(ProcessGroup):
         """The timeout that the program has set since the group was made."""
         self._broken = ""
         """Why the group cannot be used any more; empty while it can."""
+        self._blocks = threading.local()
+        """The coalescing block that a thread is in, under ``now``."""
         self.options = _Options()
         self._put_name_beneath()
         self._ways = self._make_ways()
@@ -130,6 +141,11 @@ class CarriedGroup(ProcessGroup):
         fake = FakeProcessGroup._create_internal(self.place.rank, len(self.place.members), options)
         self._register_backend(torch.device(self._recipe.device), ProcessGroup.BackendType.CUSTOM, fake)
         self._set_default_backend(ProcessGroup.BackendType.CUSTOM)
+
+    @property
+    def _is_queued(self) -> bool:
+        """Whether what is called is queued on a device."""
+        return self._recipe.device == "cuda"
 
     # --- what torch asks of a group ---
 
@@ -159,8 +175,11 @@ class CarriedGroup(ProcessGroup):
         # Libraries call collectives of a backend, too, and torch sets timeouts there: the one beneath moves nothing.
         return self
 
-    supports_splitting = supports_coalescing = supports_time_estimate = supports_shrinking = False
+    supports_splitting = supports_time_estimate = supports_shrinking = False
     """What torch asks a backend for."""
+
+    supports_coalescing = False
+    """Whether the real group has coalescing blocks."""
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
         return False
@@ -172,6 +191,8 @@ class CarriedGroup(ProcessGroup):
     _set_default_timeout = set_timeout
 
     def shutdown(self) -> None:
+        if self._is_queued and self._real is not None:
+            self._real.shutdown()  # communicators do not end by being let go of
         self._use(None)
         for each in self._messages.open:
             each.work.let_go(0.0)
@@ -196,7 +217,7 @@ class CarriedGroup(ProcessGroup):
 
     def _make_ways(self) -> list[Any]:
         """Put the short way of each collective before the method of its name."""
-        if SHORT is None:
+        if SHORT is None or self._is_queued:
             return []
         ways = []
         for name in COLLECTIVES:
@@ -209,15 +230,21 @@ class CarriedGroup(ProcessGroup):
     def _use(self, real: ProcessGroup | None, backend: Any = None) -> None:
         """Have collectives go to this real group from now on; None while there is none."""
         self._real, self._backend = real, backend
+        if backend is not None:
+            self.supports_coalescing = bool(getattr(backend, "supports_coalescing", False))
         for way in self._ways:
             way.real = getattr(real, way.__name__, None)
 
     def _communicate(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Work:
         """Take a collective on the long way: what the program gets a work for, and all if the gate is not open."""
         self._refuse_capture(name)
+        if (block := self._block) is not None:
+            block.calls.append((name, args, options))
+            return ENDED  # torch gives a work for the whole block
         # torch's functions say in the options, their last argument, that they wait themselves.
         has_work = not args or getattr(args[-1], "asyncOp", True)
-        entered = Collective(self._gate, self._tally, (name, args, options), has_work)
+        kind = QueuedCollective if self._is_queued else Collective
+        entered = kind(self._gate, self._tally, (name, args, options), has_work)
         self._gate.enter(self._tally, entered)
         try:
             has_ended = entered.begin(self._real or self.real, rule_of(name), self.place.rank)
@@ -225,14 +252,15 @@ class CarriedGroup(ProcessGroup):
             if entered.is_inside:
                 self._gate.leave(self._tally, entered, was_begun=False)
             raise
-        if has_work:
+        if has_work or self._is_queued:
             self._settle_oldest()
+        if has_work:
             return CollectiveWork(entered)
         return ENDED if has_ended else self._outlive(entered)
 
     def _refuse_capture(self, name: str) -> None:
         """Raise `ConfigError` within a graph of a device: it would hold a communicator that is gone after a cut."""
-        if self._recipe.device == "cuda" and torch.cuda.is_current_stream_capturing():
+        if self._is_queued and torch.cuda.is_current_stream_capturing():
             raise ConfigError(
                 f"capturing {name} of group {self.place.key} in a CUDA graph: a checkpoint would leave the graph with "
                 "a communicator that is gone; communicate outside of graphs"
@@ -258,34 +286,98 @@ class CarriedGroup(ProcessGroup):
         finally:
             self._gate.leave(self._tally, entrant, was_begun=True)
 
+    # --- coalescing blocks ---
+
+    @property
+    def _block(self) -> CoalescingBlock | None:
+        return getattr(self._blocks, "now", None)
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        if not self.supports_coalescing:
+            self.real._start_coalescing(device)  # raises, in torch's words
+        self._blocks.now = CoalescingBlock(device)
+
+    def _end_coalescing(self, device: torch.device) -> Work:
+        block = self.drop_block()
+        if block is None:
+            return self.real._end_coalescing(device)  # likewise
+        block.check(self.place.key)
+        if block.messages:
+            return self._post_block(block)
+        return self._communicate(BLOCK, (block,), {}) if block.calls else None  # type: ignore[return-value]  # as torch
+
+    def drop_block(self) -> CoalescingBlock | None:
+        """Leave the block that this thread is in; returns it. Nothing of it has begun."""
+        block, self._blocks.now = self._block, None
+        return block
+
+    def _post_block(self, block: CoalescingBlock) -> Work:
+        self._settle_messages()
+        self._gate.begin_passing()
+        try:
+            with self._lock:
+                calls = [partial(each.post, self.real) for each in block.messages]
+                inner = run_in_block(self.real, block.device, calls)
+                works = []
+                for each in block.messages:
+                    works.append(self._kind_of_message(self._gate, lambda: inner, self._on_ended, is_send=each.is_send))
+                    self._add(works[-1], each.peer, each.tag, (block, each))
+        finally:
+            self._gate.end_passing()
+        return MessagesWork(works)
+
     # --- messages ---
 
-    def send(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> MessageWork:
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> Work:
+        if (block := self._block) is not None:
+            block.messages.append(BlockMessage(tensors, peer, tag, is_send=True))
+            return ENDED
         return self._message(lambda: self.real.send(tensors, peer, tag), peer, tag, is_send=True)
 
-    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> MessageWork:
+    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> Work:
+        if (block := self._block) is not None:
+            block.messages.append(BlockMessage(tensors, peer, tag, is_send=False))
+            return ENDED
         return self._message(lambda: self.real.recv(tensors, peer, tag), peer, tag, is_send=False)
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> MessageWork:
         return self._message(lambda: self.real.recv_anysource(tensors, tag), -1, tag, is_send=False)
 
+    @property
+    def _kind_of_message(self) -> type[MessageWork]:
+        return QueuedMessage if self._is_queued else MessageWork
+
     def _message(self, post: Callable[[], Work], peer: int, tag: int, *, is_send: bool) -> MessageWork:
         self._refuse_capture("a message")
+        self._settle_messages()
         self._gate.begin_passing()
         try:
             # Posting and numbering are one step: the number says which message of the peer's it meets. What the real
             # group refuses has none.
             with self._lock:
-                work = MessageWork(self._gate, post, self._on_ended, is_send=is_send)
-                number = 0
-                if is_send:
-                    stream = self._messages.sent.setdefault((peer, tag), _MessageStream())
-                    stream.posted += 1
-                    number = stream.posted
-                self._messages.open.append(_Posted(work, peer, tag, number))
+                work = self._kind_of_message(self._gate, post, self._on_ended, is_send=is_send)
+                self._add(work, peer, tag)
         finally:
             self._gate.end_passing()
         return work
+
+    def _add(
+        self, work: MessageWork, peer: int, tag: int, of_block: tuple[CoalescingBlock, BlockMessage] | None = None
+    ) -> None:
+        """Count a message that was posted. The lock is held."""
+        number = 0
+        if work.is_send:
+            stream = self._messages.sent.setdefault((peer, tag), _MessageStream())
+            stream.posted += 1
+            number = stream.posted
+        self._messages.open.append(_Posted(work, peer, tag, number, of_block))
+
+    def _settle_messages(self) -> None:
+        """Let go of what a device has ended and nobody asks for any more."""
+        if self._is_queued:
+            for each in list(self._messages.open):
+                if not each.work.settle():
+                    break
 
     def _on_ended(self, work: MessageWork) -> None:
         with self._lock:
@@ -318,6 +410,17 @@ class CarriedGroup(ProcessGroup):
                 for (peer, _), stream in streams.items():
                     world_rank = self.place.members[peer]
                     counts[world_rank] = counts.get(world_rank, 0) + stream.ended
+
+    @property
+    def has_to_end(self) -> bool:
+        """Whether a message is under way that has to end before a cut."""
+        with self._lock:
+            open_messages = list(self._messages.open)
+        return any(each.work.has_to_end for each in open_messages)
+
+    def find_abort(self) -> Callable[[], None] | None:
+        """What ends the communicators on a device; None where there are none."""
+        return self._backend.abort if self._is_queued and self._backend is not None else None
 
     @property
     def has_open_ends(self) -> bool:
@@ -372,9 +475,23 @@ class CarriedGroup(ProcessGroup):
                 self._messages.sent[each.peer, each.tag].ended += has_ended - each.work.has_ended
                 each.work.has_ended = has_ended
             if not each.work.has_ended:
-                each.work.post_again()
                 still_open.append(each)
         self._messages.open = still_open
+        # What is left of a block stands side by side.
+        for _, posted in itertools.groupby(
+            still_open, lambda each: id(each if each.of_block is None else each.of_block[0])
+        ):
+            self._post_again(list(posted))
+
+    def _post_again(self, posted: Sequence[_Posted]) -> None:
+        """Post a message, or what is left of a block of them."""
+        of_blocks = [each.of_block for each in posted if each.of_block is not None]
+        inner = None
+        if of_blocks:
+            calls = [partial(message.post, self.real) for _, message in of_blocks]
+            inner = run_in_block(self.real, of_blocks[0][0].device, calls)
+        for each in posted:
+            each.work.post_again(inner)
 
 
 class _Options:

@@ -7,6 +7,7 @@ rendezvous is different, once the program has imported torch.
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import runpy
 import sys
@@ -77,6 +78,16 @@ class CarriedProgram:
             return backends.make_by(original, *args, **options)
 
         c10d._new_process_group_helper = helper  # type: ignore[attr-defined]
+        one_by_one = c10d.batch_isend_irecv
+
+        @functools.wraps(one_by_one)
+        def batch(p2p_op_list: list[Any]) -> list[Any]:
+            from remesh.torch_programs.backends import post_batch  # noqa: PLC0415  imports torch, as the program has
+
+            return post_batch(c10d, one_by_one, p2p_op_list)
+
+        # Now: modules of the program keep what they import.
+        c10d.batch_isend_irecv = module.batch_isend_irecv = batch  # type: ignore[attr-defined]
 
     def _rendezvous(self, url: str, **_: Any) -> Iterator[Any]:
         named = dict(parse_qsl(urlparse(url).query))

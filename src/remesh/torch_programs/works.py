@@ -354,9 +354,18 @@ class MessageWork(_UnderWay, Work):
         self.source = -1
         """Rank in its group from which it came, for a receive that has ended."""
 
-    def post_again(self) -> None:
-        """Hand the message to the group that was grown again."""
-        self._inner, self.has_ended = self._post(), False
+    @property
+    def has_to_end(self) -> bool:
+        """Whether a cut waits for its end."""
+        return False
+
+    def post_again(self, inner: Work | None = None) -> None:
+        """Hand the message to the group that was grown again; ``inner`` is the work of a block that has done so."""
+        self._inner, self.has_ended = inner or self._post(), False
+
+    def settle(self) -> bool:
+        """Whether it has ended; does not wait."""
+        return self.has_ended
 
     @property
     def is_over(self) -> bool:
