@@ -107,7 +107,7 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
     ),
     "images": _layers(
         "clocks family hash_table held kinds platforms ptrace ranges records turns",
-        "layers namespaces pagemap reaper seat standing starter tree",
+        "layers locks namespaces pagemap reaper seat standing starter tree",
         "format frozen upper",
         "identity increment machine pages store track tree_format",
         "carried criu polls scan sockets stored",

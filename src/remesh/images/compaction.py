@@ -8,6 +8,7 @@ from pathlib import Path
 from remesh.images import format as image_format
 from remesh.images.carried import copy_carried
 from remesh.images.format import ChunksState, PagesState
+from remesh.images.locks import LocksState
 from remesh.images.pages import PageWriter, place_runs
 from remesh.images.store import Completed, ImageFolder, ImageOrigin
 from remesh.images.stored import StoredImage, read_tree, source_runs, stored_pages
@@ -23,6 +24,8 @@ def compact_image(source: Path, target: Path, *, compress: bool = False) -> int:
     tree = read_tree(source)
     with ImageFolder(target) as folder:
         folder.put(image_format.TREE_FILE, tree.state)
+        if tree.locks:
+            folder.put(image_format.LOCKS_FILE, LocksState(tree.locks))
         if tree.state.carried:
             folder.put_blocks(image_format.CARRIED_FILE, copy_carried(source, tree.state.carried))
         if tree.root.channel is not None:

@@ -26,6 +26,7 @@ from remesh.images.frozen import Frozen, freeze
 from remesh.images.identity import IDENTITIES
 from remesh.images.inspection import check_imageable, check_standing
 from remesh.images.kinds import CHANNEL_PATH, ImageReport, NotImageable
+from remesh.images.locks import LocksState
 from remesh.images.seat import processors_of
 from remesh.images.standing import StandingProcess
 from remesh.images.store import ImageFolder
@@ -139,6 +140,8 @@ def _put_tree(frozen: Frozen, survey: Survey, folder: ImageFolder) -> TreeState:
     carried = survey.describe_carried(frozen.pid)
     tree = TreeState(tuple(kin), tuple(survey.files), carried, tuple(survey.pipes.values()), sockets)
     folder.put(image_format.TREE_FILE, tree)
+    if survey.locks:
+        folder.put(image_format.LOCKS_FILE, LocksState(tuple(survey.locks.values())))
     if carried:
         folder.put_blocks(image_format.CARRIED_FILE, read_carried(list(survey.carried.values()), carried))
     if any(area.path == CHANNEL_PATH and area.kind is AreaKind.SHARED_FILE for area in frozen.root.areas):

@@ -24,6 +24,7 @@ from remesh.images.carried import remake_carried
 from remesh.images.format import FileIdentity
 from remesh.images.identity import hash_of
 from remesh.images.kinds import OpenFilePolicy
+from remesh.images.locks import FileLock, take_of_files
 from remesh.images.sockets import fill_sockets, make_sockets
 from remesh.images.stored import StoredTree
 from remesh.images.tree_format import FileKind, OpenFile, PipeState, PollWatch
@@ -112,6 +113,7 @@ class OpenedFiles:
     files: tuple[int, ...]  # a descriptor for each open file
     carried: tuple[int, ...]  # and one for each carried file, readable and writable
     watches: dict[int, list[PollWatch]]  # what epoll instances look at, by the process that asks for it
+    locks: dict[int, list[FileLock]]  # of files, by the process that has them; of 0, those of open files
 
 
 @contextlib.contextmanager
@@ -134,6 +136,7 @@ def opened_files(tree: StoredTree) -> Iterator[OpenedFiles]:
         made = _Made(carried, pipes, [one.fileno() for one, _ in sockets])
         files = tuple(keep(_open(file, made)) for file in tree.state.files)
         fill_sockets(tree.state.sockets, sockets, files)
+        take_of_files(tree.locks, files)
         for end in itertools.chain(*pipes):
             os.close(end)
         for one, _ in sockets:
@@ -141,7 +144,10 @@ def opened_files(tree: StoredTree) -> Iterator[OpenedFiles]:
         watches: dict[int, list[PollWatch]] = defaultdict(list)
         for watch in itertools.chain.from_iterable(file.watches for file in tree.state.files):
             watches[watch.pid].append(watch)
-        yield OpenedFiles(lowest, files, carried, watches)
+        locks: dict[int, list[FileLock]] = defaultdict(list)
+        for lock in tree.locks:
+            locks[lock.pid].append(lock)
+        yield OpenedFiles(lowest, files, carried, watches, locks)
 
 
 def _allow_descriptors(num: int) -> None:

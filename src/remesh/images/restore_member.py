@@ -25,6 +25,7 @@ from typing import Final
 
 from remesh.errors import FormatError, StorageError
 from remesh.images.format import AreaState, FilesState, ProcessState, ThreadState
+from remesh.images.locks import take_of_process
 from remesh.images.machine import check_fits, this_machine
 from remesh.images.namespaces import choose_next_pid
 from remesh.images.open_files import OpenedFiles
@@ -101,6 +102,7 @@ def fill_stub(stub: Stub, image: StoredImage, opened: OpenedFiles) -> list[Trace
     _write_pages(image, leader)
     _set_process(image.process, stub)
     _set_descriptors(image.files, leader, opened)
+    take_of_process(leader, stub.data, opened.locks.get(image.header.pid, ()))
     watch_again(leader, stub.data, opened.watches.get(image.header.pid, ()))
     _set_limits(image.process, leader)
     tracees = [leader, *(_make_thread(leader, thread, stub.scratch) for thread in image.threads.threads[1:])]

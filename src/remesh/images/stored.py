@@ -27,6 +27,7 @@ from remesh.images.format import (
 )
 from remesh.images.identity import hash_of
 from remesh.images.layers import PageRun, visible_runs
+from remesh.images.locks import FileLock, LocksState
 from remesh.images.pages import check_chunks, read_chunks
 from remesh.images.records import from_json, to_json
 from remesh.images.tree_format import TreeState
@@ -60,6 +61,7 @@ class StoredTree:
 
     state: TreeState
     members: tuple[StoredImage, ...]  # of those that live, in the order of the tree: the root first
+    locks: tuple[FileLock, ...]  # of files
 
     @property
     def root(self) -> StoredImage:
@@ -94,7 +96,17 @@ def read_tree(folder: Path) -> StoredTree:
         raise _bad_tree(folder, "two threads have the same id")
     for member in members:
         _check_targets(member, state)
-    return StoredTree(state, tuple(members))
+    return StoredTree(state, tuple(members), _read_locks(folder, root.header, state))
+
+
+def _read_locks(folder: Path, header: Header, state: TreeState) -> tuple[FileLock, ...]:
+    if image_format.LOCKS_FILE not in header.files:
+        return ()
+    locks = _read_record(folder, header, image_format.LOCKS_FILE, LocksState).locks
+    for lock in locks:
+        if lock.file not in range(len(state.files)):
+            raise _bad_tree(folder, f"a lock is of file {lock.file}")
+    return locks
 
 
 def _check_targets(member: StoredImage, state: TreeState) -> None:
@@ -165,7 +177,7 @@ def describe_image(folder: Path) -> dict[str, Any]:
     """
     tree = read_tree(folder)
     members = {str(member.header.pid): _described(member) for member in tree.members[1:]}
-    return {**_described(tree.root), "tree": to_json(tree.state), "members": members}
+    return {**_described(tree.root), "tree": to_json(tree.state), "locks": to_json(tree.locks), "members": members}
 
 
 def _described(image: StoredImage) -> dict[str, Any]:

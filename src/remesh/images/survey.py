@@ -21,6 +21,7 @@ from remesh.images.frozen import Frozen
 from remesh.images.identity import Identities
 from remesh.images.inspection import is_bound_by_the_site, kind_of
 from remesh.images.kinds import ImageRefusal, NotImageable
+from remesh.images.locks import FileLock, LockKind, can_take, locks_of
 from remesh.images.polls import watches_of
 from remesh.images.sockets import describe_socket, inode_of
 from remesh.images.standing import StandingProcess
@@ -49,6 +50,7 @@ class Survey:
     descriptors: dict[int, FilesState] = field(default_factory=dict)  # by process
     carried: dict[_Key, CarriedSource] = field(default_factory=dict)  # in order of their numbers
     written: dict[str, FileIdentity] = field(default_factory=dict)  # files mapped for writing, by path
+    locks: dict[object, FileLock] = field(default_factory=dict)  # by what they are known by
     pipes: dict[str, PipeState] = field(default_factory=dict)  # by the name that the kernel gives, in the same way
     sockets: dict[int, tuple[int, int]] = field(default_factory=dict)  # process and descriptor by inode, likewise
     on_their_way: list[int] = field(default_factory=list)  # descriptors of ours for open files in messages
@@ -117,7 +119,18 @@ def _descriptor_state(survey: Survey, pid: int, descriptor: Descriptor, identiti
     file = survey.number_of_file(pid, descriptor, kind)
     if file is None:
         file = survey.add(pid, descriptor, kind, _open_file(survey, pid, descriptor, kind, identities))
+    _note_locks(survey, pid, descriptor, file)
     return DescriptorState(descriptor.number, file, bool(descriptor.flags & os.O_CLOEXEC))
+
+
+def _note_locks(survey: Survey, pid: int, descriptor: Descriptor, file: int) -> None:
+    inner_pid = next((each.inner_pid for each in survey.processes if each.pid == pid), 0)
+    if is_bound_by_the_site(descriptor.link):
+        return
+    for known_by, lock in locks_of(pid, inner_pid, descriptor, file):
+        if lock.kind is LockKind.PROCESS and not can_take(lock, descriptor):
+            continue  # another descriptor of its file can
+        survey.locks.setdefault(known_by, lock)
 
 
 def _open_file(survey: Survey, pid: int, descriptor: Descriptor, kind: FileKind, identities: Identities) -> OpenFile:
