@@ -13,7 +13,17 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from remesh.images import Command, OpenFilePolicy, Site, Upper, dump_image, freeze, restore_upper, start_upper
+from remesh.images import (
+    INNER_PID,
+    Command,
+    OpenFilePolicy,
+    Site,
+    Upper,
+    dump_image,
+    freeze,
+    restore_upper,
+    start_upper,
+)
 from tests.profiles import so_many
 
 PATIENCE_S = 200.0
@@ -74,11 +84,11 @@ class Stage:
         self.site = Site(*map(str, paths))
         return self.site
 
-    def start(self, program: str, *, leads_session: bool = False) -> Upper:
+    def start(self, program: str, *, leads_session: bool = False, pid: int = INNER_PID) -> Upper:
         """Run the program until it is ready."""
         text = "import os, sys, time, threading\n" + textwrap.dedent(program)
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "2"}
-        command = Command((sys.executable, "-c", text), environment, str(self.work), leads_session)
+        command = Command((sys.executable, "-c", text), environment, str(self.work), leads_session, pid=pid)
         upper = start_upper(command, self.new_site())
         self._uppers.append(upper)
         wait_for(lambda: (self.work / "ready").exists() or upper.poll() is not None, "the program is not ready")

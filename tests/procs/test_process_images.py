@@ -105,6 +105,14 @@ def test_a_numpy_program_with_threads_ends_as_if_nothing_had_happened(stage: Sta
     assert str(INNER_PID) in expected
 
 
+def test_a_program_has_the_process_id_that_its_command_asks_for_and_keeps_it(stage: Stage) -> None:
+    upper = stage.start(f"print(os.getpid(), flush=True)\n{WAIT_FOR_GO}\nprint(os.getpid())", pid=4711)
+    dump_image(upper.pid, stage.folder / "image")
+    (stage.work / "go").touch()
+    assert stage.finish(upper).split() == ["4711", "4711"]
+    assert stage.finish(stage.restore(stage.folder / "image")).strip("\0\n").split()[-1] == "4711"
+
+
 def test_a_process_goes_on_after_its_image_and_the_image_can_be_used_twice(stage: Stage) -> None:
     upper = stage.start(f"x = 5\n{WAIT_FOR_GO}\nprint(x)")
     for number in range(3):

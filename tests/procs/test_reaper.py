@@ -33,9 +33,8 @@ for way in ("exit 0", "exit 7", ends):  # two strangers, and the program
     pids.append(os.fork())
     if pids[-1] == 0:
         os.execv("/bin/sh", ["sh", "-c", way])
-reaper.INNER_PID = pids[-1]
 print(*pids, flush=True)
-reaper.reap_until_the_end(orders, news)
+reaper.reap_until_the_end(orders, news, pids[-1])
 """
 
 

@@ -339,6 +339,7 @@ _PURE_ELSEWHERE = {
     "remesh.mpi.together",
     "remesh.options",
     "remesh.ranks.hosts",
+    "remesh.ranks.process_ids",
     "remesh.ranks.slurm",
     "remesh.retention",
     "remesh.rounds.answers",

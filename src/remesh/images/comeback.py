@@ -38,6 +38,15 @@ class Comeback:
             process = self.tree.root.process
             set_clocks(Clocks(process.monotonic_ns, process.boottime_ns))
 
+    @property
+    def pid(self) -> int:
+        """The process id of the program, in its own pid namespace."""
+        if self.tree is None:
+            from remesh.images.criu import read_criu_image  # noqa: PLC0415  as above
+
+            return read_criu_image(self.folder).pid
+        return self.tree.root.header.pid
+
     def bring_back(self, policy: OpenFilePolicy) -> str:
         """Make the program run on, as a descendant of this process; returns a note for its user, or ""."""
         if self.tree is None:

@@ -23,10 +23,10 @@ from remesh.errors import ConfigError, FormatError
 from remesh.files import flush
 from remesh.images.clocks import Clocks, clocks_of
 from remesh.images.format import CRIU_FILE
-from remesh.images.kinds import ARENA_PATH, CHANNEL_PATH, INNER_PID, SHARED_PATH, STDERR_PATH, STDOUT_PATH
+from remesh.images.kinds import ARENA_PATH, CHANNEL_PATH, SHARED_PATH, STDERR_PATH, STDOUT_PATH
 from remesh.images.records import from_json, to_json
 from remesh.images.store import make_folder
-from remesh.linux.procfs import inner_id, read_areas, seen_from_here
+from remesh.linux.procfs import read_areas, read_status, seen_from_here
 
 _OLDEST: Final = (4, 1)
 _TIMEOUT_S: Final = 20.0
@@ -80,6 +80,7 @@ class CriuImage:
     """``criu.json``: the facts that CRIU's own files do not hold."""
 
     version: str  # of CRIU
+    pid: int  # of the process, in its own pid namespace
     stdout_bytes: int
     stderr_bytes: int
     monotonic_ns: int
@@ -108,7 +109,8 @@ def dump_by_criu(pid: int, directory: Path) -> int:
     """
     doing = f"dumping process {pid} by CRIU"
     criu = _need_criu(doing)
-    if inner_id(pid, pid) != INNER_PID:
+    *outer_pids, inner_pid = read_status(pid)["NSpid"].split()
+    if not outer_pids:
         raise ConfigError(f"{doing}: it was not started as a program that can be imaged (start_upper)")
     areas = read_areas(pid)
     if any(area.path == ARENA_PATH for area in areas):
@@ -124,12 +126,12 @@ def dump_by_criu(pid: int, directory: Path) -> int:
         work = directory.absolute() / _FOLDER
         work.mkdir(mode=0o700)
         enter = ("nsenter", "--target", str(pid), "--mount", "--pid", "--time")
-        action = ("dump", "--tree", str(INNER_PID), "--images-dir", str(work), "--shell-job", "--leave-stopped")
+        action = ("dump", "--tree", inner_pid, "--images-dir", str(work), "--shell-job", "--leave-stopped")
         _run((*enter, criu.path, *action, "--log-file", _LOG), work, doing)
         # The upper half stands still until SIGCONT: what is read here belongs to the image.
         lengths = [os.stat(seen_from_here(pid, path)).st_size for path in (STDOUT_PATH, STDERR_PATH)]
         (directory / _CHANNEL).write_bytes(Path(seen_from_here(pid, CHANNEL_PATH)).read_bytes())
-        beside = CriuImage(criu.version, lengths[0], lengths[1], *clocks_of(pid))
+        beside = CriuImage(criu.version, int(inner_pid), lengths[0], lengths[1], *clocks_of(pid))
         (directory / CRIU_FILE).write_text(json.dumps(to_json(beside)))
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
@@ -153,7 +155,7 @@ def bring_back_by_criu(directory: Path) -> None:
     work = directory.absolute() / _FOLDER
     action = ("restore", "--images-dir", str(work), "--shell-job", "--restore-detached", "--work-dir", str(work))
     _run((criu.path, *action, "--log-file", f"restore-{_LOG}"), work, doing)
-    os.kill(INNER_PID, signal.SIGCONT)
+    os.kill(image.pid, signal.SIGCONT)
 
 
 def _need_criu(doing: str) -> Criu:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from remesh.errors import ConfigError, Error, FormatError, StorageError
 from remesh.images import namespaces
-from remesh.images.kinds import INNER_PID, STDERR_PATH, STDOUT_PATH, OpenFilePolicy, Site
+from remesh.images.kinds import STDERR_PATH, STDOUT_PATH, OpenFilePolicy, Site
 from remesh.images.reaper import reap_until_the_end, tell
 
 if TYPE_CHECKING:
@@ -99,17 +99,19 @@ def _be_init(order: dict[str, Any], image: Comeback | None, orders: int, news: i
     namespaces.mount_room(Site(**order["site"]))
     note = ""
     if image is not None:
+        program = image.pid
         note = image.bring_back(OpenFilePolicy(order["open_files"]))
     else:
+        program = order["pid"]
         _start_program(order)
-    tell(news, {"event": "running", "note": note})
-    reap_until_the_end(orders, news)
+    tell(news, {"event": "running", "program": program, "note": note})
+    reap_until_the_end(orders, news, program)
 
 
 def _start_program(order: dict[str, Any]) -> None:
     """Fork and execute the program; raises what went wrong in the child before it became the program."""
     report_out, report_in = os.pipe2(os.O_CLOEXEC)
-    namespaces.choose_next_pid(INNER_PID)
+    namespaces.choose_next_pid(order["pid"])
     pid = os.fork()
     if pid == 0:
         try:
@@ -129,8 +131,8 @@ def _start_program(order: dict[str, Any]) -> None:
         raise ConfigError(
             f"{failure.decode(errors='replace')}; see the paths of the program, its input file and its folder"
         )
-    if pid != INNER_PID:
-        raise RuntimeError(f"starting {order['argv'][0]}: it got process id {pid}, expected {INNER_PID}")
+    if pid != order["pid"]:
+        raise RuntimeError(f"starting {order['argv'][0]}: it got process id {pid}, expected {order['pid']}")
 
 
 def _become_clean(input_file: str) -> None:

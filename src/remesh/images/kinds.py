@@ -21,7 +21,7 @@ The one that takes images of all of them sees to the bytes of those files; an im
 STDOUT_PATH: Final = f"{ROOM_PATH}/stdout"
 STDERR_PATH: Final = f"{ROOM_PATH}/stderr"
 INNER_PID: Final = 1000
-"""The process id that every upper half has inside its own pid namespace. Id 1 has signal rules of its own."""
+"""The process id that an upper half has inside its own pid namespace, unless its command asks for another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,7 @@ class Command:
     leads_session: bool = False  # a session of its own, which CRIU wants; else it is in its starter's
     input_file: str = "/dev/null"  # its stdin, opened for reading
     input_position: int = 0  # from where on it reads that
+    pid: int = INNER_PID  # its process id in its own pid namespace; not 1, which has signal rules of its own
 
     def __post_init__(self) -> None:
         if not self.argv:

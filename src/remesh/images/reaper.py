@@ -14,25 +14,25 @@ import signal
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from remesh.images.kinds import INNER_PID
-
 REAPER: Final = Path(__file__).parent / "built" / "remesh-init"
 
 
-def reap_until_the_end(orders: int, news: int) -> NoReturn:
+def reap_until_the_end(orders: int, news: int, program: int) -> NoReturn:
     """Reap all that end; after the program, tell its status and end: the kernel ends all that is left here.
+
+    ``program`` is its process id.
 
     Nobody is reaped before a byte comes by ``orders``: a program that ended at once can be found by its id until then.
     """
     if REAPER.exists():
         os.set_inheritable(orders, True)
         os.set_inheritable(news, True)
-        os.execv(REAPER, [REAPER.name, str(orders), str(news), str(INNER_PID)])
+        os.execv(REAPER, [REAPER.name, str(orders), str(news), str(program)])
     wakeup_out, wakeup_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(wakeup_in, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, _ignore)
     if os.read(orders, 1):
-        _reap(orders, news, wakeup_out)
+        _reap(orders, news, wakeup_out, program)
     os._exit(0)
 
 
@@ -40,11 +40,11 @@ def _ignore(_number: int, _frame: object) -> None:
     """Do nothing: the signal wakes `select` by way of the wakeup descriptor."""
 
 
-def _reap(orders: int, news: int, wakeup: int) -> None:
+def _reap(orders: int, news: int, wakeup: int, program: int) -> None:
     while True:
         while (ended := _reap_one())[0]:
             pid, status = ended
-            if pid == INNER_PID:
+            if pid == program:
                 tell(news, {"event": "ended", "status": os.waitstatus_to_exitcode(status)})
                 return
         readable, _, _ = select.select([orders, wakeup], [], [])

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from remesh.errors import ConfigError, FormatError, StorageError
 from remesh.images.held import bury
-from remesh.images.kinds import INNER_PID, ROOM_PATH, Command, OpenFilePolicy, Site
+from remesh.images.kinds import ROOM_PATH, Command, OpenFilePolicy, Site
 from remesh.images.platforms import check_platform
 from remesh.images.starter import Starter
 from remesh.linux import procfs
@@ -88,7 +88,7 @@ class Upper:
 
 
 def start_upper(command: Command, site: Site, *, starter: Starter | None = None, timeout_s: float = 60.0) -> Upper:
-    """Start a program in namespaces of its own, with process id `INNER_PID` inside.
+    """Start a program in namespaces of its own, with the process id of its command inside.
 
     ``starter`` is taken for good; without one an interpreter is started.
 
@@ -103,6 +103,7 @@ def start_upper(command: Command, site: Site, *, starter: Starter | None = None,
         "leads_session": command.leads_session,
         "input_file": command.input_file,
         "input_position": command.input_position,
+        "pid": command.pid,
     }
     return _start(order, site, starter, f"starting {command.argv[0]} as an upper half", timeout_s)
 
@@ -146,7 +147,7 @@ def _start(order: dict[str, Any], site: Site, starter: Starter | None, doing: st
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     starter = starter or Starter.spawn()
     orders, news = starter.orders, starter.news
-    init_pid, is_running, note = 0, False, ""
+    init_pid, program, note = 0, 0, ""
     lines = _lines(news, timeout_s)
     try:
         _send(orders, order, doing)
@@ -155,11 +156,11 @@ def _start(order: dict[str, Any], site: Site, starter: Starter | None, doing: st
             if line["event"] == "init":
                 init_pid = int(line["pid"])
             if line["event"] == "running":
-                is_running, note = True, str(line["note"])
+                program, note = int(line["program"]), str(line["note"])
             # Two processes write into one pipe: either may come first.
-            if init_pid and is_running:
+            if init_pid and program:
                 os.waitpid(starter.pid, 0)
-                upper = Upper(init_pid, _find_upper(init_pid), orders, news)
+                upper = Upper(init_pid, _find_upper(init_pid, program), orders, news)
                 upper.note = note
                 os.write(orders, b"!")
                 return upper
@@ -211,10 +212,10 @@ def _raise_failure(line: dict[str, Any], doing: str) -> None:
     raise ConfigError(message if message.startswith(doing) else f"{doing}: {message}")
 
 
-def _find_upper(init_pid: int) -> int:
-    """Find the id, as this process sees it, of the child of init whose inner id is `INNER_PID`."""
+def _find_upper(init_pid: int, program: int) -> int:
+    """Find the id, as this process sees it, of the child of init whose inner id is ``program``."""
     for pid in procfs.children_of(init_pid):
-        if procfs.inner_id(pid, pid) == INNER_PID:
+        if procfs.inner_id(pid, pid) == program:
             return pid
     raise ConfigError(
         f"starting an upper half: it ended before it could be attached to (its init is process {init_pid})"

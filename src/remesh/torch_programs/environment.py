@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 from typing import Final
 
+from remesh.comm.token import Token
 from remesh.images.kinds import Command
 from remesh.ranks.hosts import RankSeat
+from remesh.ranks.process_ids import find_process_id
 from remesh.rounds.job_folder import JobSpec
 
 _MODULE = "remesh.torch_programs.program"
@@ -14,9 +16,11 @@ _DEFAULTS: Final = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "TORCHEL
 """Defaults that a user may change. torch's own store would be at that address; none is, and nothing connects to it."""
 
 
-def program_command(spec: JobSpec, seat: RankSeat) -> Command:
-    """How the program of a rank is started."""
-    return Command((sys.executable, "-m", _MODULE, *spec.argv), program_environment(spec, seat), spec.folder)
+def program_command(spec: JobSpec, seat: RankSeat, token: Token) -> Command:
+    """How the program of a rank is started; ``token`` is the job's."""
+    argv = (sys.executable, "-m", _MODULE, *spec.argv)
+    pid = find_process_id(seat.rank, spec.num_ranks, token)
+    return Command(argv, program_environment(spec, seat), spec.folder, pid=pid)
 
 
 def program_environment(spec: JobSpec, seat: RankSeat) -> dict[str, str]:

@@ -127,7 +127,7 @@ class Keeper:
         self._give_notice("", ())
         spec = self._folder.read_spec()
         self._listen()
-        command = program_command(spec, self._surround.seat)
+        command = program_command(spec, self._surround.seat, self._folder.read_token())
         self._upper = start_upper(command, self._site(), starter=self._surround.starter, timeout_s=300)
         start_hashing_ahead(self._upper.pid)
 

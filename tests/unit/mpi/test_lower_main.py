@@ -34,3 +34,8 @@ def test_a_rank_without_a_leader_leaves_without_finalising(
     with pytest.raises(SystemExit, match="at once with 1"):
         lower.main([str(folder.path), "127.0.0.1:1"])
     assert "nobody answers" in capfd.readouterr().err
+
+
+def test_ranks_have_process_ids_of_their_own_which_programs_name_files_by_and_draw_from(tmp_path: Path) -> None:
+    folder = JobFolder.create(tmp_path / "job", JobSpec(("/bin/true",), 3, "/", {}))
+    assert len({lower._command(folder, rank).pid for rank in range(3)}) == 3

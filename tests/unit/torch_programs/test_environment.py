@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from remesh.comm.token import Token
 from remesh.ranks.hosts import parse_hosts, seat_ranks
 from remesh.rounds.job_folder import JobSpec
 from remesh.torch_programs.environment import program_command, program_environment
 
 _SEATS = seat_ranks(parse_hosts("a:1,b:1,c:2", 4))
+_TOKEN = Token("", b"0123456789abcdef")
 
 
 def test_a_program_finds_what_torchrun_would_have_put_there() -> None:
@@ -16,7 +18,12 @@ def test_a_program_finds_what_torchrun_would_have_put_there() -> None:
     assert (found["RANK"], found["LOCAL_RANK"], found["WORLD_SIZE"], found["OMP_NUM_THREADS"]) == ("3", "1", "4", "1")
     assert (found["LOCAL_WORLD_SIZE"], found["GROUP_RANK"], found["GROUP_WORLD_SIZE"]) == ("2", "2", "3")
     assert (found["MASTER_ADDR"], found["TORCHELASTIC_RUN_ID"]) == ("127.0.0.1", "none")
-    assert program_command(spec, _SEATS[3]).argv[-3:] == ("train.py", "--lr", "1")
+    assert program_command(spec, _SEATS[3], _TOKEN).argv[-3:] == ("train.py", "--lr", "1")
+
+
+def test_ranks_have_process_ids_of_their_own_which_programs_name_files_by_and_draw_from() -> None:
+    spec = JobSpec(("train.py",), 4, "/work", {}, kind="torch")
+    assert len({program_command(spec, seat, _TOKEN).pid for seat in _SEATS}) == 4
 
 
 def test_what_the_user_chose_for_openmp_stays() -> None:

@@ -46,9 +46,10 @@ from remesh.mpi.together import sharing_ranks
 from remesh.ranks.host_room import HostRoom, name_stay
 from remesh.ranks.imaging import IMAGE
 from remesh.ranks.outputs import open_outputs
+from remesh.ranks.process_ids import find_process_id
 from remesh.ranks.room import make_room
 from remesh.rounds.control import Control
-from remesh.rounds.job_folder import Checkpoint, JobFolder, JobSpec, rank_name
+from remesh.rounds.job_folder import Checkpoint, JobFolder, rank_name
 
 _POLL_S = 0.001
 _TURN_S: Final = 0.0005
@@ -166,7 +167,7 @@ def _put_together(
     spinning = folder.read_spec().environment.get(SPIN_VARIABLE) == "1"
     if order.checkpoint is None:
         half = MpiLowerHalf(mpi, channel, arena, spinning=spinning)
-        upper = start_upper(_command(folder.read_spec(), rank), site, starter=starter)
+        upper = start_upper(_command(folder, rank), site, starter=starter)
     else:
         chosen = folder.checkpoint(order.checkpoint)
         report = chosen.manifest["ranks"][rank_name(rank)]
@@ -220,14 +221,16 @@ def _wait_for_all(mpi: Any) -> None:
         time.sleep(_POLL_S)
 
 
-def _command(spec: JobSpec, rank: int) -> Command:
+def _command(folder: JobFolder, rank: int) -> Command:
+    spec = folder.read_spec()
     environment = program_environment(spec.environment) | rank_variables(rank, spec.num_ranks)
     found = shutil.which(spec.argv[0], path=environment.get("PATH"))
     environment = library_environment(None if found is None else Path(found), environment)
     environment.setdefault(
         "GLIBC_TUNABLES", ":".join(f"glibc.malloc.{name}={value}" for name, value in _MALLOC.items())
     )
-    command = Command(spec.argv, environment, spec.folder)
+    pid = find_process_id(rank, spec.num_ranks, folder.read_token())
+    command = Command(spec.argv, environment, spec.folder, pid=pid)
     if rank or not spec.input_file:
         return command
     return replace(command, input_file=spec.input_file, input_position=spec.input_position)
