@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any, Final
 
 import torch
-from torch.distributed import Backend, BackendConfig, ProcessGroup, Store
+from torch.distributed import Backend, BackendConfig, PrefixStore, ProcessGroup, Store
 
 from remesh.comm.gloo_sockets import descriptors_of_loops
 from remesh.comm.nccl_settings import let_groups_be_aborted, settings_here, why_it_would_end
@@ -27,6 +27,8 @@ _CARRIED: Final = {"gloo": ("ProcessGroupGloo", "GLOO", "cpu"), "nccl": ("Proces
 """For each backend, by torch's name: the constructor, the kind, the device."""
 _NOTHING_REAL: Final = "fake"
 """A backend that sends nothing."""
+_MADE_PREFIX: Final = "made/"
+"""The prefix of what real groups tell each other when the program makes a group, within the store of that."""
 PROGRAM_PREFIX: Final = "program/"
 """The prefix of the program's keys in the job's store."""
 
@@ -139,7 +141,9 @@ class Backends:
             raise self._other_place(rank, size)
         key = self.groups.key_of(f"{self._num_worlds}/{making.name}")
         self.groups.members[key] = making.members
-        group = CarriedGroup(self._gate, GroupPlace(key, making.members, rank), recipe, store)
+        # The store outlasts the program's groups: under their names stand addresses of those that it has destroyed.
+        fresh = PrefixStore(f"{_MADE_PREFIX}{key}", store)
+        group = CarriedGroup(self._gate, GroupPlace(key, making.members, rank), recipe, fresh)
         self.groups.all.append(group)
         return group
 

@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import Any, cast
 
 import pytest
-from torch.distributed import DebugLevel
+from torch.distributed import DebugLevel, HashStore, Store
 
 from remesh.errors import ConfigError
 from remesh.torch_programs.backends import Backends
@@ -38,6 +38,26 @@ def test_it_is_no_other_name_of_the_last_group_that_torch_made(backends: Backend
     with pytest.raises(ConfigError, match="making a gloo group by its constructor"):
         c10d.ProcessGroupGloo(None, 0, 1)
     assert backends.groups.all == []
+
+
+def test_a_group_finds_no_address_of_an_earlier_one_of_its_name(backends: Backends) -> None:
+    """torch begins to count again once all groups are destroyed, and the store is that of the job."""
+    found = []
+
+    def connect(store: Store, rank: int, size: int) -> None:
+        found.append(store.check(["0"]))
+        store.set("0", "the address of rank 0")
+        raise RuntimeError("nobody is there")
+
+    module: Any = ModuleType("c10d")
+    module.ProcessGroupGloo = connect
+    store = HashStore()
+    backends.install(module)
+    make = lambda *_: module.ProcessGroupGloo(store, 0, 1)  # noqa: E731
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="nobody is there"):
+            backends.make_by(make, 1, 0, [], "gloo", store, "pg")
+    assert found == [False, False]
 
 
 @pytest.mark.parametrize(("rank", "size"), [(1, 2), (0, 1)])
