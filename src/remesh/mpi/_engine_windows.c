@@ -25,15 +25,21 @@ typedef struct {
 
 /* ---- the target ---- */
 
-/* Whether a run lies within one region of a window. */
-static int region_holds(PyObject *regions, uint64_t base, int64_t offset, int64_t num_bytes) {
-    PyObject *start, *size;
-    Py_ssize_t position = 0;
+/* Whether a run lies within regions of a window, one behind the other: a program may attach its memory in parts. */
+static int regions_hold(PyObject *regions, uint64_t base, int64_t offset, int64_t num_bytes) {
     /* Nothing that another rank says may overflow. */
     __int128 begin = (__int128)base + offset, end = begin + num_bytes;
-    while (PyDict_Next(regions, &position, &start, &size)) {
-        __int128 low = PyLong_AsUnsignedLongLong(start), high = low + PyLong_AsLongLong(size);
-        if (low <= begin && end <= high) return 1;
+    for (int has_found = 1; has_found;) {
+        PyObject *start, *size;
+        Py_ssize_t position = 0;
+        has_found = 0;
+        while (PyDict_Next(regions, &position, &start, &size)) {
+            __int128 low = PyLong_AsUnsignedLongLong(start), high = low + PyLong_AsLongLong(size);
+            if (low <= begin && end <= high) return 1;
+            if (low > begin || begin >= high) continue;
+            begin = high;
+            has_found = 1;
+        }
     }
     return 0;
 }
@@ -48,7 +54,7 @@ static int find_place(Engine *e, const Access *access, uint64_t *base) {
     if (!error) *base = PyLong_AsUnsignedLongLong(value);
     for (int i = 0; !error && i < access->num_runs; i++) {
         const Run *run = &access->runs[i];
-        if (!region_holds(regions, *base, run->offset, run->num_bytes)) error = e->err_rma_range;
+        if (!regions_hold(regions, *base, run->offset, run->num_bytes)) error = e->err_rma_range;
     }
     Py_XDECREF(value);
     Py_XDECREF(regions);
@@ -74,7 +80,7 @@ static int move_runs(Engine *e, const Access *access, uint64_t base, char *here,
     return 0;
 }
 
-/* Whether the first of two values is smaller (-1) or larger (1); `letter` as in Python's struct. */
+/* Whether the first of two values is smaller (-1) or larger (1); `letter` as in PAIR_FORMATS. */
 static int compare_values(char letter, const char *one, const char *other) {
     if (letter == 'f' || letter == 'd') {
         double values[2];
@@ -82,6 +88,11 @@ static int compare_values(char letter, const char *one, const char *other) {
         memcpy(&floats[0], one, sizeof *floats), memcpy(&floats[1], other, sizeof *floats);
         values[0] = floats[0], values[1] = floats[1];
         if (letter == 'd') memcpy(&values[0], one, sizeof *values), memcpy(&values[1], other, sizeof *values);
+        return (values[0] > values[1]) - (values[0] < values[1]);
+    }
+    if (letter == 'g') {
+        long double values[2];
+        memcpy(&values[0], one, sizeof *values), memcpy(&values[1], other, sizeof *values);
         return (values[0] > values[1]) - (values[0] < values[1]);
     }
     int64_t values[2];
@@ -100,7 +111,7 @@ static int compare_values(char letter, const char *one, const char *other) {
  */
 static int fold_pairs(Engine *e, const Access *access, char *new) {
     char letter = e->pair[access->type];
-    size_t width = letter == 'h' ? 2 : letter == 'q' || letter == 'd' ? 8 : 4, whole = width + 4;
+    size_t width = letter == 'h' ? 2 : letter == 'q' || letter == 'd' ? 8 : letter == 'g' ? 16 : 4, whole = width + 4;
     if ((access->op != OP_MINLOC && access->op != OP_MAXLOC) || access->num_bytes % (int64_t)whole) return e->err_other;
     for (size_t at = 0; at < (size_t)access->num_bytes; at += whole) {
         const char *data = access->data + at;

@@ -134,8 +134,9 @@ PAIR_FORMATS: Final = {
     "LONG_INT": "=qi",
     "FLOAT_INT": "=fi",
     "DOUBLE_INT": "=di",
+    "LONG_DOUBLE_INT": "=gi",
 }
-"""Values with an index as they travel, without the gaps that they have in memory."""
+"""Values with an index as they travel, without the gaps that they have in memory; ``g`` is a C long double."""
 ACCESS_OPS: Final = (*REAL_OPS, "REPLACE", "NO_OP", "COMPARE_AND_SWAP")
 """Field ``op`` of ``access``: index of the operation on the target's memory."""
 RUN: Final = struct.Struct("<qq")

@@ -114,7 +114,7 @@ static int map_everywhere(Comm *comm, int64_t num_bytes, char **at) {
 static int64_t place_parts(const int64_t *sizes, int count, bool is_apart, int64_t *starts) {
     int64_t end = 0;
     for (int rank = 0; rank < count; rank++) {
-        starts[rank] = end;
+        starts[rank] = is_apart && !sizes[rank] ? NOWHERE : end;
         end += is_apart ? (sizes[rank] + PAGE - 1) / PAGE * PAGE : sizes[rank];
     }
     return end ? end : 1;

@@ -8,8 +8,15 @@
 typedef struct {
     char *at;
     int64_t num_bytes;
-    int64_t *starts; /* by rank */
+    int64_t *starts; /* by rank; NOWHERE: nothing, on no page of its own */
 } SharedMemory;
+
+enum { NOWHERE = -1 };
+
+/* Where a rank's part begins; NULL: nowhere. */
+static inline char *part_of(const SharedMemory *memory, int rank) {
+    return memory->starts[rank] == NOWHERE ? NULL : memory->at + memory->starts[rank];
+}
 
 /* Of each member, a number that those have in common who can share memory. All members call. */
 INTERNAL int gather_hosts(Comm *comm, uint64_t *hosts);

@@ -54,6 +54,6 @@ int do_Win_shared_query(Win *win, int rank, MPI_Aint *size, MPI_Count *disp_unit
     bool is_here = win->shared || wanted == win->comm->rank;
     *size = is_here ? win->sizes[wanted] : 0;
     *disp_unit = win->units[wanted];
-    *(void **)baseptr = !is_here ? NULL : win->shared ? win->shared->at + win->shared->starts[wanted] : win->base;
+    *(void **)baseptr = !is_here ? NULL : win->shared ? part_of(win->shared, wanted) : win->base;
     return MPI_SUCCESS;
 }

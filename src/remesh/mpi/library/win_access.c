@@ -66,6 +66,17 @@ typedef struct {
     int op, type, unit;
 } Verb;
 
+/* Logical values of Fortran are integers of their size, of which 0 is false. */
+static Basic foldable(Basic basic) {
+    switch (basic) {
+    case BASIC_LOGICAL1: return BASIC_INT8;
+    case BASIC_LOGICAL2: return BASIC_INT16;
+    case BASIC_LOGICAL4: return BASIC_INT32;
+    case BASIC_LOGICAL8: return BASIC_INT64;
+    default: return basic;
+    }
+}
+
 static int find_verb(const Op *op, const Elements *there, Verb *verb) {
     const BasicRow *row = basic_of(there->type->basic);
     *verb = (Verb){OP_NO_OP, 0, row->size};
@@ -76,7 +87,7 @@ static int find_verb(const Op *op, const Elements *there, Verb *verb) {
     if (op->number == OP_REPLACE || op->number == OP_NO_OP) return MPI_SUCCESS;
     TRY(check_op(op, there->type));
     bool is_logical = op->number >= OP_LAND && op->number <= OP_LXOR;
-    verb->type = real_type(there->type);
+    verb->type = basic_of(foldable(there->type->basic))->real_type;
     if (verb->type < 0 || (is_logical && row->kind == OF_REALS))
         return fail(MPI_ERR_OP, "the operation is not carried for %s on windows", there->type->name);
     return MPI_SUCCESS;

@@ -169,7 +169,7 @@ int do_Win_allocate_shared(MPI_Aint size, MPI_Count disp_unit, Info *info, Comm 
         free_handle(own);
         return error;
     }
-    Share share = {shared->at + shared->starts[own->rank], size, (MPI_Aint)disp_unit, false};
+    Share share = {part_of(shared, own->rank), size, (MPI_Aint)disp_unit, false};
     Win *made = new_window(own, MPI_WIN_FLAVOR_SHARED);
     made->shared = shared;
     error = begin_window(made, share, info);

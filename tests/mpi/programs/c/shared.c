@@ -100,6 +100,17 @@ static void new_window(MPI_Comm comm, MPI_Info apart) {
     MPI_Win_free(&win);
 }
 
+/* Parts of nothing on pages of their own are nowhere. */
+static void give_nothing(MPI_Comm comm, MPI_Info apart) {
+    MPI_Win win;
+    long *base;
+    MPI_Win_allocate_shared(rank % 2 ? 0 : (MPI_Aint)sizeof(long), sizeof(long), apart, comm, &base, &win);
+    for (int of = 0; of < size; of++)
+        expect(part_of(win, of, of % 2 ? 0 : (MPI_Aint)sizeof(long)) == NULL, of % 2, "a part of nothing");
+    expect(base == NULL, rank % 2, "own part of nothing");
+    MPI_Win_free(&win);
+}
+
 int main(int argc, char **argv) {
     int rounds = argc > 1 ? atoi(argv[1]) : 1, pause_us = argc > 2 ? atoi(argv[2]) : 0, world;
     MPI_Init(&argc, &argv);
@@ -121,6 +132,7 @@ int main(int argc, char **argv) {
     for (int of = 1; of < size; of++)
         expect(part_of(win, of, (MPI_Aint)sizeof(long) * COUNT) - first, NUM_WORDS + (long)of * COUNT, "in one piece");
     expect(part_of(win, rank, num_bytes) - base, 0, "own part");
+    give_nothing(comm, apart);
     for (; round_number < rounds; round_number++) {
         if (rank == 0 && round_number == rounds - 1) wait_at_gate();
         store_and_load(win, comm, first);

@@ -327,7 +327,10 @@ static void change(const Access *access, char *bytes, int64_t num_bytes) {
         return;
     }
     int basic = BASIC_BYTE;
-    while (basic < NUM_BASICS && basic_of((Basic)basic)->real_type != access->type) basic++;
+    /* Several have the same, and not all are folded. */
+    while (basic < NUM_BASICS &&
+           (basic_of((Basic)basic)->real_type != access->type || !fold_of(access->op, (Basic)basic)))
+        basic++;
     fold_of(access->op, (Basic)basic)(data, bytes, num_bytes / access->unit);
 }
 

@@ -1,5 +1,5 @@
-/* What a program may not do: `refusals KIND` prints `answer` if each such call gives the class that MPI names, to the
- * error handler of the object that the call is about.
+/* What a program may do, and what not: `refusals KIND` prints `answer` if each call that MPI forbids gives the class that
+ * it names, to the error handler of the object that the call is about.
  */
 #include <mpi.h>
 #include <stdio.h>
@@ -155,12 +155,42 @@ static void types(void) {
     MPI_Type_free(&derived);
 }
 
+/* ---- accumulate: values that the real MPI does not fold ---- */
+
+typedef struct {
+    long double value;
+    int index;
+} Pair;
+
+static void values(void) {
+    Pair pairs[3] = {{1, 1}, {2, 2}, {3, 3}}, more[3] = {{2, 7}, {2, 1}, {2, 0}};
+    MPI_Win win;
+    MPI_Win_create(pairs, sizeof pairs, sizeof(Pair), MPI_INFO_NULL, MPI_COMM_WORLD, &win);
+    MPI_Win_fence(0, win);
+    MPI_Accumulate(more, 3, MPI_LONG_DOUBLE_INT, 0, 0, 3, MPI_LONG_DOUBLE_INT, MPI_MAXLOC, win);
+    MPI_Win_fence(0, win);
+    check(pairs[0].value == 2 && pairs[0].index == 7, "a larger value comes with its index");
+    check(pairs[1].value == 2 && pairs[1].index == 1, "of equal values the smaller index stays");
+    check(pairs[2].value == 3 && pairs[2].index == 3, "a smaller value does not come");
+    MPI_Win_free(&win);
+
+    MPI_Datatype logical = MPI_Type_f2c(MPI_Type_c2f(MPI_LOGICAL));
+    int flags[4] = {0, 0, 1, 1}, others[4] = {0, 1, 0, 1};
+    MPI_Win_create(flags, sizeof flags, sizeof(int), MPI_INFO_NULL, MPI_COMM_WORLD, &win);
+    MPI_Win_fence(0, win);
+    MPI_Accumulate(others, 4, logical, 0, 0, 4, logical, MPI_LXOR, win);
+    MPI_Win_fence(0, win);
+    check(!flags[0] && flags[1] && flags[2] && !flags[3], "logical values of Fortran");
+    MPI_Win_free(&win);
+}
+
 int main(int argc, char **argv) {
     MPI_Init(&argc, &argv);
     const char *kind = argv[1];
     if (!strcmp(kind, "files")) files();
     else if (!strcmp(kind, "messages")) messages();
     else if (!strcmp(kind, "epochs")) epochs();
+    else if (!strcmp(kind, "values")) values();
     else types();
     MPI_Finalize();
     puts("answer");
