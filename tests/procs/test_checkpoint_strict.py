@@ -54,11 +54,15 @@ def load_unfit(directory: Path, strict: str) -> Answer:
     if dist.get_rank() == CULPRIT:
         request["layers"][1]["extra"] = ShardedTensor.from_rank_offsets("novel", torch.zeros(2))
         request["mlp"]["more"] = {"deep": halves("gone")}
-    logging.getLogger("remesh").setLevel(logging.ERROR)
+    logger = logging.getLogger("remesh")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
     try:
         found: Any = dist_checkpointing.load(request, directory, strict=strict)
     except Exception as error:
         return type(error).__name__, str(error), frozenset(), frozenset(), ()
+    finally:
+        logger.setLevel(level)
     missing: set[str] = set()
     unexpected: set[str] = set()
     if strict.startswith("return"):

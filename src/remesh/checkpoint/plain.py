@@ -30,6 +30,7 @@ from remesh.checkpoint.formats.fetch import read_objects
 from remesh.checkpoint.formats.torch_format import check_files
 from remesh.checkpoint.plan.step_names import step_of
 from remesh.checkpoint.plan.writes import HeldBoxes, choose_writers
+from remesh.checkpoint.run.common_data import Common, join_common
 from remesh.checkpoint.run.read_apart import ReadApart
 from remesh.checkpoint.run.reader import (
     Fill,
@@ -75,7 +76,7 @@ from remesh.checkpoint.values.nests import (
 )
 from remesh.collector import collector_at_rest
 from remesh.comm.agreement import Agreed, Agreement, Agreements, check_alike
-from remesh.comm.gather import Group, group_rank
+from remesh.comm.gather import Group, group_rank, group_size
 from remesh.errors import ConfigError
 from remesh.layout import Box, Shard, check_places, row_major_strides
 from remesh.layout.from_torch import Piece, piece_of
@@ -114,35 +115,39 @@ def entities_of(state: Mapping[str, Any], *, group: Group = None) -> ShardedStat
     Called by every rank of the group, like `save`; the checkpoint is the same, and `load` reads it. Ranks share the
     writing already, so do not wrap the strategy for that: the wrapper would find no values on ranks that write none.
     """
-    agreement = _agree_on_writers(lambda: _tensors_of(state), _ENTITY_PLANS, group, "describing a state")
+    agreement, common = _agree_on_writers(lambda: _tensors_of(state), _ENTITY_PLANS, group, "describing a state")
     _ENTITY_PLANS.remember(agreement)
-    common = _common_of(agreement.value.state)
-    if _TENSORS in common:
+    if _TENSORS in common.values:
         raise CheckpointMismatchError(
             f"describing a state: it has the key {_TENSORS!r}, which Remesh uses itself; rename that key"
         )
     entities = agreement.value.entities(agreement.agreed.kept["is_mine"])
-    return {**common, _TENSORS: entities} if entities else common
+    return {**common.values, _TENSORS: entities} if entities else common.values
 
 
 def _agree_on_writers(
     take_apart: Callable[[], _Tensors], plans: Agreements, group: Group, doing: str, *, background: bool = False
-) -> Agreement[_Tensors]:
-    """The tensors of the state, and what all ranks agree on; under ``is_mine`` which boxes this rank writes."""
+) -> tuple[Agreement[_Tensors], Common]:
+    """The tensors of the state, and what all ranks agree on; under ``is_mine`` which boxes this rank writes.
+
+    With them the common data, on the first rank that of all.
+    """
     options = {"background": background}
-    agreement = plans.agree(
-        take_apart,
-        group,
-        doing,
-        tell=lambda tensors: (tensors.boxes().parts(), options),
-        translate=as_checkpoint_error,
-        about="writers",
-    )
-    check_alike(agreement.beside, options.__getitem__, group, doing)
+    mine = Common({})
+
+    def tell(tensors: _Tensors) -> tuple[list[Any], list[Any]]:
+        nonlocal mine
+        values = _common_of(tensors.state)
+        mine = Common(values) if group_size(group) == 1 else Common.of(values)
+        return tensors.boxes().parts(), [options, mine.digest]
+
+    agreement = plans.agree(take_apart, group, doing, tell=tell, translate=as_checkpoint_error, about="writers")
+    check_alike([told for told, _ in agreement.beside], options.__getitem__, group, doing)
     if agreement.told is not None:
         held = [HeldBoxes.from_parts(parts) for parts in agreement.told]
         agreement.agreed.kept["is_mine"] = choose_writers(held, group_rank(group))
-    return agreement
+    digests = [digest for _, digest in agreement.beside]
+    return agreement, mine if len(set(digests)) == 1 else join_common(mine, digests, group, doing)
 
 
 def _save(state: Mapping[str, Any], path: Directory, group: Group, background: bool) -> Future[Location]:
@@ -154,13 +159,13 @@ def _save(state: Mapping[str, Any], path: Directory, group: Group, background: b
             check_option(doing, "background", background, bool)  # type: ignore[unreachable]  # not all check types
         return _tensors_of(state)
 
-    agreement = _agree_on_writers(take_apart, _PLANS, group, doing, background=background)
+    agreement, common = _agree_on_writers(take_apart, _PLANS, group, doing, background=background)
     directory, tensors = location_of(path), agreement.value
     agreed, is_new = agreement.agreed, agreement.told is not None
     entities = tensors.entities(agreed.kept["is_mine"]) if is_new else []
 
     turn = begin_save(
-        lambda: RankState(entities, _common_of(tensors.state)),
+        lambda: RankState(entities, common.values, blob=common.blob),
         directory,
         _PLANS,
         group,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -140,6 +142,36 @@ def test_diff_compares_tensors_and_arrays_by_value() -> None:
     only_left, only_right, mismatch = diff(left, {"t": torch.zeros(2), "l": [1], "n": "1", "new": 0})
     assert (only_left, only_right) == ([("l", 1)], [("new",)])
     assert mismatch == [(("t",), torch.Tensor, torch.Tensor), (("n",), int, str)]
+
+
+class _Incomparable:
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("not comparable")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+_PAIRS: list[tuple[Any, Any, bool]] = [
+    ((1, np.arange(3)), (1, np.arange(3)), True),
+    ((1, np.arange(3)), (1, np.arange(3) + 1), False),
+    ((1, np.arange(3)), (1, np.arange(4)), False),
+    (np.ones(3), np.ones((1, 3)), False),
+    (np.ones(3), np.ones(3, np.float32), False),
+    (np.array([np.nan]), np.array([np.nan]), True),
+    (np.array(["a"]), np.array(["b"]), False),
+    ((torch.ones(2), {"a": [torch.ones(3)]}), (torch.ones(2), {"a": [torch.ones(3)]}), True),
+    ((torch.ones(2), {"a": [torch.ones(3)]}), (torch.ones(2), {"a": [torch.zeros(3)]}), False),
+    (SimpleNamespace(a=np.ones(2)), SimpleNamespace(a=np.ones(2)), True),
+    (SimpleNamespace(a=np.ones(2)), SimpleNamespace(a=np.zeros(2)), False),
+    (float("nan"), float("nan"), True),
+    (1, True, False),
+    (_Incomparable(), _Incomparable(), False),
+]
+
+
+@pytest.mark.parametrize(("left", "right", "is_equal"), _PAIRS)
+def test_leaves_of_every_kind_are_compared(left: Any, right: Any, is_equal: bool) -> None:
+    assert diff({"x": left}, {"x": right}) == ([], [], [] if is_equal else [(("x",), type(left), type(right))])
 
 
 def test_merge_adds_and_refuses_duplicates() -> None:

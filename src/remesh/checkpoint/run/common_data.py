@@ -1,23 +1,126 @@
-"""Is the common data the same on all ranks? It should be; rank 0's is written whatever the others have.
+"""Is the common data the same on all ranks? It should be; what becomes of it where it is not.
 
 A digest of it travels with the first gather of a save, so that ranks which agree, as they nearly always do, pay
-nothing more. Where digests differ, rank 0's data goes to all, and each rank that finds a difference warns of it.
+nothing more. Where digests differ, there are two ways:
+
+1. *Joined* (plain states): a value is that of the first rank that has it. So nothing is lost of ranks that have keys of
+   their own, as the stages of a pipeline have for their layers. The first rank warns of values that differ.
+2. *The first rank's* (sharded states, as programs for Megatron Core expect): rank 0's data goes to all, and each rank
+   that finds a difference warns of it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from remesh.checkpoint.errors import CheckpointMismatchError
+from remesh.checkpoint.errors import CheckpointFormatError, CheckpointMismatchError
 from remesh.checkpoint.formats.data_file import dump_object, load_object
-from remesh.checkpoint.values.nests import diff
+from remesh.checkpoint.run.steps import take_step
+from remesh.checkpoint.values.nests import Path, diff, name_of, nested_leaves
 from remesh.comm.gather import Group, gather_bytes, group_device, group_rank
 
 logger = logging.getLogger(__name__)
+NAME = "the common data"
+_ALWAYS_FIT = (int, float, str, bool, bytes, type(None))
+_MOST_NAMED = 5
+_told: set[tuple[str, ...]] = set()
+"""The names of values that differed when this process has warned of them: each save finds the same again."""
+
+
+def dump_common(common: dict[str, Any]) -> bytes:
+    """The common data serialised; `CheckpointMismatchError`, with its place, for what could not be loaded again."""
+    try:
+        return dump_object(common, NAME)
+    except CheckpointMismatchError:
+        check_each(common)
+        raise  # of a key
+
+
+def check_each(common: dict[str, Any]) -> None:
+    """Raise `CheckpointMismatchError` for the first value by itself that could not be loaded again, with its place."""
+    for path, leaf in nested_leaves(common):
+        if type(leaf) not in _ALWAYS_FIT:
+            dump_object(leaf, f"{NAME} at {name_of(path)!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """The common data of a rank."""
+
+    values: dict[str, Any]
+    blob: bytes | None = None
+    """The same serialised; None where nobody has done it yet."""
+    digest: str = ""
+    """Of the blob: ranks with equal ones have the same data."""
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> Common:
+        """Serialised, to be compared; `CheckpointMismatchError` for what could not be loaded again."""
+        blob = dump_common(values)
+        return cls(values, blob, hashlib.sha256(blob).hexdigest())
+
+
+def join_common(mine: Common, digests: Sequence[str], group: Group, doing: str) -> Common:
+    """The common data of all ranks in one, on the first rank; on the others their own. Called by every rank.
+
+    To be called where the digests of all ranks, given by rank, are not equal.
+    """
+    rank = group_rank(group)
+    tells = rank > 0 and digests.index(digests[rank]) == rank  # of equal ones the first
+    blobs = gather_bytes(_bytes_of((tells and mine.blob) or b"").to(group_device(group)), group, doing)
+
+    def join() -> Common:
+        if rank > 0:
+            return mine
+        joined, differing = mine.values, set[str]()
+        for other, told in enumerate(blobs):
+            if told.numel():
+                theirs = load_object(told.cpu().numpy().tobytes(), f"the common data of rank {other}")
+                joined = _joined(joined, theirs, differing)
+        _warn_once(sorted(differing), doing)
+        return Common(joined)
+
+    return take_step(join, group, doing).mine
+
+
+def _joined(mine: Any, theirs: Any, differing: set[str], path: Path = ()) -> Any:
+    """What either has; of what both have the first, with the names of what differs put into the set."""
+    if isinstance(mine, dict) and isinstance(theirs, dict):
+        both = {key: _joined(mine[key], value, differing, (*path, key)) for key, value in theirs.items() if key in mine}
+        return mine | both | {key: value for key, value in theirs.items() if key not in mine}
+    if isinstance(mine, list) and isinstance(theirs, list) and len(mine) == len(theirs):
+        return [
+            _joined(one, other, differing, (*path, at))
+            for at, (one, other) in enumerate(zip(mine, theirs, strict=True))
+        ]
+    differing.update(name_of((*path, *where)) for where in _differences(mine, theirs))
+    return mine
+
+
+def _differences(mine: Any, theirs: Any) -> Iterator[Path]:
+    only_mine, only_theirs, unequal = diff({0: mine}, {0: theirs})
+    yield from (where[1:] for where in [*only_mine, *only_theirs, *(found for found, *_ in unequal)])
+
+
+def _warn_once(names: list[str], doing: str) -> None:
+    if not names or tuple(names) in _told:
+        return
+    _told.add(tuple(names))
+    more = ", ..." if len(names) > _MOST_NAMED else ""
+    logger.warning(
+        "%s: %d plain values differ between ranks, %s, expected equal ones; those of the first rank that has each are "
+        "stored, and all ranks will load them. Give what every rank has of its own as a row of a Piece, or gather it "
+        "into a list",
+        doing,
+        len(names),
+        ", ".join(map(repr, names[:_MOST_NAMED])) + more,
+    )
 
 
 def digest_of(common: dict[str, Any] | None) -> str | None:
@@ -30,12 +133,17 @@ def warn_of_differences(common: dict[str, Any] | None, group: Group = None) -> N
     """Warn on every rank whose common data differs from rank 0's. Called by every rank of the group."""
     rank = group_rank(group)
     blob = _dumped(common)
-    mine = bytearray(blob if rank == 0 else b"")
-    raw = torch.frombuffer(mine, dtype=torch.uint8) if mine else torch.empty(0, dtype=torch.uint8)
-    first = gather_bytes(raw.to(group_device(group)), group)[0].cpu().numpy().tobytes()
+    first = (
+        gather_bytes(_bytes_of(blob if rank == 0 else b"").to(group_device(group)), group)[0].cpu().numpy().tobytes()
+    )
     if not first or not blob or rank == 0:
         return
-    only_first, only_here, mismatch = diff(load_object(first, "the common data of rank 0"), load_object(blob, "ours"))
+    try:
+        of_first = load_object(first, "the common data of rank 0")
+    except CheckpointFormatError as raised:  # of a class that this rank has not allowed; the others go on
+        logger.warning("Rank %s cannot compare its common state dict with that of rank 0: %s", rank, raised)
+        return
+    only_first, only_here, mismatch = diff(of_first, load_object(blob, "ours"))
     if only_first or only_here or mismatch:
         logger.warning(
             "Rank %s common state dict differs from rank 0 common state dict. Keys only on rank 0: %s, Keys only on "
@@ -48,10 +156,14 @@ def warn_of_differences(common: dict[str, Any] | None, group: Group = None) -> N
         )
 
 
+def _bytes_of(blob: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(blob), dtype=torch.uint8) if blob else torch.empty(0, dtype=torch.uint8)
+
+
 def _dumped(common: dict[str, Any] | None) -> bytes:
     if common is None:
         return b""
     try:
-        return dump_object(common, "the common data")
+        return dump_common(common)
     except CheckpointMismatchError:
         return b""

@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from remesh.checkpoint.background.staging import Copies
-from remesh.checkpoint.errors import as_checkpoint_error
+from remesh.checkpoint.errors import CheckpointMismatchError, as_checkpoint_error
 from remesh.checkpoint.formats.data_file import dump_object, write_data_file
 from remesh.checkpoint.formats.directory import (
     CheckpointingConfig,
@@ -37,7 +37,7 @@ from remesh.checkpoint.formats.index_files import IndexFiles, stage_index
 from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION
 from remesh.checkpoint.plan.flattened import shapes_before_flattening, stored_form, unflatten_all
 from remesh.checkpoint.plan.writes import Written, assemble_index, select_objects, select_tensors
-from remesh.checkpoint.run.common_data import digest_of, warn_of_differences
+from remesh.checkpoint.run.common_data import NAME, check_each, digest_of, warn_of_differences
 from remesh.checkpoint.run.steps import take_step
 from remesh.checkpoint.storage import Location
 from remesh.checkpoint.storage.turns import Turn, check_found, held
@@ -61,6 +61,18 @@ class RankState:
     """Equal on all ranks; that of rank 0 is written."""
     compared: dict[str, Any] | None = None
     """What of the common data is compared across ranks; None compares nothing."""
+    blob: bytes | None = None
+    """The common data, serialised already; None where it is not."""
+
+    def dump(self) -> bytes:
+        """The common data as it is to be written; `CheckpointMismatchError` for what could not be loaded again."""
+        if self.blob is not None:
+            return self.blob
+        try:
+            return dump_object(self.common, NAME)
+        except CheckpointMismatchError:
+            check_each(self.common)
+            raise  # of a key
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +167,7 @@ def begin_save(  # noqa: PLR0913 - what is saved, where, and how far
         if is_first:
             check_can_save(directory, may_create=may_create)
         state = prepare()
-        return Begun(state, dump_object(state.common, "the common data") if is_first else b"", Turn(directory))
+        return Begun(state, state.dump() if is_first else b"", Turn(directory))
 
     def tell(begun: Begun[S]) -> tuple[list[Any], str | None]:
         digest = digest_of(begun.state.compared) if group_size(group) > 1 else None

@@ -6,10 +6,14 @@ A *nest* is a dict or list whose values are nests or leaves; everything else, tu
 
 from __future__ import annotations
 
+import math
+from argparse import Namespace
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 
 from remesh.checkpoint.errors import CheckpointMismatchError
@@ -145,13 +149,26 @@ def diff(
 
 
 def _are_equal(left: Any, right: Any) -> bool:
-    if isinstance(left, torch.Tensor) or isinstance(right, torch.Tensor):
-        both = isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)
-        return both and left.dtype == right.dtype and torch.equal(left, right)
+    """Whether two leaves are of one type and have one value; what cannot be compared is taken for different."""
+    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        return left.dtype == right.dtype and torch.equal(left, right)
     if type(left) is not type(right):
         return False
-    same = left == right
-    return bool(same.all()) if hasattr(same, "all") else bool(same)
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(map(_are_equal, left, right))
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(_are_equal(value, right[key]) for key, value in left.items())
+    if isinstance(left, Namespace | SimpleNamespace):
+        return _are_equal(vars(left), vars(right))
+    if isinstance(left, float) and math.isnan(left):
+        return math.isnan(right)
+    try:
+        if isinstance(left, np.ndarray):
+            is_alike = left.dtype == right.dtype and left.shape == right.shape
+            return is_alike and bool(np.array_equal(left, right) or left.tobytes() == right.tobytes())
+        return bool(left == right)
+    except Exception:  # an object of any class says what it likes
+        return False
 
 
 def merge(x1: Any, x2: Any, key: Path = ()) -> Any:
