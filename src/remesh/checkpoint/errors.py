@@ -16,6 +16,10 @@ class CheckpointPathError(CheckpointingException, StorageError):
     """The directory is missing, taken, full or not writable; the caller must mend the path, space or rights."""
 
 
+class StoreFailedError(CheckpointPathError):
+    """A store has given no answer, so nothing is known of what is there."""
+
+
 class CheckpointFormatError(CheckpointingException, FormatError):
     """The files of a checkpoint are incomplete, damaged, foreign or hostile; see ``reason`` for the kind."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 from pathlib import Path
@@ -279,6 +280,51 @@ def test_a_store_that_keeps_failing_is_an_error_after_a_bounded_number_of_attemp
     ):
         store_of(RemotePath("s3", "b/f")).read(RemotePath("s3", "b/f"))
     assert flaky.num_calls == remote.NUM_ATTEMPTS == 5
+
+
+class _Broken:
+    """A client that loses its connection where a path has some text, and says that such a path is no directory."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.call = remote._call
+
+    def __call__(self, path: RemotePath, method: str, *args: Any, **options: Any) -> Any:
+        if self.text not in str(path):
+            return self.call(path, method, *args, **options)
+        if method == "isdir":
+            return False
+        raise ConnectionResetError("reset by peer")
+
+
+@pytest.mark.parametrize("broken", ["unreachable", step_name(2)])
+@pytest.mark.parametrize("look", [remesh.latest_complete, lambda root: remesh.Checkpoints(root, keep=1).steps()])
+def test_a_store_that_gives_no_answer_is_not_taken_for_one_without_the_newest_checkpoint(
+    monkeypatch, pauses, caplog, look, broken
+):
+    with remesh.Checkpoints("memory://unreachable/run") as checkpoints:
+        for step in (1, 2):
+            if step not in checkpoints.steps():  # memory outlives a test
+                checkpoints.save(step, STATE)
+    monkeypatch.setattr(remote, "_call", _Broken(broken))
+    with caplog.at_level(logging.CRITICAL), pytest.raises(StorageError, match="reset by peer"):
+        look("memory://unreachable/run")
+
+
+def test_a_folder_that_gives_no_answer_is_not_taken_for_none(monkeypatch, tmp_path):
+    """Python 3.14 has `Path.is_dir` say no to every error, as `os.path.isdir` always did."""
+    remesh.save(STATE, tmp_path / step_name(1))
+    ask = os.stat
+
+    def fail(path: Any, *args: Any, **options: Any) -> os.stat_result:
+        if os.fspath(path) == str(tmp_path):
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return ask(path, *args, **options)
+
+    monkeypatch.setattr(Path, "is_dir", lambda path: os.path.isdir(path))
+    monkeypatch.setattr(os, "stat", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        remesh.latest_complete(tmp_path)
 
 
 def test_a_definite_answer_is_not_asked_for_again(monkeypatch, pauses):

@@ -20,6 +20,7 @@ from remesh.checkpoint.errors import (
     CheckpointingException,
     CheckpointMismatchError,
     CheckpointPathError,
+    StoreFailedError,
 )
 from remesh.checkpoint.formats import zarr_format
 from remesh.checkpoint.formats.directory import (
@@ -162,11 +163,16 @@ def is_complete(directory: Location) -> bool:
 
 
 def why_incomplete(directory: Location) -> str:
-    """The problem of a checkpoint, as far as its small files and all file sizes show it; empty if there is none."""
+    """The problem of a checkpoint, as far as its small files and all file sizes show it; empty if there is none.
+
+    Raises `StoreFailedError` where that cannot be known: an older checkpoint is not the newest because of it.
+    """
     try:
         checkpoint = open_checkpoint(directory, with_stand_ins=True)
         check_files(directory, list(checkpoint.manifest.extents()))
         checkpoint.checksums.check_sizes()
+    except StoreFailedError:
+        raise
     except CheckpointingException as raised:
         return str(raised)
     return ""

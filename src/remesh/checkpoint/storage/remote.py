@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from remesh.checkpoint.errors import CheckpointPathError
+from remesh.checkpoint.errors import StoreFailedError
 from remesh.checkpoint.storage.store import Entry, NewFile, RangedFile, Store
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,11 @@ class RemoteStore(Store[RemotePath]):
         self.has_directories = scheme not in _WITHOUT_DIRECTORIES
 
     def is_directory(self, path: RemotePath) -> bool:
-        return bool(_tried(f"looking at {path}", lambda: _call(path, "isdir")))
+        if _tried(f"looking at {path}", lambda: _call(path, "isdir")):
+            return True
+        # Many clients say no to every error; this tells a store that does not answer from one that has no such place.
+        found = self._info_of(path)
+        return found is not None and found["type"] == "directory"
 
     def entries(self, directory: RemotePath) -> list[Entry]:
         found = _tried(f"listing {directory}", lambda: _call(directory, "ls", detail=True))
@@ -100,7 +104,7 @@ class RemoteStore(Store[RemotePath]):
     def _info_of(self, path: RemotePath) -> Any:
         try:
             return _tried(f"looking at {path}", lambda: _call(path, "info"))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
     def read(self, path: RemotePath) -> bytes:
@@ -258,12 +262,12 @@ def _once(doing: str, act: Callable[[], T], attempt: int = 1) -> T:
 
 def _as_os_error(doing: str, raised: Exception, attempt: int) -> Exception:
     """Convert an error of the client to the `OSError` that the interface promises; errors of known types stay."""
-    if isinstance(raised, FileNotFoundError | PermissionError | FileExistsError):
+    if isinstance(raised, FileNotFoundError | NotADirectoryError | PermissionError | FileExistsError):
         return raised
     if isinstance(raised, ImportError):
-        return CheckpointPathError(f"{doing}: the client of this store is not installed ({raised}); install it")
+        return StoreFailedError(f"{doing}: the client of this store is not installed ({raised}); install it")
     times = "once" if attempt == 1 else f"{attempt} times"
-    return CheckpointPathError(
+    return StoreFailedError(
         f"{doing}: tried {times}, expected an answer, found {type(raised).__name__}: {raised}; correct the URL, the "
         "network or the rights (the store's client takes credentials from the environment) and try again"
     )

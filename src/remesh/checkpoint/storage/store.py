@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ from remesh.files import flush
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 """What file systems without hard links answer."""
+_NOTHING_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 P = TypeVar("P")
 """How a store names its files: a `Path`, or a `RemotePath`."""
 
@@ -190,16 +192,16 @@ class LocalStore(Store[Path]):
     has_directories = True
 
     def is_directory(self, path: Path) -> bool:
-        return path.is_dir()
+        found = _stat(path)
+        return found is not None and stat.S_ISDIR(found.st_mode)
 
     def entries(self, directory: Path) -> list[Entry]:
         with os.scandir(directory) as found:
             return sorted(entry for one in found if (entry := _entry_of(one)) is not None)
 
     def size_of(self, path: Path) -> int | None:
-        with contextlib.suppress(FileNotFoundError):  # removed between the two looks
-            return path.stat().st_size if path.is_file() else None
-        return None
+        found = _stat(path)
+        return found.st_size if found is not None and stat.S_ISREG(found.st_mode) else None
 
     def version_of(self, path: Path) -> tuple[object, ...] | None:
         try:
@@ -276,6 +278,18 @@ class LocalStore(Store[Path]):
 
     def is_inside(self, directory: Path, path: Path) -> bool:
         return path.resolve().is_relative_to(directory.resolve())
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    """None where nothing is there. Of methods of Path, from Python 3.14 on, those that tell so say it at any error."""
+    try:
+        return path.stat()
+    except OSError as raised:
+        if raised.errno in _NOTHING_THERE:
+            return None
+        raise
+    except ValueError:  # no file system has such a name
+        return None
 
 
 def _entry_of(found: os.DirEntry[str]) -> Entry | None:
