@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.two_tensor import TwoTensor
 
 import remesh
+from remesh.checkpoint.errors import CheckpointMismatchError
 from remesh.errors import Error
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch says that some of them are to go
@@ -103,6 +105,43 @@ def test_what_could_not_be_loaded_again_is_refused_when_it_is_saved(tmp_path: Pa
         remesh.save({"names": np.array(["a", 1], dtype=object)}, tmp_path / "new")
     remesh.save({"names": np.array(["a", "b"])}, tmp_path / "plain")
     assert remesh.load({"names": 0}, tmp_path / "plain")["names"].tolist() == ["a", "b"]
+
+
+class _Unwilling:
+    def __reduce__(self) -> str:
+        raise ValueError("not in this state")
+
+
+def _loop() -> tuple[list[Any]]:
+    inner: list[Any] = []
+    inner.append((inner,))
+    return (inner,)
+
+
+_REFUSED: dict[str, tuple[Any, str]] = {
+    "class": (Fraction(1, 3), r"common data at 'args\.1\.deep': it holds instances of fractions\.Fraction"),
+    "raises": (
+        _Unwilling(),
+        r"common data at 'args\.1\.deep': expected values that can be pickled, found: not in this",
+    ),
+    "itself": (_loop(), r"common data at 'args\.1\.deep': a value holds itself"),
+    "key": ({Fraction(1, 3): 1}, r"common data: it holds instances of fractions\.Fraction"),
+}
+
+
+@pytest.mark.parametrize("kind", _REFUSED)
+def test_a_value_that_is_refused_is_told_with_its_place(kind: str, tmp_path: Path) -> None:
+    value, told = _REFUSED[kind]
+    with pytest.raises(CheckpointMismatchError, match=told):
+        remesh.save({"args": ["a", {"deep": value}], "w": torch.ones(2)}, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_quantized_tensor_is_refused_in_the_background_alone(tmp_path: Path) -> None:
+    quantized = torch.quantize_per_tensor(torch.arange(6.0), 0.1, 0, torch.quint8)
+    with pytest.raises(CheckpointMismatchError, match=r"one of shape \(6,\) is quantized .*save without background"):
+        remesh.save({"q": quantized}, tmp_path / "behind", background=True)
+    remesh.save({"q": quantized}, tmp_path / "at once")
 
 
 _CLASHING: dict[str, dict[Any, Any]] = {

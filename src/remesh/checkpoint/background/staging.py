@@ -28,7 +28,7 @@ import torch
 from remesh.checkpoint.background.cuda_devices import CUDA
 from remesh.checkpoint.background.page_guard import GuardedCopy, PageCopier, Refused, select
 from remesh.checkpoint.background.queued_copies import Devices, LockedMemory, QueuedCopy
-from remesh.checkpoint.errors import CheckpointingException
+from remesh.checkpoint.errors import CheckpointingException, CheckpointMismatchError
 
 logger = logging.getLogger(__name__)
 
@@ -95,9 +95,18 @@ class StagingBuffers:
             return self._used_bytes
 
     def copy(self, tensors: Sequence[torch.Tensor]) -> Copies:
-        """Copies that nobody else changes. Waits while the cap leaves no room for them."""
+        """Copies that nobody else changes. Waits while the cap leaves no room for them.
+
+        `CheckpointMismatchError` for a quantized tensor.
+        """
         starts, num_bytes = [], 0
         for tensor in tensors:
+            if tensor.is_quantized:
+                raise CheckpointMismatchError(
+                    f"copying tensors for a background save: one of shape {tuple(tensor.shape)} is quantized "
+                    f"({tensor.dtype}), expected plain numbers, since torch cannot copy it into memory of ours; "
+                    "save without background, or give int_repr() with its scale and zero point"
+                )
             starts.append(num_bytes)
             num_bytes += -(-tensor.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
         buffer = self._take(num_bytes)

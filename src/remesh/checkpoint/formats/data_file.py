@@ -331,15 +331,22 @@ def dump_object(value: Any, name: str) -> bytes:
 
     Stand-ins (`load_object`) are written as what they stand for.
     """
-    is_plain = _is_plain(value)
-    if not is_plain and find_stand_in(value) is not None:
-        return dump_with_stand_ins(value)
     file = io.BytesIO()
     try:
+        is_plain = _is_plain(value)
+        if not is_plain and find_stand_in(value) is not None:
+            return dump_with_stand_ins(value)
         torch.save(value, file)
         if not is_plain:
             check_object(file.getvalue(), name)
-    except (pickle.PicklingError, TypeError, AttributeError) as raised:
+    except (CheckpointMismatchError, MemoryError):
+        raise
+    except RecursionError as raised:
+        raise CheckpointMismatchError(
+            f"serialising {name}: a value holds itself in a tuple or an object, or values are nested too deeply, "
+            "expected a tree; leave the reference to the outer one out"
+        ) from raised
+    except Exception as raised:  # whatever the classes of a program raise when they are pickled
         raise CheckpointMismatchError(
             f"serialising {name}: expected values that can be pickled, found: {raised}; leave it out of the state dict "
             "or wrap it in LocalNonpersistentObject"
