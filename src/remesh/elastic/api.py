@@ -32,7 +32,7 @@ class Tuning(TypedDict, total=False):
     seed: int
     """Seed of the order of samples and of random state (0)."""
     timeout_s: float
-    """Bound on every collective, in seconds (30)."""
+    """Bound on every collective, in seconds (600)."""
     snapshot_every: int | None
     """Steps between snapshots in other nodes' memory; None (the default): take none."""
 

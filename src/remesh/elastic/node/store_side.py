@@ -27,10 +27,35 @@ from remesh.errors import PeerError
 
 BEAT_INTERVAL_S = 0.5
 BEATS_LOST = 10
-"""A node whose heartbeat stands still for this many intervals is dead: 5 s, as TorchElastic's keep-alive."""
+"""A node whose heartbeat stands still for this many looks, one in each interval, is dead: 5 s, as TorchElastic's
+keep-alive. Looks are counted and not seconds: an agent that was stopped, or waited for the store, has not looked, and
+the others may have been held up by the same."""
 EXIT_BARRIER_S = 300.0
 """How long an agent that is done waits for the others, as TorchElastic's exit barrier."""
 _LOOK_S = 0.01
+
+
+class Heartbeats:
+    """What an agent has seen of the heartbeats of others."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[int, float, int]] = {}
+        """By node: its count, when that was seen first, and in how many looks it stood still since."""
+
+    def keep(self, watched: Collection[int]) -> None:
+        """Forget all others: an old count would make a node look dead that is watched again."""
+        self._seen = {index: seen for index, seen in self._seen.items() if index in watched}
+
+    def take(self, index: int, count: int, now_s: float) -> NodeDead | None:
+        """One look at a node's count; that it is dead, if it has stood still for too many."""
+        before, since_s, num_still = self._seen.get(index, (-1, now_s, 0))
+        if count != before:
+            self._seen[index] = (count, now_s, 0)
+            return None
+        self._seen[index] = (count, since_s, num_still + 1)
+        if num_still < BEATS_LOST:
+            return None
+        return NodeDead(index, f"no heartbeat for {now_s - since_s:.1f} s", is_certain=False)
 
 
 class StoreSide:
@@ -44,7 +69,7 @@ class StoreSide:
         self._reader = StoreReader(opening=home.opening)
         self._rung = -1
         self._next_beat_s = 0.0
-        self._beats: dict[int, tuple[int, float]] = {}
+        self._beats = Heartbeats()
         self._lost: dist.DistError | None = None
         """What the store's client said when the store was lost; None while there is one."""
 
@@ -113,17 +138,9 @@ class StoreSide:
             log.write("tls-refused", doing=refusal.doing, reason=refusal.reason)
         if (moved := self._home.read_moved(self.shared)) is not None:
             return self._follow(*moved, log)
-        # A node that was not watched meanwhile starts afresh: an old count of heartbeats would make it look dead.
-        self._beats = {index: seen for index, seen in self._beats.items() if index in watched}
-        found: list[Event] = []
-        for index in watched:
-            beat = self.shared.count(f"beat/{index}")
-            before, since_s = self._beats.get(index, (-1, now_s))
-            if beat != before:
-                self._beats[index] = (beat, now_s)
-            elif now_s - since_s > BEAT_INTERVAL_S * BEATS_LOST:
-                found.append(NodeDead(index, f"no heartbeat for {now_s - since_s:.1f} s", is_certain=False))
-        return found
+        self._beats.keep(watched)
+        looks = (self._beats.take(index, self.shared.count(f"beat/{index}"), time.monotonic()) for index in watched)
+        return [dead for dead in looks if dead is not None]
 
     def probe(self, indices: Collection[int]) -> list[Event]:
         """Nodes where no agent listens any more: a refused connection proves it, silence proves nothing."""
@@ -142,9 +159,10 @@ class StoreSide:
         log.write("store-lost", endpoint=endpoint, reason=reason)
         found = self._home.move(self._mover())
         if found is None:
+            why = "this node was in no mesh yet" if self._reader.plan is None else "too few nodes are here"
             text = (
-                f"lost the store at {endpoint} ({reason}), and too few nodes are here to go on without it; start the "
-                "job again, it goes on from its last checkpoint"
+                f"lost the store at {endpoint} ({reason}), which did not answer again, and {why} to go on without it; "
+                "start the job again, it goes on from its last checkpoint"
             )
             return [OutOfReach(Outcome(Category.INFRASTRUCTURE, text))]
         return self._settle(found, time.monotonic() - started_s, log)
@@ -175,7 +193,7 @@ class StoreSide:
         home = self._home
         self.shared.move_to(store)
         self._lost, self._rung = None, -1
-        self._beats.clear()
+        self._beats.keep(())
         self._reader.move(self.shared, home.opening)
         log.write("store-moved", endpoint=home.endpoint, epoch=home.place.epoch, host=home.place.host, seconds=seconds)
         self.shared.ring()

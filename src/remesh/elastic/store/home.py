@@ -42,6 +42,7 @@ from remesh.elastic.store.card import JobCard
 from remesh.elastic.store.door import CARD_KEY, show_card
 from remesh.elastic.store.endpoint import split_endpoint
 from remesh.elastic.store.server import (
+    PROBE_TIMEOUT_S,
     STORE_SILENCE_S,
     StoreClient,
     StoreServer,
@@ -55,7 +56,7 @@ from remesh.elastic.store.tunnel import Refusal, Tunnels
 from remesh.errors import ConfigError, PeerError
 
 ASK_TIMEOUT_S = 1.0
-"""How long another store may take to take a connection."""
+"""How long another store may take to take a connection; the old one longer each time, up to STORE_SILENCE_S."""
 ROUND_S = 0.02
 SILENT_PAUSE_S = 3.0
 MOVE_TIMEOUT_S = 30.0
@@ -105,7 +106,9 @@ class StoreHome:
     _card_text: str = ""
     """The job's card as its first node signed it."""
     silent: dict[int, float] = field(default_factory=dict)
-    """Nodes that did not answer when the store was last looked for, and when."""
+    """Nodes that did not answer when they were last asked, as the store was looked for, and when."""
+    _num_silences: dict[tuple[str, int], int] = field(default_factory=dict)
+    """By address and port, how often in a row nothing answered: who is slow, or far away, is given longer each time."""
     _clients: dict[int, StoreClient] = field(default_factory=dict)
     """Agents' own stores, by node."""
     _tunnels: Tunnels | None = None
@@ -204,7 +207,7 @@ class StoreHome:
         first: StoreClient | None = None
         best: tuple[Place, StoreClient] | None = None
         for number, endpoint in enumerate(self.address.endpoints):
-            if not is_listening(*split_endpoint(endpoint)):
+            if not self._probe(*split_endpoint(endpoint)):
                 continue
             client = self._connect(endpoint, self.address.connect_timeout_s, STORE_SILENCE_S)
             first = client if number == 0 else first
@@ -239,10 +242,10 @@ class StoreHome:
 
     def move(self, me: MovingNode) -> JobStore | None:
         """Another store in force, or the old one if it answers again; None when there is none to be had in time."""
-        if me.latest is None:
-            return None
         self.silent.clear()
         deadline_s = time.monotonic() + MOVE_TIMEOUT_S
+        if me.latest is None:
+            return self._wait_for_old(deadline_s)
         bases = [Base(tuple(me.latest.nodes), me.latest.place)]
         while time.monotonic() < deadline_s:
             with contextlib.suppress(RuntimeError, OSError):
@@ -283,16 +286,34 @@ class StoreHome:
                 self._store_of(place.host, me).put_once(_OPEN, opening.to_json())
         return None
 
+    def _wait_for_old(self, deadline_s: float) -> JobStore | None:
+        """The old store once it answers again, which is all that a node may go to that was in no generation yet.
+
+        None when its port refuses connections, or it does not answer in time.
+        """
+        while time.monotonic() < deadline_s:
+            with contextlib.suppress(RuntimeError, OSError):
+                if (old := self._try_old()) is not None:
+                    return self._enter(old)
+                if self._probe(*split_endpoint(self.endpoint)) is False:
+                    return None
+            time.sleep(ROUND_S)
+        return None
+
     def _try_old(self) -> StoreClient | None:
-        if self._fell_silent(-1) or not is_listening(*split_endpoint(self.endpoint)):
+        where = split_endpoint(self.endpoint)
+        if self._fell_silent(-1) or not self._probe(*where):
             return None
         assert self._token is not None
+        patience_s = min(ASK_TIMEOUT_S * 2 ** self._num_silences.get(where, 0), STORE_SILENCE_S)
         try:
-            client = self._connect(self.endpoint, ASK_TIMEOUT_S, STORE_SILENCE_S)
+            client = self._connect(self.endpoint, patience_s, STORE_SILENCE_S)
             opened = _read_open(self._face(client, self._token))
         except (RuntimeError, OSError):
             self.silent[-1] = time.monotonic()
+            self._num_silences[where] = self._num_silences.get(where, 0) + 1
             return None
+        self._num_silences.pop(where, None)
         # A new store at the old address knows nothing of this job.
         return client if opened is not None and opened.place == self.place else None
 
@@ -301,7 +322,7 @@ class StoreHome:
         if self._fell_silent(node):
             return SILENT
         if node != me.index and node not in self._clients:
-            answers = is_listening(info.address, info.port)
+            answers = self._probe(info.address, info.port)
             if not answers:
                 if answers is None:
                     self.silent[node] = time.monotonic()
@@ -315,7 +336,16 @@ class StoreHome:
             self._clients.pop(node, None)
             self.silent[node] = time.monotonic()
             return SILENT
+        self.silent.pop(node, None)
         return Standby(None if opened is None else opened.place, movers)
+
+    def _probe(self, address: str, port: int) -> bool | None:
+        """Whether a port accepts a connection, as `is_listening` tells."""
+        num_silences = self._num_silences.get((address, port), 0)
+        found = is_listening(address, port, min(PROBE_TIMEOUT_S * 2**num_silences, ASK_TIMEOUT_S))
+        if found is None:
+            self._num_silences[address, port] = num_silences + 1
+        return found
 
     def _fell_silent(self, node: int) -> bool:
         """Whether a node (-1: the old store) did not answer a moment ago; it is not asked again so soon."""
@@ -325,7 +355,7 @@ class StoreHome:
         if node not in self._clients:
             info = me.nodes[node]
             # The store's own client tries a refused connection again and again.
-            if not is_listening(info.address, info.store_port):
+            if not self._probe(info.address, info.store_port):
                 raise ConnectionRefusedError(f"no store answers at {info.address}:{info.store_port}")
             self._clients[node] = self._connect(f"{info.address}:{info.store_port}", ASK_TIMEOUT_S)
         return self._clients[node]
@@ -389,7 +419,7 @@ class StoreHome:
                 if time.monotonic() < due_s[endpoint] or self._ended.is_set():
                     continue
                 try:
-                    if is_listening(*split_endpoint(endpoint)):
+                    if self._probe(*split_endpoint(endpoint)):
                         self._leave_note(endpoint, note)
                 except (RuntimeError, OSError):
                     # It takes connections and does not answer: it stands still, and is left alone for longer.

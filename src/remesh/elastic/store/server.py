@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -61,10 +62,10 @@ def names_this_machine(host: str) -> bool:
     return bool(matches_machine_hostname(host))
 
 
-def is_listening(address: str, port: int) -> bool | None:
+def is_listening(address: str, port: int, limit_s: float = PROBE_TIMEOUT_S) -> bool | None:
     """Whether a port accepts a connection; False when it is refused, None when nothing answers."""
     try:
-        socket.create_connection((address, port), PROBE_TIMEOUT_S).close()
+        socket.create_connection((address, port), limit_s).close()
     except ConnectionRefusedError:
         return False
     except OSError:
@@ -72,11 +73,22 @@ def is_listening(address: str, port: int) -> bool | None:
     return True
 
 
+@dataclass(slots=True)
+class _WatchedRequest:
+    """A request that is under way."""
+
+    num_looks_left: int
+    cut: Callable[[], None]
+
+
 class StoreWatch:
-    """Ends requests that take too long. A context manager around the agent's life."""
+    """Ends requests that take too long. A context manager around the agent's life.
+
+    Time is counted in looks: a process that was stopped, or got no processor, has not waited for an answer.
+    """
 
     def __init__(self) -> None:
-        self._pending: dict[int, tuple[float, Callable[[], None]]] = {}
+        self._pending: dict[int, _WatchedRequest] = {}
         self._numbers = itertools.count()
         self._ended = threading.Event()
 
@@ -91,17 +103,22 @@ class StoreWatch:
     def over(self, limit_s: float, cut: Callable[[], None]) -> Iterator[None]:
         """Call ``cut`` from another thread if what is done inside takes longer than ``limit_s``."""
         number = next(self._numbers)
-        self._pending[number] = time.monotonic() + limit_s, cut
+        self._pending[number] = _WatchedRequest(math.ceil(limit_s / _WATCH_INTERVAL_S), cut)
         try:
             yield
         finally:
             del self._pending[number]
 
+    def look(self) -> None:
+        """End what has been looked at often enough; done regularly by a thread."""
+        for request in list(self._pending.values()):
+            if request.num_looks_left <= 0:
+                request.cut()
+            request.num_looks_left -= 1
+
     def _run(self) -> None:
         while not self._ended.wait(_WATCH_INTERVAL_S):
-            for deadline_s, cut in list(self._pending.values()):
-                if time.monotonic() > deadline_s:
-                    cut()
+            self.look()
 
 
 class StoreClient:

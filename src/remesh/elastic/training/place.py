@@ -68,8 +68,9 @@ class JobOptions:
     seed: int = 0
     snapshot_every: int | None = None
     """Take a snapshot into other nodes' memory after every so many steps; None: never."""
-    timeout_s: float = 30.0
-    """Bound on every collective."""
+    timeout_s: float = 600.0
+    """Bound on every collective. Above the hang timeout of agents (300 s): who merely keeps the others waiting, in an
+    evaluation or a save, is judged by where it stands, and not killed since a clock ran out."""
 
     def describe(self) -> dict[str, str]:
         """By the names that the program gave them under, for comparing."""

@@ -49,7 +49,7 @@ from remesh.errors import FormatError, PeerError
 from remesh.layout.from_torch import forget_meshes
 
 STORE_TIMEOUT_S = 60.0
-STORE_CONNECT_S = 5.0
+"""How long the store may take to answer, unless it is known to be gone or the generation is left: then at once."""
 PROGRESS_INTERVAL_S = 0.5
 """How often a worker tells its agent that it makes steps."""
 STILL_INSIDE_S = 1.0
@@ -171,8 +171,9 @@ class TrainingWorker:
     def _line_to(self, endpoint: str) -> StoreLine:
         """The connection to the store that is in force; connections end with the store they were made to."""
         if self._line is None or self._line.is_cut or self._line.endpoint != endpoint:
-            # Its agent has just used it: one that does not answer is lost, and all meet again.
-            self._line = StoreLine(endpoint, connect_s=STORE_CONNECT_S, timeout_s=STORE_TIMEOUT_S)
+            self._line = StoreLine(
+                endpoint, patience_s=STORE_TIMEOUT_S, timeout_s=STORE_TIMEOUT_S, is_over=lambda: self.is_broken
+            )
         return self._line
 
     def _shelf_of(self, plan: Generation, message: Message) -> Shelf:
