@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 
 import remesh
@@ -14,7 +15,7 @@ from remesh import dist_checkpointing
 from remesh.checkpoint.errors import CheckpointFormatError, CheckpointMismatchError, CheckpointPathError
 from remesh.checkpoint.formats.safetensors_format import plan_export
 from remesh.checkpoint.run.reader import open_checkpoint
-from remesh.checkpoint.run.safetensors import export, load_safetensors
+from remesh.checkpoint.run.safetensors import export, load_safetensors, open_safetensors
 from remesh.checkpoint.run.stored_values import bands_of, compare, read_box
 from remesh.dist_checkpointing import ShardedTensor
 from remesh.layout import Box
@@ -100,6 +101,27 @@ def test_a_file_of_another_kind_is_told(tmp_path: Path) -> None:
     (tmp_path / "f.safetensors").write_bytes(b"something else")
     with pytest.raises(CheckpointFormatError, match=r"f\.safetensors"):
         load_safetensors([ShardedTensor.from_rank_offsets("x", torch.zeros(1))], tmp_path)
+
+
+_RANK_FILES = [("shard-00001-model-00001-of-00001", 0), ("shard-00002-model-00001-of-00001", 2), ("renamed", 2)]
+
+
+@pytest.mark.parametrize(("name", "first_row"), _RANK_FILES)
+def test_what_one_rank_of_native_torch_has_written_is_not_taken_for_whole_tensors(
+    tmp_path: Path, name: str, first_row: int
+) -> None:
+    told = {"DCP_SHARDING_INFO": json.dumps({"w": {"saved_offsets": [first_row, 0]}}), "DCP_VERSION": "1.0"}
+    save_file({"w": torch.ones(2, 3)}, tmp_path / f"{name}.safetensors", told)
+    for place in (tmp_path, tmp_path / f"{name}.safetensors"):
+        with pytest.raises(CheckpointFormatError, match=r"what one rank .* held of 1 tensors.*enable_consolidation"):
+            open_safetensors(place)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_files_that_native_torch_has_put_together_are_read(tmp_path: Path) -> None:
+    writer = dcp.HuggingFaceStorageWriter(str(tmp_path), fqn_to_index_mapping={"w": 1})
+    dcp.save({"w": torch.ones(2, 3)}, storage_writer=writer, no_dist=True)
+    assert torch.equal(read_box(open_safetensors(tmp_path), "w"), torch.ones(2, 3))
 
 
 def test_values_are_compared_whatever_the_cut(checkpoint: Path, tmp_path: Path) -> None:

@@ -31,6 +31,9 @@ SINGLE_FNAME = "model.safetensors"
 MAX_FILE_BYTES = 4 << 30
 _SUFFIX = ".safetensors"
 _NUMBERED = re.compile(r"(.+)-\d{5}-of-(\d{5})\.safetensors")
+_OF_A_RANK = re.compile(r"shard-\d{5}-")
+_PARTS = "DCP_SHARDING_INFO"
+"""Under which native torch says in a file where the parts of tensors begin; also in files that have whole ones."""
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000
 """The library's own limit."""
@@ -225,13 +228,30 @@ def _tensors_in(directory: Location, name: str) -> dict[str, StoredTensor]:
             header = bytearray(length)
             file.read_into(_LENGTH_BYTES, memoryview(header))
             found = json.loads(header)
-            found.pop("__metadata__", None)
+            _check_is_whole(path, found.pop("__metadata__", None) or {})
             return _decode(found, name, _LENGTH_BYTES + length, file.num_bytes)
+    except CheckpointFormatError:
+        raise
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as raised:
         raise CheckpointFormatError(
             "bad-safetensors",
             f"opening {path}: expected a safetensors file, found: {str(raised)[:200]}; use another source",
         ) from raised
+
+
+def _check_is_whole(path: Location, told: Mapping[str, str]) -> None:
+    """Refuse the file of one rank of a save by native torch, which has parts of tensors under their names.
+
+    It says where a part begins, and not how large the tensor is; also a part that begins at 0 need not be the whole.
+    """
+    parts = json.loads(told.get(_PARTS, "{}"))
+    if parts and (_OF_A_RANK.match(path.name) or any(any(one["saved_offsets"]) for one in parts.values())):
+        raise CheckpointFormatError(
+            "parts-of-tensors",
+            f"opening {path}: it has what one rank of a save by torch's HuggingFaceStorageWriter held of {len(parts)} "
+            "tensors, expected whole ones; let that writer put them together (enable_consolidation=True), or read them "
+            "with torch's HuggingFaceStorageReader",
+        )
 
 
 def _decode(header: Mapping[str, Any], name: str, data_start: int, file_stop: int) -> dict[str, StoredTensor]:
