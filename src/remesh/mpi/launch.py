@@ -32,9 +32,10 @@ _IMPI: Final = ("-genv", "I_MPI_PIN", "0", "-genv", "I_MPI_FABRICS")
 _IMPI_TCP: Final = (*_IMPI, "ofi", "-genv", "FI_PROVIDER", "tcp", "-genv", "I_MPI_COLL_INTRANODE", "pt2pt")
 _NOLOCAL: Final = ("-genv", "MPIR_CVAR_NOLOCAL", "1")
 # MPICH has shared memory of its own for ranks of one host. UCX, which it starts beside that and does not use there,
-# would make buffers of 4 MB for two kinds of shared memory: so it makes one kind, of 0.1 MB.
+# would make buffers of 4 MB for two kinds of shared memory: so it makes one kind, of 0.1 MB. Its modules, for devices
+# of other networks, take 1 MB with the libraries that they need: none is loaded.
 _FEW_BUFFERS_OF_UCX: Final = (*("-genv", "UCX_POSIX_RX_BUFS_GROW", "8"), *("-genv", "UCX_POSIX_FIFO_SIZE", "16"))
-_ONE_WAY_OF_UCX: Final = ("-genv", "UCX_TLS", "posix,self", *_FEW_BUFFERS_OF_UCX)
+_ONE_WAY_OF_UCX: Final = ("-genv", "UCX_TLS", "posix,self", "-genv", "UCX_MODULES", "^*", *_FEW_BUFFERS_OF_UCX)
 
 
 @dataclass(frozen=True, slots=True)
