@@ -112,7 +112,7 @@ static void destroy_file(void *object) {
 
 static int take_view(File *file, int64_t displacement, Datatype *etype, Datatype *filetype) {
     View view;
-    TRY(make_view(displacement, etype, filetype, &view));
+    TRY(make_view(displacement, etype, filetype, !!(file->amode & MPI_MODE_RDONLY), &view));
     drop_view(&file->view);
     file->view = view;
     keep(etype), keep(filetype);

@@ -50,7 +50,8 @@ struct File {
 
 /* file_view.c */
 /* MPI_ERR_ARG unless the parts of a view go together. The caller owns what it holds. */
-INTERNAL int make_view(int64_t displacement, const Datatype *etype, const Datatype *filetype, View *view);
+INTERNAL int make_view(int64_t displacement, const Datatype *etype, const Datatype *filetype, bool is_read_only,
+                       View *view);
 INTERNAL void drop_view(View *view);
 /* Positions of the first and behind the last of so many data bytes, at least one, from data byte `start` on. */
 INTERNAL void find_span(const View *view, int64_t start, int64_t num_bytes, int64_t *first, int64_t *end);

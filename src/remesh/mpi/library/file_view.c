@@ -13,15 +13,17 @@
 
 typedef struct {
     View *view;
-    int64_t end, room;
-    bool is_bad;
+    int64_t last, end, room;
+    bool falls, overlaps;
 } Making;
 
 static void add_stretch(void *state, Segment run) {
     Making *making = state;
     View *view = making->view;
-    making->is_bad = making->is_bad || run.offset < making->end;
-    making->end = run.offset + run.num_bytes;
+    making->falls = making->falls || run.offset < making->last;
+    making->overlaps = making->overlaps || run.offset < making->end;
+    making->last = run.offset;
+    if (run.offset + run.num_bytes > making->end) making->end = run.offset + run.num_bytes;
     if (view->num_stretches == making->room) {
         making->room = making->room ? 2 * making->room : 4;
         view->stretches = must_have(realloc(view->stretches, (size_t)making->room * sizeof *view->stretches));
@@ -30,7 +32,7 @@ static void add_stretch(void *state, Segment run) {
     view->size += run.num_bytes;
 }
 
-int make_view(int64_t displacement, const Datatype *etype, const Datatype *filetype, View *view) {
+int make_view(int64_t displacement, const Datatype *etype, const Datatype *filetype, bool is_read_only, View *view) {
     *view = (View){.displacement = displacement, .etype_bytes = etype->size, .extent = filetype->extent};
     Making making = {.view = view};
     visit_runs(filetype, 0, 1, add_stretch, &making);
@@ -43,8 +45,10 @@ int make_view(int64_t displacement, const Datatype *etype, const Datatype *filet
     else if (view->size % etype->size)
         error = fail(MPI_ERR_ARG, "the filetype has %lld bytes, no multiple of the etype's %lld", (long long)view->size,
                      (long long)etype->size);
-    else if (making.is_bad)
-        error = fail(MPI_ERR_ARG, "the filetype's displacements are negative, fall or overlap; expected them to ascend");
+    else if (making.falls)
+        error = fail(MPI_ERR_ARG, "the filetype's displacements are negative or fall; expected them to ascend");
+    else if (making.overlaps && !is_read_only)
+        error = fail(MPI_ERR_ARG, "the filetype's parts lie over each other; this is for files that are open for reading");
     else if (view->size && view->extent <= 0)
         error = fail(MPI_ERR_ARG, "the filetype's extent is %lld bytes, expected more than 0", (long long)view->extent);
     if (error) drop_view(view);

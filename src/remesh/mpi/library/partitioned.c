@@ -14,6 +14,7 @@ struct Partitioned {
     bool is_send, is_from_nobody;
     uint64_t number;      /* messages travel under it */
     int peer;             /* world rank */
+    int tag;              /* the number tells messages apart; this is for the receiver's status */
     atomic_int num_ready;
     atomic_bool *are_ready; /* of a send: NULL otherwise */
 };
@@ -69,7 +70,7 @@ static bool is_sent(Request *request) {
 static int start_partitioned(Request *request) {
     Partitioned *p = request->partitioned;
     if (p->is_from_nobody && !p->is_send) return set_nobody_status(&request->status), MPI_SUCCESS;
-    if (!p->is_send) return step_receive(request, 0, p->number, p->peer, 0, p->buffer, p->count, p->type);
+    if (!p->is_send) return step_receive(request, 0, p->number, p->peer, p->tag, p->buffer, p->count, p->type);
     for (int i = 0; i < p->num_partitions; i++) atomic_store(&p->are_ready[i], false);
     atomic_store(&p->num_ready, 0);
     return MPI_SUCCESS;
@@ -85,6 +86,7 @@ static int init(Partitioned given, int rank, int tag, MPI_Count count, Comm *com
     given.is_from_nobody = rank == MPI_PROC_NULL;
     if (!given.is_from_nobody) {
         given.peer = peer_of(comm, rank);
+        given.tag = tag;
         given.number = number_for(comm, given.peer, tag, given.is_send);
     }
     if (given.is_send) given.are_ready = NEW_ARRAY(atomic_bool, given.num_partitions);
@@ -125,7 +127,8 @@ int do_Precv_init(void *buf, int partitions, MPI_Count count, Datatype *datatype
 static int send_whole(Request *request) {
     Partitioned *p = request->partitioned;
     int error = MPI_SUCCESS;
-    if (!p->is_from_nobody) error = step_send(request, 0, 0, p->number, p->peer, 0, p->buffer, p->count, p->type);
+    if (!p->is_from_nobody) error = step_send(request, 0, 0, p->number, p->peer, p->tag, p->buffer, p->count,
+                                            p->type);
     /* Only now may another thread that waits take it for sent. */
     atomic_fetch_add(&p->num_ready, 1);
     return error;

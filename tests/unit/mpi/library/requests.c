@@ -48,7 +48,9 @@ static void send_in_partitions(void) {
         MPI_Wait(&sending, MPI_STATUS_IGNORE);
         pthread_join(thread, NULL);
         memset(from, 0, sizeof from);
-        MPI_Wait(&receiving, MPI_STATUS_IGNORE);
+        MPI_Status status;
+        MPI_Wait(&receiving, &status);
+        check(status.MPI_TAG == 1 && status.MPI_SOURCE == 0, "the status has the tag that it was made with");
         for (int i = 0; i < WHOLE; i += 2) check(into[i] == round + i, "what was sent has come");
     }
     MPI_Request_free(&sending);
