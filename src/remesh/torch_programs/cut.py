@@ -119,8 +119,8 @@ class GroupsAtCut:
 
     def shed(self) -> str:
         """Let go of all connections; returns why that could not be done, "" if it was done. The gate is closed."""
-        live = self._groups.live
-        if any(group.has_open_ends for group in live):
+        live, destroyed = self._groups.live, [group for group in self._groups.all if not group.is_live]
+        if any(group.has_open_ends for group in self._groups.all):
             # gloo has no other way to end a wait.
             cut_connections(pick_gloos(open_sockets(), _NOTHING))
         try:
@@ -128,6 +128,7 @@ class GroupsAtCut:
         except PeerError as error:
             return str(error)
         have_all = [group.shed(_GONE_LIMIT_S) for group in live]
+        have_all += [group.forget(_GONE_LIMIT_S) for group in destroyed]
         self._link.drop()
         if not all(have_all):
             return f"something is still waited for {_GONE_LIMIT_S:g} s after the connections of its group were cut"

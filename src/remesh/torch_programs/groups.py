@@ -196,6 +196,9 @@ class CarriedGroup(ProcessGroup):
         self._use(None)
         for each in self._messages.open:
             each.work.let_go(0.0)
+        for entrant in list(self._tally.under_way):
+            if not is_short(entrant):
+                entrant.settle()
         self._broken = "the program has destroyed it"
 
     @property
@@ -432,6 +435,15 @@ class CarriedGroup(ProcessGroup):
         self._use(None)
         held = [each for each in self._messages.open if not each.work.let_go(limit_s)]
         return not held and all(work.let_go(limit_s) for work in self._open)
+
+    def forget(self, limit_s: float) -> bool:
+        """Let go at a cut of what has not ended, though the program has destroyed this group; whether all threads did.
+
+        A real work holds its group's connections, and cannot end without them: who waits for it is told.
+        """
+        have_let_go = [work.let_go(limit_s) for work in self._open]
+        self.break_off(self._broken)
+        return all(have_let_go)
 
     def build(self, store: Store) -> None:
         """Make the real group over fresh keys of a store. All members call this."""

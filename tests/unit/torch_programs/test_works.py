@@ -375,3 +375,24 @@ def test_what_a_library_takes_for_the_backend_of_a_group_is_the_group() -> None:
     backend = group._get_backend(torch.device("cpu"))
     assert backend.allreduce([torch.ones(1)], _options(is_async=False)) is ENDED
     assert not (backend.supports_splitting or backend.supports_tensor_alloc(torch.device("cpu")))
+
+
+def test_a_destroyed_group_keeps_no_work_that_has_ended_and_that_nobody_asked() -> None:
+    """As of a hook of DDP's that has looked at the future alone: the work holds connections, which no cut may find."""
+    slow = _Slow()
+    group = _group_with(slow)
+    group.allreduce([torch.ones(1)], _options(is_async=True))
+    slow.may_end.set()
+    group.shutdown()
+    assert not group._tally.under_way
+
+
+def test_a_destroyed_group_lets_go_at_a_cut_of_what_has_not_ended_and_says_so_to_who_waits() -> None:
+    group = _group_with(_Slow())
+    work = group.allreduce([torch.ones(1)], _options(is_async=True))
+    group.shutdown()
+    assert group._tally.under_way
+    assert group.forget(1.0)
+    assert not group._tally.under_way
+    with pytest.raises(RuntimeError, match="the program has destroyed it"):
+        work.wait()
