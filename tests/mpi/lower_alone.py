@@ -91,7 +91,8 @@ def main() -> int:
         arena = make_arena(f"{folder}/{FILE}")
         half = MpiLowerHalf(MPI, channel, arena)
         python = os.environ.get("UPPER_PYTHON", sys.executable)
-        program = subprocess.Popen([python, *options.command], env=environment(f"{folder}/channel"))
+        # Without one, the command is a program itself.
+        program = subprocess.Popen([*filter(None, [python]), *options.command], env=environment(f"{folder}/channel"))
         half.attach(program.pid)
         due_s = time.monotonic() + options.renew
         ended = False

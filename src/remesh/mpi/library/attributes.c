@@ -78,9 +78,11 @@ static int check_keyval(ObjectKind kind, int number, Keyval **keyval) {
 static int free_keyval(ObjectKind kind, int *number) {
     Keyval *keyval;
     TRY(check_keyval(kind, *number, &keyval));
-    if (keyval->is_freed) return fail(MPI_ERR_KEYVAL, "keyval %d has been freed", *number);
-    keyval->is_freed = true;
-    let_keyval_go(*number);
+    /* While attributes stand under it, it may be freed again, as from a delete function; that changes nothing. */
+    if (!keyval->is_freed) {
+        keyval->is_freed = true;
+        let_keyval_go(*number);
+    }
     *number = MPI_KEYVAL_INVALID;
     return MPI_SUCCESS;
 }

@@ -104,6 +104,7 @@ static void drop_running(void *state) {
     let_go(plan->send.type);
     let_go(plan->receive.type);
     let_go(plan->op);
+    let_go(running->own);
     free(running);
 }
 
@@ -165,7 +166,17 @@ int start_plan(Plan *plan, Request **made) {
 }
 
 int keep_plan(Plan *plan, Request **made) {
+    /* Members make such requests in one order, and may start them in any. So each has a communicator to itself. */
+    Comm *own;
+    int error = duplicate_for_library(plan->comm, &own);
+    if (error) {
+        drop_types(&plan->send);
+        drop_types(&plan->receive);
+        return error;
+    }
     *made = make_running(plan);
+    Running *running = (*made)->state;
+    running->plan.comm = running->own = own;
     (*made)->is_persistent = true;
     return MPI_SUCCESS;
 }

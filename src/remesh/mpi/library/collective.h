@@ -45,6 +45,7 @@ typedef struct {
     Plan plan;
     void *packed;      /* where what comes stands until it is unpacked; NULL if it lands in its place */
     struct Fold *fold; /* fold.c */
+    Comm *own;         /* of a persistent one: the plan's, of which the program knows nothing; else NULL */
 } Running;
 
 /* pairwise.c: a block for each peer or neighbour and one from each. */

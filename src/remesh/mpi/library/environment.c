@@ -91,7 +91,7 @@ int do_Init_thread(int *argc, char ***argv, int required, int *provided) {
     (void)argc, (void)argv;
     if (required < MPI_THREAD_SINGLE || required > MPI_THREAD_MULTIPLE)
         return fail(MPI_ERR_ARG, "%d is no level of thread support", required);
-    *provided = required;
+    if (provided) *provided = required;
     return start(required);
 }
 

@@ -88,9 +88,12 @@ static Added *find_added(int code) {
 
 static int add(int error_class, bool is_class, int *code) {
     LOCKED {
-        added = must_have(realloc(added, (size_t)(num_added + 1) * sizeof *added));
-        *code = MPI_ERR_LASTCODE + 1 + num_added;
-        added[num_added++] = (Added){is_class ? *code : error_class, is_class, false, NULL};
+        /* A program that adds and removes codes all the time gets the same ones again. */
+        int place = 0;
+        while (place < num_added && !added[place].is_removed) place++;
+        if (place == num_added) added = must_have(realloc(added, (size_t)++num_added * sizeof *added));
+        *code = MPI_ERR_LASTCODE + 1 + place;
+        added[place] = (Added){is_class ? *code : error_class, is_class, false, NULL};
     }
     return MPI_SUCCESS;
 }
@@ -165,7 +168,8 @@ static const char *text_of(int code) {
 
 int do_Error_string(int errorcode, char *string, int *resultlen) {
     if (!find_added(errorcode) && !is_known_class(errorcode)) return fail(MPI_ERR_ARG, "%d is no error code", errorcode);
-    bool has_words = words[0] && class_of_words == errorcode;
+    /* To what the program itself says of a code of its own nothing is added. */
+    bool has_words = words[0] && class_of_words == errorcode && !find_added(errorcode);
     *resultlen = snprintf(string, MPI_MAX_ERROR_STRING, has_words ? "%s: %s" : "%s", text_of(errorcode), words);
     if (*resultlen >= MPI_MAX_ERROR_STRING) *resultlen = MPI_MAX_ERROR_STRING - 1;
     return MPI_SUCCESS;
@@ -190,12 +194,20 @@ void make_predefined_errhandlers(void) {
 
 void *file_errors(void) { return &no_file; }
 
+/* Who stands in for the object of a call that has none: MPI_COMM_SELF; before MPI 4.0 it was MPI_COMM_WORLD, so that a
+ * program of then has set the world's handler only. NULL before the start.
+ */
+static const Object *holder_of_rest(void) {
+    if (!process.is_started) return NULL;
+    const Object *self = (const Object *)comm_self(), *world = (const Object *)comm_world();
+    return self->errhandler || !world->errhandler ? self : world;
+}
+
 Errhandler *handler_of(const Object *holder) {
     if (holder && holder->errhandler) return holder->errhandler;
     if (holder && holder->kind == KIND_FILE) return no_file.errhandler ? no_file.errhandler : returning;
-    const Object *self = process.is_started ? (const Object *)comm_self() : NULL;
-    if (holder == NULL && self && self->errhandler) return self->errhandler;
-    return fatal;
+    const Object *other = holder ? NULL : holder_of_rest();
+    return other && other->errhandler ? other->errhandler : fatal;
 }
 
 static void call_handler(const Errhandler *handler, uintptr_t handle, int *code) {
@@ -223,7 +235,7 @@ static int hand_over(const Object *holder, int error, const char *function) {
             has_words ? ": " : "", has_words ? words : "", handler->what == HANDLER_ABORT ? "ABORT" : "ARE_FATAL");
     }
     uintptr_t handle = holder ? holder->handle : 0;
-    if (holder == NULL && process.is_started) handle = ((const Object *)comm_self())->handle;
+    if (holder == NULL && process.is_started) handle = holder_of_rest()->handle;
     if (holder == &no_file) handle = BITS(MPI_FILE_NULL);
     int code = error;
     keep(handler);
@@ -244,7 +256,8 @@ int end_call(int error, void *holder, const char *function) {
 int refuse_call(const char *function) {
     int error = fail(MPI_ERR_UNSUPPORTED_OPERATION, "Remesh does not carry %s; docs/mpi/limits.md lists what it does not carry",
                      function);
-    return end_call(error, NULL, function);
+    /* Never the world's: a program that looks at no answer is to end here, not to go on without what it asked for. */
+    return end_call(error, process.is_started ? comm_self() : NULL, function);
 }
 
 /* ---- functions on handlers ---- */

@@ -47,7 +47,7 @@ static void clear_steps(Request *request) {
 
 static int give(Request *request, int step, int world, const void *data, int64_t num_bytes) {
     const Running *running = request->state;
-    uint64_t number = hidden_number(request->comm);
+    uint64_t number = hidden_number(running->plan.comm);
     return lower_send(0, number, world, running->fold->tag, data, num_bytes, &request->steps[step].operation);
 }
 
@@ -56,7 +56,7 @@ static int take(Request *request, int step, int world, void *at, int64_t num_byt
     Operation *operation = &request->steps[step].operation;
     operation->at = at;
     operation->room = num_bytes;
-    return lower_receive(0, hidden_number(request->comm), world, running->fold->tag, operation);
+    return lower_receive(0, hidden_number(running->plan.comm), world, running->fold->tag, operation);
 }
 
 /* ---- Stages: each starts its messages and names the next one ---- */

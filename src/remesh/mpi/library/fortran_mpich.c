@@ -102,9 +102,18 @@ REFUSED(MPIX_Comm_failure_ack)
 REFUSED(MPIX_Comm_failure_get_acked)
 REFUSED(MPIX_Comm_revoke)
 REFUSED(MPIX_Comm_shrink)
-REFUSED(MPIX_Delete_error_class)
-REFUSED(MPIX_Delete_error_code)
-REFUSED(MPIX_Delete_error_string)
+
+/* MPI 4.1 took these over under another name. */
+#define REMOVES(what)                                                                                       \
+    EXPORTED int MPIX_Delete_error_##what(int number);                                                      \
+    int MPIX_Delete_error_##what(int number) {                                                              \
+        return end_call(do_Remove_error_##what(number), NULL, "MPIX_Delete_error_" #what);                  \
+    }                                                                                                       \
+    EXPORTED int PMPIX_Delete_error_##what(int number);                                                     \
+    int PMPIX_Delete_error_##what(int number) { return MPIX_Delete_error_##what(number); }
+REMOVES(class)
+REMOVES(code)
+REMOVES(string)
 
 /* There is no such memory: not an error, but the answer. */
 #define NOT_SUPPORTED(name)                                  \

@@ -47,6 +47,9 @@ _CLASSES: Final = {handle: f"MPI_ERR_{name.upper()}" for handle, name in _OBJECT
     "MPI_Datatype": "MPI_ERR_TYPE",
     "MPI_Message": "MPI_ERR_REQUEST",
 }
+_NUMBERS: Final = ("int", "MPI_Aint", "MPI_Count", "MPI_Offset")
+_MAY_BE_LEFT_OUT: Final = ("ARGUMENT_COUNT", "THREAD_LEVEL")
+"""Kinds of values that programs do not always ask for: MPI libraries take NULL for them."""
 _NULL_ALLOWED: Final = ("MPI_Info",)
 _RAW: Final = frozenset({"MPI_Type_get_contents", "MPI_Type_get_envelope", "MPI_Op_create", "MPI_Register_datarep"})
 """Functions whose two forms differ in more than the size of counts: there is a do_X and a do_X_c."""
@@ -123,6 +126,13 @@ class Parameter:
     def is_made(self) -> bool:
         """Whether the parameter is a handle that the function makes."""
         return self.direction == "out" and self.large[:-1] in _OBJECTS and self.large.endswith("*")
+
+    @property
+    def is_place(self) -> bool:
+        """Whether the parameter leads to one value that the function writes, so that NULL is an error."""
+        target = self.large.removesuffix("*")
+        is_one = target != self.large and (target in _OBJECTS or target in _NUMBERS)
+        return is_one and self.direction in ("out", "inout") and self.kind not in _MAY_BE_LEFT_OUT
 
 
 @dataclass(frozen=True)
@@ -324,11 +334,12 @@ def _checked_body(function: Function, full: str, large: bool) -> str:
         handle = one.large if one.large in _OBJECTS else one.large[:-1]
         is_scalar = one.large == handle or (one.direction == "inout" and one.large == f"{handle}*")
         if handle in holders and is_scalar and not holder and one.direction != "out":
-            holder = f"{_OBJECTS[handle]}_of({'*' if one.large != handle else ''}{one.name})"
+            of_null = f"{one.name} == NULL ? NULL : " if one.is_place else ""
+            holder = f"{of_null}{_OBJECTS[handle]}_of({'*' if one.large != handle else ''}{one.name})"
             # Its handler is asked for when the object is over.
             is_kept = one.direction == "inout"
         if handle == "MPI_Message" and one.direction == "inout":
-            holder, is_kept = f"message_errors(*{one.name})", True
+            holder, is_kept = f"{one.name} == NULL ? NULL : message_errors(*{one.name})", True
     if not _ANY_TIME.match(function.name):
         lines.append(f'    if (!is_running()) return not_running("{full}");')
     of_none = "file_errors()" if is_of_files else "NULL"
@@ -355,6 +366,10 @@ def _checked_body(function: Function, full: str, large: bool) -> str:
         lines += ["    if (!error_) {", *(f"    {line}" for line in after), "    }"]
     # A label that nothing jumps to would be a warning.
     label = "end:\n" if any("goto end" in line for line in lines) else ""
+    # Who frees or asks for what was not made gets the null handle, not what stood there before.
+    none = [f"    if (error_ && {one.name}) *{one.name} = {_NULLS[one.large[:-1]]};" for one in chosen if one.is_made]
+    if none:
+        label = "\n".join([label.rstrip() or "    ;", *none, ""])
     if full.startswith("MPI_T_"):  # its errors have no handler
         lines = [line for line in lines if "holder_" not in line]
         lines.append(f"{label}    return error_;")
@@ -385,6 +400,8 @@ def _checks(one: Parameter, large: bool, may_be_null: tuple[str, ...], *, is_for
         words = f'{one.name} == {null} ? "{one.name} is {null}" : "{one.name} is no such handle"'
         error = f"error_ = fail({_CLASSES[handle]}, {words})"
         return [*lines, f"    if ({condition}) {{ {error}; goto end; }}"]
+    if one.is_place:
+        return [f'    if (!{one.name}) {{ error_ = fail(MPI_ERR_ARG, "{one.name} is NULL"); goto end; }}']
     text = one.large if large else one.small
     if is_for_all and one.direction == "in" and text in ("int", "MPI_Count", "MPI_Aint"):
         if "NUM_ELEM_NNI" in one.kind or one.kind in ("POLYXFER_NUM_ELEM", "POLYNUM_BYTES_NNI"):

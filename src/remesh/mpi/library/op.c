@@ -149,7 +149,12 @@ void fold(const Op *op, Datatype *type, MPI_Count count, const void *in, void *i
 
 int do_Reduce_local(const void *inbuf, void *inoutbuf, MPI_Count count, Datatype *datatype, Op *op) {
     TRY(check_op(op, datatype));
+    if (inbuf == MPI_IN_PLACE || inoutbuf == MPI_IN_PLACE)
+        return fail(MPI_ERR_BUFFER, "a buffer is MPI_IN_PLACE, which MPI_Reduce_local does not take");
     if (count == 0 || datatype->size == 0) return MPI_SUCCESS;
+#if !defined(FACE_OPENMPI)
+    if (inbuf == inoutbuf && inbuf != MPI_BOTTOM) return fail(MPI_ERR_BUFFER, "both buffers are one, expected two");
+#endif
     if (op->number < 0) {
         call_own(op, datatype, count, inbuf, inoutbuf);
         return MPI_SUCCESS;

@@ -2,6 +2,8 @@
  *
  * Two sets are there, which every MPI has. No MPI library is asked: the ranks of a job stay the same over checkpoints.
  */
+#include <strings.h>
+
 #include "channel.h"
 #include "comm.h"
 #include "entry.h"
@@ -60,10 +62,10 @@ int do_Session_get_nth_pset(Session *session, Info *info, int n, int *pset_len, 
     return MPI_SUCCESS;
 }
 
-/* MPI_ERR_ARG if there is no set of this name. */
+/* MPI_ERR_ARG if there is no set of this name, which may be written in any case. */
 static int find_set(const char *name, const Comm **members) {
-    if (!strcmp(name, sets[0])) *members = comm_world();
-    else if (!strcmp(name, sets[1])) *members = comm_self();
+    if (!strcasecmp(name, sets[0])) *members = comm_world();
+    else if (!strcasecmp(name, sets[1])) *members = comm_self();
     else return fail(MPI_ERR_ARG, "there is no process set %s, expected %s or %s", name, sets[0], sets[1]);
     return MPI_SUCCESS;
 }

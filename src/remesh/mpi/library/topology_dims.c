@@ -1,17 +1,35 @@
 /* MPI_Dims_create: how are ranks laid out in a grid that is as even as can be? */
 #include "core.h"
 
-/* Writes `num` factors of a number, descending: the largest as small as can be, then the next, and so on. */
-static bool find_factors(int number, int num, int most, int *factors) {
-    if (num == 0) return number == 1;
-    for (int first = 1; first <= number && first <= most; first++) {
-        double power = 1;
-        for (int i = 0; i < num && power < number; i++) power *= first;
-        if (number % first || power < number) continue;
-        factors[0] = first;
-        if (find_factors(number / first, num - 1, first, factors + 1)) return true;
+/* A choice of factors, ascending. Of those with the least difference between largest and smallest, the one with the
+ * largest smallest factor, then the largest next, and so on, which is MPICH's choice, too.
+ */
+typedef struct {
+    int num, difference; /* of the best one yet */
+    int *tried, *best;
+} Factors;
+
+static bool is_power_within(int base, int exponent, int number) {
+    for (; exponent > 0; exponent--) number /= base;
+    return number > 0;
+}
+
+/* Try all ways to fill the places from `at` on with factors of `number` that are not smaller than `least`. */
+static void try_factors(Factors *factors, int number, int at, int least) {
+    if (at == factors->num - 1) {
+        factors->tried[at] = number;
+        int difference = number - factors->tried[0];
+        if (difference > factors->difference) return;
+        factors->difference = difference;
+        memcpy(factors->best, factors->tried, (size_t)factors->num * sizeof(int));
+        return;
     }
-    return false;
+    for (int first = least; is_power_within(first, factors->num - at, number); first++) {
+        if (number % first) continue;
+        if (at > 0 && first - factors->tried[0] > factors->difference) return;
+        factors->tried[at] = first;
+        try_factors(factors, number / first, at + 1, first);
+    }
 }
 
 int do_Dims_create(int nnodes, int ndims, int dims[]) {
@@ -29,10 +47,11 @@ int do_Dims_create(int nnodes, int ndims, int dims[]) {
         bool is_full = !ndims || left == 1;
         return is_full ? MPI_SUCCESS : fail(MPI_ERR_DIMS, "%d ranks are %d times what the grid has", nnodes, left);
     }
-    int *factors = NEW_ARRAY(int, num_free), used = 0;
-    find_factors(left, num_free, left, factors);
+    Factors factors = {num_free, INT_MAX, NEW_ARRAY(int, num_free), NEW_ARRAY(int, num_free)};
+    try_factors(&factors, left, 0, 1);
     for (int d = 0; d < ndims; d++)
-        if (!dims[d]) dims[d] = factors[used++];
-    free(factors);
+        if (!dims[d]) dims[d] = factors.best[--num_free];
+    free(factors.tried);
+    free(factors.best);
     return MPI_SUCCESS;
 }

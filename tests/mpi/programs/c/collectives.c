@@ -204,6 +204,31 @@ static void overlapping(MPI_Comm comm, MPI_Datatype pair, MPI_Op own) {
     check_folded(got, NUM, 0, size - 1, own, 1, "overlapping Iallreduce");
 }
 
+/* Persistent ones are matched by the order in which they were made: each rank starts them in another one. */
+static void started_in_any_order(MPI_Datatype pair, MPI_Op own, long *send, long *receive) {
+    enum { NUM = 4, LONG = MOST };
+    long given[2], got[2], word = 0;
+    MPI_Request requests[NUM];
+    int rank, size;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    MPI_Bcast_init(&word, 1, MPI_LONG, 0, MPI_COMM_WORLD, MPI_INFO_NULL, &requests[0]);
+    MPI_Allreduce_init(send, receive, LONG, MPI_LONG, MPI_SUM, MPI_COMM_WORLD, MPI_INFO_NULL, &requests[1]);
+    MPI_Barrier_init(MPI_COMM_WORLD, MPI_INFO_NULL, &requests[2]);
+    MPI_Allreduce_init(given, got, 1, pair, own, MPI_COMM_WORLD, MPI_INFO_NULL, &requests[3]);
+    for (int start = 1; start <= 2; start++) {
+        word = rank == 0 ? 40 + start : 0;
+        for (int i = 0; i < LONG; i++) send[i] = i * start;
+        fill_pairs(given, rank, 1);
+        for (int i = 0; i < NUM; i++) MPI_Start(&requests[rank % 2 ? NUM - 1 - i : (i + rank) % NUM]);
+        MPI_Waitall(NUM, requests, MPI_STATUSES_IGNORE);
+        expect(word, 40 + start, "Bcast started in any order", start, 0);
+        for (int i = 0; i < LONG; i += 500) expect(receive[i], (long)i * start * size, "Allreduce in any order", i, 0);
+        check_folded(got, 1, 0, size - 1, own, 1, "own Allreduce in any order");
+    }
+    for (int i = 0; i < NUM; i++) MPI_Request_free(&requests[i]);
+}
+
 /* ---- Communicators ---- */
 
 static void on_many(MPI_Datatype strided, MPI_Datatype pair, MPI_Op own, long *send, long *receive) {
@@ -254,6 +279,7 @@ int main(int argc, char **argv) {
         within(MPI_COMM_WORLD, strided, pair, own, send, receive);
         within(MPI_COMM_SELF, strided, pair, own, send, receive);
         on_many(strided, pair, own, send, receive);
+        started_in_any_order(pair, own, send, receive);
         usleep((useconds_t)pause_us);
     }
     MPI_Op_free(&own);

@@ -132,6 +132,13 @@ static void sizes_of_grids(void) {
         expect(dims[0] >= dims[1] && dims[1] >= dims[2], 1, "Dims_create: order", 0, 0);
     }
     int cube[3] = {0, 0, 0}, given[2] = {0, 3};
+    /* The least difference of sides; of those that are equal in that, the one with the longest short sides. */
+    static const int even[][4] = {{5040, 21, 16, 15}, {7488, 26, 18, 16}, {19008, 33, 24, 24}};
+    for (int i = 0; i < 3; i++) {
+        int sides[3] = {0};
+        MPI_Dims_create(even[i][0], 3, sides);
+        for (int d = 0; d < 3; d++) expect(sides[d], even[i][d + 1], "Dims_create of even sides", d, even[i][0]);
+    }
     MPI_Dims_create(64, 3, cube);
     expect(cube[0], 4, "Dims_create of a cube", 0, 0);
     MPI_Dims_create(12, 2, given);

@@ -2,6 +2,7 @@
  * it names, to the error handler of the object that the call is about.
  */
 #include <mpi.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -206,6 +207,89 @@ static void values(void) {
     MPI_Win_free(&win);
 }
 
+/* ---- arguments: places for results, and what a call that fails leaves there ---- */
+
+static int fails(MPI_Comm comm, int keyval, void *extra, void *value, void *copy, int *flag) {
+    (void)comm, (void)keyval, (void)value, (void)copy, (void)flag;
+    return *(int *)extra;
+}
+
+static int frees(MPI_Comm comm, int keyval, void *value, void *extra) {
+    (void)comm, (void)value, (void)extra;
+    return MPI_Comm_free_keyval(&keyval);
+}
+
+static void arguments(void) {
+    /* Programs of before MPI 4.0 set no other handler for errors of calls that have no object. */
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    MPI_Group world;
+    MPI_Comm_group(MPI_COMM_WORLD, &world);
+    MPI_Comm comm = MPI_COMM_WORLD;
+    MPI_Datatype type = MPI_INT;
+    MPI_Request request = MPI_REQUEST_NULL;
+    expect_class(MPI_Type_size(MPI_INT, NULL), MPI_ERR_ARG, "no place for a number");
+    expect_class(MPI_Comm_dup(MPI_COMM_WORLD, NULL), MPI_ERR_ARG, "no place for a communicator");
+    expect_class(MPI_Comm_free(NULL), MPI_ERR_ARG, "no communicator to free");
+    expect_class(MPI_Group_union(world, world, NULL), MPI_ERR_ARG, "no place for a group");
+    expect_class(MPI_Type_contiguous(-1, MPI_INT, &type), MPI_ERR_COUNT, "a count below zero");
+    check(type == MPI_DATATYPE_NULL, "a type that was not made is null");
+    request = (MPI_Request)(intptr_t)1;
+    expect_class(MPI_Isend(&comm, -1, MPI_INT, 0, 0, MPI_COMM_WORLD, &request), MPI_ERR_COUNT, "a count below zero");
+    check(request == MPI_REQUEST_NULL, "a request that was not made is null");
+
+    /* A keyval may be freed again while attributes stand under it, also by its own function. */
+    int keyval, again, own_class, code, length;
+    char text[MPI_MAX_ERROR_STRING];
+    MPI_Comm one;
+    MPI_Comm_dup(MPI_COMM_WORLD, &one);
+    MPI_Comm_create_keyval(NULL, frees, &keyval, NULL);
+    again = keyval;
+    check(!MPI_Comm_set_attr(one, keyval, NULL) && !MPI_Comm_free_keyval(&keyval), "freed");
+    check(!MPI_Comm_free_keyval(&again) && again == MPI_KEYVAL_INVALID, "freed again");
+    check(!MPI_Comm_free(&one), "its function frees it once more");
+
+    /* What a callback returns is the error, and its text is the program's alone. */
+    MPI_Add_error_class(&own_class);
+    MPI_Add_error_code(own_class, &code);
+    MPI_Add_error_string(code, "its own words");
+    MPI_Comm_create_keyval(fails, NULL, &keyval, &code);
+    MPI_Comm_set_attr(MPI_COMM_WORLD, keyval, NULL);
+    comm = MPI_COMM_SELF;
+    check(MPI_Comm_dup(MPI_COMM_WORLD, &comm) == code && comm == MPI_COMM_NULL, "a copy that was not made is null");
+    check(!MPI_Error_string(code, text, &length) && !strcmp(text, "its own words"), "the program's text");
+    MPI_Comm_delete_attr(MPI_COMM_WORLD, keyval);
+    MPI_Comm_free_keyval(&keyval);
+    MPI_Group_free(&world);
+}
+
+/* ---- buffers: what is sent is not where results come; Open MPI lets that pass ---- */
+
+static void buffers(void) {
+#if !defined(FACE_OPENMPI)
+    int here[4] = {1, 2, 3, 4}, zero = 0;
+    MPI_Datatype type = MPI_INT;
+    MPI_Comm comm;
+    MPI_Comm_dup(MPI_COMM_WORLD, &comm);
+    MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
+    MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN);
+    expect_class(MPI_Allreduce(here, here, 1, MPI_INT, MPI_SUM, comm), MPI_ERR_BUFFER, "allreduce");
+    expect_class(MPI_Reduce(here, here, 1, MPI_INT, MPI_SUM, 0, comm), MPI_ERR_BUFFER, "reduce");
+    expect_class(MPI_Exscan(here, here, 1, MPI_INT, MPI_SUM, comm), MPI_ERR_BUFFER, "exscan");
+    expect_class(MPI_Reduce_scatter_block(here, here, 1, MPI_INT, MPI_SUM, comm), MPI_ERR_BUFFER, "reduce_scatter");
+    expect_class(MPI_Reduce_local(here, here, 1, MPI_INT, MPI_SUM), MPI_ERR_BUFFER, "reduce_local");
+    expect_class(MPI_Reduce_local(MPI_IN_PLACE, here, 1, MPI_INT, MPI_SUM), MPI_ERR_BUFFER, "reduce_local in place");
+    expect_class(MPI_Gather(here, 1, MPI_INT, here, 1, MPI_INT, 0, comm), MPI_ERR_BUFFER, "gather");
+    expect_class(MPI_Scatter(here, 1, MPI_INT, here, 1, MPI_INT, 0, comm), MPI_ERR_BUFFER, "scatter");
+    expect_class(MPI_Allgather(here, 1, MPI_INT, here, 1, MPI_INT, comm), MPI_ERR_BUFFER, "allgather");
+    expect_class(MPI_Alltoall(here, 1, MPI_INT, here, 1, MPI_INT, comm), MPI_ERR_BUFFER, "alltoall");
+    int count = 1;
+    int error = MPI_Alltoallw(here, &count, &zero, &type, here, &count, &zero, &type, comm);
+    expect_class(error, MPI_ERR_BUFFER, "alltoallw");
+    check(!MPI_Allreduce(here, here, 0, MPI_INT, MPI_SUM, comm), "of nothing nothing is shared");
+    MPI_Comm_free(&comm);
+#endif
+}
+
 int main(int argc, char **argv) {
     MPI_Init(&argc, &argv);
     const char *kind = argv[1];
@@ -213,6 +297,8 @@ int main(int argc, char **argv) {
     else if (!strcmp(kind, "messages")) messages();
     else if (!strcmp(kind, "epochs")) epochs();
     else if (!strcmp(kind, "values")) values();
+    else if (!strcmp(kind, "arguments")) arguments();
+    else if (!strcmp(kind, "buffers")) buffers();
     else types();
     MPI_Finalize();
     puts("answer");

@@ -17,7 +17,7 @@ def program(checked_library: CheckedLibrary, tmp_path_factory: pytest.TempPathFa
     return checked_library.link(tmp_path_factory.mktemp("refusals"), "loopback.c", HERE / "refusals.c")
 
 
-@pytest.mark.parametrize("kind", ["files", "messages", "epochs", "types", "values"])
+@pytest.mark.parametrize("kind", ["files", "messages", "epochs", "types", "values", "arguments", "buffers"])
 def test_what_mpi_forbids_is_refused_with_the_class_that_it_names_and_nothing_else_is(
     program: Path, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
