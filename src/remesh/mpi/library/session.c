@@ -27,6 +27,8 @@ int do_Session_init(Info *info, Errhandler *errhandler, Session **session) {
     set_destructor(KIND_SESSION, destroy_session);
     *session = make_object(KIND_SESSION, sizeof **session);
     (*session)->info = copy_info(info);
+    /* What is provided, whatever is asked for. */
+    put_info((*session)->info, "thread_level", "MPI_THREAD_MULTIPLE");
     keep(errhandler);
     (*session)->object.errhandler = errhandler;
     atomic_fetch_add(&num_sessions, 1);

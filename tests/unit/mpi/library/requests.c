@@ -85,12 +85,24 @@ static void free_requests(void) {
 
 extern int num_communicators; /* of loopback.c */
 
+/* How a library asks whether its session may be used by all threads. */
+static void check_thread_level(MPI_Session session) {
+    MPI_Info info;
+    char level[64] = "";
+    int flag = 0, room = sizeof level;
+    MPI_Session_get_info(session, &info);
+    MPI_Info_get_string(info, "thread_level", &room, level, &flag);
+    check(flag && !strcmp(level, "MPI_THREAD_MULTIPLE"), "a session tells which level of threads it has");
+    MPI_Info_free(&info);
+}
+
 static void use_sessions(void) {
     for (int i = 0; i < 3; i++) {
         MPI_Session session;
         MPI_Group group;
         MPI_Comm comm;
         MPI_Session_init(MPI_INFO_NULL, MPI_ERRORS_ARE_FATAL, &session);
+        check_thread_level(session);
         MPI_Group_from_session_pset(session, "mpi://WORLD", &group);
         MPI_Comm_create_from_group(group, "requests", MPI_INFO_NULL, MPI_ERRORS_ARE_FATAL, &comm);
         int before = num_communicators;
