@@ -114,10 +114,14 @@ static int64_t next_run(Walk *walk, int64_t *position) {
 }
 
 void find_span(const View *view, int64_t start, int64_t num_bytes, int64_t *first, int64_t *end) {
-    Walk at_first = walk_from(view, start, 1), at_last = walk_from(view, start + num_bytes - 1, 1);
-    next_run(&at_first, first);
-    next_run(&at_last, end);
-    ++*end;
+    Walk walk = walk_from(view, start, num_bytes);
+    int64_t position, length;
+    *first = INT64_MAX, *end = 0;
+    /* Parts that lie over each other need not end in the order in which they begin. */
+    while ((length = next_run(&walk, &position)) > 0) {
+        if (position < *first) *first = position;
+        if (position + length > *end) *end = position + length;
+    }
 }
 
 int64_t byte_offset(const View *view, int64_t offset) {

@@ -1,11 +1,13 @@
 /* What a program may do, and what not: `refusals KIND` prints `answer` if each call that MPI forbids gives the class that
  * it names, to the error handler of the object that the call is about.
  */
+#include <fcntl.h>
 #include <mpi.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static void check(int is_so, const char *what) {
@@ -31,6 +33,26 @@ static void handle(MPI_File *file, int *code, ...) {
     *code = num_handled++ ? MPI_ERR_OTHER : MPI_SUCCESS;
 }
 
+/* Another process has locked the third byte, and changes it after a while. */
+static void wait_for_the_byte_that_only_the_first_part_reaches(MPI_File file) {
+    int ready[2];
+    char told, found[9] = "";
+    check(!pipe(ready), "a pipe");
+    pid_t other = fork();
+    if (other == 0) {
+        int data = open("data", O_RDWR);
+        struct flock third = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 2, .l_len = 1};
+        int is_locked = !fcntl(data, F_SETLK, &third) && write(ready[1], "", 1) == 1;
+        usleep(200000);
+        _exit(is_locked && pwrite(data, "z", 1, 2) == 1 ? 0 : 1);
+    }
+    check(read(ready[0], &told, 1) == 1, "it is locked");
+    check(!MPI_File_set_atomicity(file, 1), "accesses are atomic");
+    check(!MPI_File_read_at(file, 0, found, 4, MPI_BYTE, MPI_STATUS_IGNORE), "read");
+    check(!strcmp(found, "abzb"), "an atomic access waits for all bytes that its parts reach");
+    check(waitpid(other, NULL, 0) == other, "the other has ended");
+}
+
 /* Parts of a view may lie over each other where nobody writes. Source: MPI 4.1, section 14.3. */
 static void overlaps(void) {
     const int lengths[] = {3, 1}, places[] = {0, 1};
@@ -48,6 +70,7 @@ static void overlaps(void) {
     check(!MPI_File_set_view(file, 0, MPI_BYTE, type, "native", MPI_INFO_NULL), "parts over each other");
     check(!MPI_File_read(file, found, 4, MPI_BYTE, MPI_STATUS_IGNORE), "read");
     check(!strcmp(found, "abcb"), "what lies in two parts comes twice");
+    wait_for_the_byte_that_only_the_first_part_reaches(file);
     MPI_File_close(&file);
     MPI_Type_free(&type);
 }
