@@ -19,9 +19,12 @@ static void note_allowed(Engine *e) {
     if (e->home == ANYWHERE) sched_getaffinity(0, sizeof e->allowed, &e->allowed);
 }
 
-/* Whether no program of another rank stands on this core, as all ranks of the host have told with their messages. */
+/* Whether this rank's program stands on this core and no other's, as all ranks of the host have told with their messages.
+ * A core that its program has left is nobody's: two lower halves there would keep each other from it for good.
+ */
 static int is_ours(const Engine *e, uint32_t cpu) {
     int num_told = 0;
+    if (atomic_load_explicit(e->cpu, memory_order_relaxed) != cpu) return 0;
     for (int rank = 0; rank < e->size; rank++) {
         if (rank == e->rank || !e->neighbours[rank]) continue;
         if (e->cores[rank] == 0 || e->cores[rank] == cpu) return 0;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
 import os
 import struct
@@ -655,16 +656,21 @@ def test_closing_lets_a_payload_end_that_has_begun_and_no_other_begin(
     assert sender.upper.pending() == (0 if is_begun else 1)
 
 
-def _ring_from(half: _Half, core: int) -> None:
-    """A short send of a program that runs on this core, which need not be one of its lower half's."""
+def _call_on(core: int, call: Callable[[], object]) -> None:
+    """A call of a program that runs on this core, which need not be one of its lower half's."""
 
-    def send() -> None:
+    def on_core() -> None:
         os.sched_setaffinity(0, {core})
-        Port(half.upper, 0).post(7, 0, 1, b"x")
+        call()
 
-    thread = threading.Thread(target=send)
+    thread = threading.Thread(target=on_core)
     thread.start()
     thread.join()
+
+
+def _ring_from(half: _Half, core: int) -> None:
+    """A short send."""
+    _call_on(core, lambda: Port(half.upper, 0).post(7, 0, 1, b"x"))
 
 
 def _program_states(half: _Half, num_calls: int, calls_without: int) -> Counter[int]:
@@ -697,23 +703,33 @@ def _program_states(half: _Half, num_calls: int, calls_without: int) -> Counter[
 
 
 def test_a_lower_half_gives_way_while_calls_are_dense_and_sleeps_while_a_third_computes(tmp_path: Path) -> None:
-    """One burst may meet others on this core, and threads of one Python take turns: bursts until it is seen."""
-    half = _Half(str(tmp_path / "channel"), give_way_us=10_000)
-    half.lower.set_pace(0, 10_000)
+    """One burst may meet others on this core, and threads of one Python take turns: bursts until it is seen.
+
+    Each with an engine of its own: one that met others keeps away from the core, and would meet the next burst so.
+    """
     dense, deadline_s = Counter[int](), time.monotonic() + 60
-    while not dense[_GIVES_WAY]:
+    for number in itertools.count():
         assert time.monotonic() < deadline_s, dense
+        half = _Half(str(tmp_path / f"channel-{number}"), give_way_us=10_000)
+        half.lower.set_pace(0, 10_000)
         dense = _program_states(half, num_calls=100, calls_without=0)
         assert dense.total() == 100
+        if dense[_GIVES_WAY]:
+            break
     apart = _program_states(half, num_calls=10, calls_without=1000)
     assert apart.total() == 10 and apart[_GIVES_WAY] == 0
 
 
-@pytest.mark.parametrize(("told", "stays"), [(None, False), (min, False), (max, True)])
+@pytest.mark.parametrize(
+    ("told", "own", "stays"), [(None, min, False), (min, min, False), (max, min, True), (max, max, False)]
+)
 def test_an_engine_that_copies_goes_to_its_share_of_the_cores_unless_programs_have_shared_them_otherwise(
-    tmp_path: Path, told: Callable[[set[int]], int] | None, stays: bool
+    tmp_path: Path, told: Callable[[set[int]], int] | None, own: Callable[[set[int]], int], stays: bool
 ) -> None:
-    """What the other rank has told: nothing, that its program stands on the same core, or on this one's share."""
+    """What the other rank has told: nothing, that its program stands on the same core, or on this one's share.
+
+    Or this one's own stands there by now, too: two lower halves must not stay on the core that their programs left.
+    """
     allowed = os.sched_getaffinity(0)
     core = 0 if told is None else told(allowed) + 1
     half = _Half(str(tmp_path / "channel"), seat=(max(allowed), 1000))
@@ -723,7 +739,8 @@ def test_an_engine_that_copies_goes_to_its_share_of_the_cores_unless_programs_ha
         assert os.sched_getaffinity(0) == {min(allowed)}
         half.engine.attach(_NOBODY)
         into = bytearray(1 << 20)
-        assert Port(half.upper, 0).start_receive(FIRST_POSTED, 7, 1, 0, len(into), NATIVE.address_of(into))
+        place = NATIVE.address_of(into)
+        _call_on(own(allowed), lambda: Port(half.upper, 0).start_receive(FIRST_POSTED, 7, 1, 0, len(into), place))
         half.coming.append(HEADER.pack(7, 0, What.ANNOUNCED, core, 1, _NOBODY, 5, len(into), 0x1000))
         half.engine.step(False)
         assert os.sched_getaffinity(0) == {min(allowed) if stays else max(allowed)}
