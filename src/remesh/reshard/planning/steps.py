@@ -35,7 +35,11 @@ from enum import Enum
 from remesh.reshard.model.program import Message
 
 DEFAULT_WINDOW = 8
-"""How many receives are posted at a time, and sends unsettled, at the most."""
+"""How many receives are posted at a time, and sends unsettled, at the most.
+
+Four times as many pass a chain of short chunks on a quarter faster over loopback, where each turn of a processor is a
+few ms, and mix rounds over a network: a broadcast to two hosts took 1.26 instead of 1.05 times its bound.
+"""
 _NARROW_WINDOW = 2
 _WINDOW_BYTES = 8 << 20
 """A window of long messages is narrower: new memory costs as much as a copy, and a few of them hide any latency."""
