@@ -151,12 +151,17 @@ class Stopper:
             coordinator.request_checkpoint(stop=True)
 
 
-def native_answer(program: str, steps: int, mpi: str = "mpich") -> str:
-    """What the program answers without us, on a real MPI, uninterrupted."""
-    installation = find_mpi(mpi)
+def native_python(program: str, steps: int) -> tuple[tuple[str, ...], Mapping[str, str]]:
+    """How a program of ``programs/`` runs without us and without pauses; for `native_answer`."""
     numeric = str(Path(np.__file__).resolve().parents[1])
-    command = [installation.launcher, "-n", str(NUM_RANKS), "env", f"PYTHONPATH={numeric}", "OMP_NUM_THREADS=1"]
-    command += [installation.python, str(PROGRAMS / f"{program}.py"), str(steps), "0"]
+    argv = (find_mpi("mpich").python, str(PROGRAMS / f"{program}.py"), str(steps), "0")
+    return argv, {"PYTHONPATH": numeric, "OMP_NUM_THREADS": "1"}
+
+
+def native_answer(argv: Sequence[str], environment: Mapping[str, str]) -> str:
+    """What the program answers without us, on a real MPI, uninterrupted."""
+    variables = [f"{name}={value}" for name, value in environment.items()]
+    command = [find_mpi("mpich").launcher, "-n", str(NUM_RANKS), "env", *variables, *argv]
     with tempfile.TemporaryDirectory(prefix="remesh-native-") as folder:
         done = run_patiently(command, dict(os.environ), Path(folder))
     done.check_returncode()

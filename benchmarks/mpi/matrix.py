@@ -1,40 +1,32 @@
-"""Every ordered pair of configurations is restarted once, and random chains are walked; every answer must be the same.
+"""Every ordered pair of configurations is restarted once in each language, and random chains are walked.
 
 ``python -m benchmarks.mpi.matrix [K/N]``: all of it, or the K-th of N parts, which join those that were run on
-the same commit. The pairs stand on one closed walk, which is cut into segments; each is the life of one job, with one
-of the programs.
+the same commit. Every answer must be that of a native run. The pairs stand on one closed walk, which is cut into
+segments; each is the life of one job, with one of the programs (`benchmarks.mpi.matrix_programs`).
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import random
 import sys
+import tempfile
 import time
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.mpi.chain import ALL, Config, Walk, all_pairs_walk, native_answer, run_chain
+from benchmarks.mpi.chain import ALL, Config, Walk, all_pairs_walk, run_command
+from benchmarks.mpi.matrix_programs import Program, make_programs
 from benchmarks.report import OUT, Row, at_least, describe_run, save_report
 
 SEED = 4
 SEGMENT = 17
 """Restarts of one job."""
-PROGRAMS = {
-    "ring": (700, 0.01),
-    "jacobi": (600, 0.01),
-    "cg": (500, 0.01),
-    "fft": (500, 0.01),
-    "master": (1600, 0.01),
-    "windows": (110, 0.01),
-    "files": (80, 0.01),
-}
-"""Steps and pauses: long enough for a whole segment."""
-
+RANDOM = "random"
+"""Kind of the jobs that do not belong to the walk over the pairs; the others have that of their language."""
 _TOLD = OUT / "mpi_walks.json"
 """What jobs came to, of all parts that were run on one commit."""
 
@@ -51,31 +43,36 @@ def random_chains(count: int, length: int) -> list[list[Config]]:
     return [[chance.choice(ALL) for _ in range(length + 1)] for _ in range(count)]
 
 
+def jobs(programs: dict[str, list[Program]]) -> list[tuple[str, Program, list[Config]]]:
+    """Kind, program and configurations of every job: each language walks over all pairs."""
+    found = []
+    for language, of_language in programs.items():
+        turns = itertools.cycle(of_language)
+        found += [(language, next(turns), each) for each in segments()]
+    turns = itertools.cycle(one[-1] for one in programs.values())
+    return found + [(RANDOM, next(turns), each) for each in random_chains(3, 20)]
+
+
 def main(arguments: list[str]) -> None:
     """Run the jobs of a part; the report is written after each, so that an interrupted run tells what it has seen."""
     part, num_parts = map(int, arguments[0].split("/")) if arguments else (1, 1)
-    jobs = [("pairs", each) for each in segments()] + [("random", each) for each in random_chains(3, 20)]
     told = read_told()
-    for number in range(part - 1, len(jobs), num_parts):
-        kind, configs = jobs[number]
-        program = list(PROGRAMS)[number % len(PROGRAMS)]
-        steps, pause_s = PROGRAMS[program]
-        expected = answer_of(program, steps)
-        began_s = time.monotonic()
-        walk = run_chain(program, steps, pause_s, configs, seed=SEED + number)
-        told[number] = tell(kind, walk, good=walk.answer == expected)
-        verdict = "same answer" if told[number]["good"] else "BROKEN"
-        took = f"{time.monotonic() - began_s:4.0f} s"
-        print(f"{number:3d} {kind:6} {program:7} {len(walk.cut_s):3d} restarts {took} {verdict}", flush=True)
-        if not told[number]["good"]:
-            print(f"    expected {expected}, found {walk.answer!r}; {walk.cause}", flush=True)
-        write(told)
-
-
-@functools.cache
-def answer_of(program: str, steps: int) -> str:
-    """See `native_answer`."""
-    return native_answer(program, steps)
+    answers: dict[str, str] = {}
+    with tempfile.TemporaryDirectory(prefix="remesh-matrix-") as folder:
+        for number, (kind, program, configs) in enumerate(jobs(make_programs(Path(folder)))):
+            if number % num_parts != part - 1:
+                continue
+            began_s = time.monotonic()
+            walk = run_command(program.argv, program.environment, configs, SEED + number)
+            expected = answers.get(program.name) or program.native_answer()
+            answers[program.name] = expected
+            told[number] = tell(kind, walk, good=walk.answer == expected)
+            verdict = "same answer" if told[number]["good"] else "BROKEN"
+            took = f"{time.monotonic() - began_s:4.0f} s"
+            print(f"{number:3d} {kind:7} {program.name:21} {len(walk.cut_s):3d} restarts {took} {verdict}", flush=True)
+            if not told[number]["good"]:
+                print(f"    expected {expected}, found {walk.answer!r}; {walk.cause}", flush=True)
+            write(told)
 
 
 def tell(kind: str, walk: Walk, *, good: bool) -> dict[str, Any]:
@@ -102,17 +99,21 @@ def write(told: dict[int, dict[str, Any]]) -> None:
     """Rows for the report, and every pair for the documentation."""
     _TOLD.parent.mkdir(parents=True, exist_ok=True)
     _TOLD.write_text(json.dumps({**describe_run(SEED), "jobs": told}, indent=1) + "\n")
-    pairs: dict[str, bool] = {}
+    pairs: dict[str, dict[str, bool]] = {}
     caught: Counter[str] = Counter()
     for job in told.values():
         caught.update(job["caught"])
-        if job["kind"] == "pairs":
-            pairs |= {f"{before} -> {after}": job["good"] for before, after in itertools.pairwise(job["configs"])}
+        if job["kind"] != RANDOM:
+            walked = {f"{before} -> {after}": job["good"] for before, after in itertools.pairwise(job["configs"])}
+            pairs.setdefault(job["kind"], {}).update(walked)
     cuts = sorted(cut_s for job in told.values() for cut_s in job["cut_s"])
     num_good = sum(len(job["cut_s"]) for job in told.values() if job["good"])
     rows = [
         at_least("restarts with the answer of an uninterrupted run", num_good / max(len(cuts), 1), "share", 1.0),
-        at_least("ordered pairs of configurations that were restarted", sum(pairs.values()), "pairs", 180),
+        *(
+            at_least(f"ordered pairs of configurations, program in {language}", sum(good.values()), "pairs", 306)
+            for language, good in pairs.items()
+        ),
         Row("quiesce and drain, median", cuts[len(cuts) // 2] if cuts else 0.0, "s"),
         Row("quiesce and drain, nine of ten", cuts[len(cuts) * 9 // 10] if cuts else 0.0, "s"),
         *(at_least(f"caught: {what}", count, "times", 1) for what, count in sorted(caught.items())),

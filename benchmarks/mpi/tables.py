@@ -25,22 +25,21 @@ def main() -> None:
 
 def make_page(pairs: dict, report: dict) -> str:
     """The page as text."""
-    seen = pairs["pairs"]
-    good = sum(seen.values())
+    by_language: dict[str, dict[str, bool]] = pairs["pairs"]
+    seen = {pair: all(of.get(pair, True) for of in by_language.values()) for of in by_language.values() for pair in of}
+    languages = ", ".join(f"{sum(of.values())} in {language}" for language, of in by_language.items())
     lines = [
         "# The matrix",
         "",
         header_of(report, "python -m benchmarks.mpi.matrix && python -m benchmarks.mpi.tables", "17 restarts a job"),
         "",
-        "Each cell is a job of 4 ranks",
-        "that was stopped in the row's configuration and restarted in the column's: `=` its job gave the",
-        "answer of an uninterrupted run on a real MPI, `x` it did not, `·` not run. A job has 17 restarts, at moments",
-        "drawn by chance.",
+        "Each cell stands for three jobs of 4 ranks, a program in Python, one in C and one in Fortran, stopped in the",
+        "row's configuration and restarted in the column's: `=` each gave the answer of an undisturbed run on a real",
+        "MPI, `x` one did not, `·` not run. A job has 17 restarts, at moments drawn by chance.",
         "",
-        "These programs are in Python. One in C, one in Fortran and one in Python go once through all configurations,",
-        "so that each is the source and the target of a restart ([test](../../tests/mpi/test_tours.py)).",
+        "A [test](../../tests/mpi/test_tours.py) takes one program of each language once through all configurations.",
         "",
-        f"{good} of {len(ALL) * (len(ALL) - 1)} ordered pairs are `=`, {len(seen) - good} are `x`.",
+        f"Of {len(ALL) * (len(ALL) - 1)} ordered pairs are `=`: {languages}.",
         "",
         "| | configuration | " + " | ".join(str(number) for number in range(1, len(ALL) + 1)) + " |",
         "|---|---|" + "---|" * len(ALL),
