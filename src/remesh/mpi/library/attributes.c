@@ -7,6 +7,7 @@
 
 #include "comm.h"
 #include "datatype.h"
+#include "entry.h"
 #include "errors.h"
 #include "win.h"
 
@@ -21,7 +22,8 @@ typedef struct Attribute Attribute;
 struct Attribute {
     Attribute *next; /* older */
     int keyval;
-    void *value;
+    Language set_in;
+    void *value; /* as it was set */
 };
 
 /* ---- Keyvals ---- */
@@ -92,7 +94,12 @@ static int free_keyval(ObjectKind kind, int *number) {
 /* The standard ABI has this number for a function that copies the value. */
 #define IS_DUP(function) ((uintptr_t)(function) == 1)
 
-static int call_copy(const Keyval *keyval, Object *object, int number, void *value, void **copied, int *flag) {
+/* What C sees of it, for as long as it stands. */
+static void *seen_in_c(Attribute *one) { return one->set_in == IN_C ? one->value : &one->value; }
+
+static int call_copy(const Keyval *keyval, Object *object, Attribute *one, void **copied, int *flag) {
+    int number = one->keyval;
+    void *value = seen_in_c(one);
     const KeyvalFunctions *own = &keyval->functions;
     *flag = 0;
     if (!own->copy) return MPI_SUCCESS;
@@ -101,7 +108,7 @@ static int call_copy(const Keyval *keyval, Object *object, int number, void *val
         *flag = 1;
         return MPI_SUCCESS;
     }
-    if (own->call_copy) return own->call_copy(own, object, number, value, copied, flag);
+    if (own->call_copy) return own->call_copy(own, object, number, one->set_in, one->value, copied, flag);
     switch (keyval->kind) {
     case KIND_COMM:
         return ((MPI_Comm_copy_attr_function *)own->copy)(
@@ -115,10 +122,12 @@ static int call_copy(const Keyval *keyval, Object *object, int number, void *val
     }
 }
 
-static int call_delete(const Keyval *keyval, Object *object, int number, void *value) {
+static int call_delete(const Keyval *keyval, Object *object, Attribute *one) {
+    int number = one->keyval;
+    void *value = seen_in_c(one);
     const KeyvalFunctions *own = &keyval->functions;
     if (!own->delete) return MPI_SUCCESS;
-    if (own->call_delete) return own->call_delete(own, object, number, value);
+    if (own->call_delete) return own->call_delete(own, object, number, one->set_in, one->value);
     switch (keyval->kind) {
     case KIND_COMM:
         return ((MPI_Comm_delete_attr_function *)own->delete)(
@@ -144,20 +153,17 @@ static Attribute **find(Attributes *attributes, int number) {
     return *place ? place : NULL;
 }
 
-static bool get(Attributes *attributes, int number, void **value) {
+static Attribute *get(Attributes *attributes, int number) {
     Attribute **place = NULL;
-    LOCKED {
-        place = find(attributes, number);
-        if (place) *value = (*place)->value;
-    }
-    return place != NULL;
+    LOCKED place = find(attributes, number);
+    return place ? *place : NULL;
 }
 
 /* Puts a new one in front. */
-static void put(Attributes *attributes, int number, void *value) {
+static void put(Attributes *attributes, int number, Language set_in, void *value) {
     Attribute *attribute = NEW(Attribute);
     LOCKED {
-        *attribute = (Attribute){attributes->first, number, value};
+        *attribute = (Attribute){attributes->first, number, set_in, value};
         attributes->first = attribute;
         keyvals[number - FIRST_KEYVAL]->references++;
     }
@@ -176,61 +182,74 @@ static void take_out(Attributes *attributes, int number) {
     free(attribute);
 }
 
-static int delete_one(Object *object, Attributes *attributes, int number, void *value) {
-    int error = call_delete(find_keyval(number), object, number, value);
+static int delete_one(Object *object, Attributes *attributes, Attribute *one) {
+    int number = one->keyval, error = call_delete(find_keyval(number), object, one);
     TRY(callback_failed(error, "delete", number));
     take_out(attributes, number);
     return MPI_SUCCESS;
 }
 
 int delete_attributes(Object *object, Attributes *attributes) {
-    while (attributes->first) TRY(delete_one(object, attributes, attributes->first->keyval, attributes->first->value));
+    while (attributes->first) TRY(delete_one(object, attributes, attributes->first));
     return MPI_SUCCESS;
 }
 
-static int copy_one(Object *from, const Attribute *one, Attributes *to) {
+static int copy_one(Object *from, Attribute *one, Attributes *to) {
+    const Keyval *keyval = find_keyval(one->keyval);
     void *copied = NULL;
     int flag = 0;
-    int error = call_copy(find_keyval(one->keyval), from, one->keyval, one->value, &copied, &flag);
+    int error = call_copy(keyval, from, one, &copied, &flag);
     TRY(callback_failed(error, "copy", one->keyval));
-    if (flag) put(to, one->keyval, copied);
+    if (!flag) return MPI_SUCCESS;
+    /* A function of C that gives back the address of a number, as MPI's own does, has copied the number. */
+    bool is_number = one->set_in != IN_C && (keyval->functions.call_copy || copied == seen_in_c(one));
+    if (is_number && !keyval->functions.call_copy) copied = one->value;
+    put(to, one->keyval, is_number ? one->set_in : IN_C, copied);
     return MPI_SUCCESS;
 }
 
 int copy_attributes(Object *from, const Attributes *of, Attributes *to) {
     int count = 0, at = 0, error = MPI_SUCCESS;
     for (const Attribute *one = of->first; one; one = one->next) count++;
-    const Attribute **oldest_last = NEW_ARRAY(const Attribute *, count);
-    for (const Attribute *one = of->first; one; one = one->next) oldest_last[at++] = one;
+    Attribute **oldest_last = NEW_ARRAY(Attribute *, count);
+    for (Attribute *one = of->first; one; one = one->next) oldest_last[at++] = one;
     while (at > 0 && !error) error = copy_one(from, oldest_last[--at], to);
     free(oldest_last);
     return error;
 }
 
-static int set_attribute(Object *object, Attributes *attributes, int number, void *value) {
+static int set_attribute(Object *object, Attributes *attributes, int number, Language language, void *value) {
     Keyval *keyval;
     TRY(check_keyval((ObjectKind)object->kind, number, &keyval));
     if (keyval->is_freed) return fail(MPI_ERR_KEYVAL, "keyval %d has been freed", number);
-    void *old;
-    if (get(attributes, number, &old)) TRY(delete_one(object, attributes, number, old));
-    put(attributes, number, value);
+    Attribute *old = get(attributes, number);
+    if (old) TRY(delete_one(object, attributes, old));
+    put(attributes, number, language, value);
     return MPI_SUCCESS;
 }
 
-static int get_attribute(const Object *object, Attributes *attributes, int number, void *attribute_val, int *flag) {
+static int get_attribute(
+    const Object *object, Attributes *attributes, int number, Language language, void *attribute_val, int *flag) {
     Keyval *keyval;
     TRY(check_keyval((ObjectKind)object->kind, number, &keyval));
-    *flag = get(attributes, number, attribute_val);
+    Attribute *one = get(attributes, number);
+    *flag = one != NULL;
+    if (one) *(void **)attribute_val = language == IN_C ? seen_in_c(one) : one->value;
     return MPI_SUCCESS;
+}
+
+/* What Fortran sees of a predefined one, which C gets the address of; the base of a window is that address. */
+static void *value_of_predefined(int number, void *at) {
+    if (number == MPI_WIN_BASE) return at;
+    return (void *)(intptr_t)(number == MPI_WIN_SIZE ? *(MPI_Aint *)at : *(int *)at);
 }
 
 static int delete_attribute(Object *object, Attributes *attributes, int number) {
     Keyval *keyval;
     TRY(check_keyval((ObjectKind)object->kind, number, &keyval));
-    void *value;
-    if (!get(attributes, number, &value))
-        return fail(MPI_ERR_KEYVAL, "no attribute stands under keyval %d", number);
-    return delete_one(object, attributes, number, value);
+    Attribute *one = get(attributes, number);
+    if (!one) return fail(MPI_ERR_KEYVAL, "no attribute stands under keyval %d", number);
+    return delete_one(object, attributes, one);
 }
 
 /* ---- Communicators ---- */
@@ -259,16 +278,24 @@ int do_Comm_create_keyval(
 
 int do_Comm_free_keyval(int *comm_keyval) { return free_keyval(KIND_COMM, comm_keyval); }
 
+static int set_of_comm(Comm *comm, int keyval, Language language, void *value) {
+    return set_attribute(&comm->object, &comm->attributes, keyval, language, value);
+}
+
+static int get_of_comm(Comm *comm, int keyval, Language language, void *value, int *flag) {
+    int *predefined = predefined_of_comm(keyval);
+    if (!predefined) return get_attribute(&comm->object, &comm->attributes, keyval, language, value, flag);
+    *(void **)value = language == IN_C ? predefined : value_of_predefined(keyval, predefined);
+    *flag = 1;
+    return MPI_SUCCESS;
+}
+
 int do_Comm_set_attr(Comm *comm, int comm_keyval, void *attribute_val) {
-    return set_attribute(&comm->object, &comm->attributes, comm_keyval, attribute_val);
+    return set_of_comm(comm, comm_keyval, IN_C, attribute_val);
 }
 
 int do_Comm_get_attr(Comm *comm, int comm_keyval, void *attribute_val, int *flag) {
-    int *predefined = predefined_of_comm(comm_keyval);
-    if (!predefined) return get_attribute(&comm->object, &comm->attributes, comm_keyval, attribute_val, flag);
-    *(int **)attribute_val = predefined;
-    *flag = 1;
-    return MPI_SUCCESS;
+    return get_of_comm(comm, comm_keyval, IN_C, attribute_val, flag);
 }
 
 int do_Comm_delete_attr(Comm *comm, int comm_keyval) {
@@ -302,12 +329,20 @@ int do_Type_create_keyval(
 
 int do_Type_free_keyval(int *type_keyval) { return free_keyval(KIND_DATATYPE, type_keyval); }
 
+static int set_of_type(Datatype *datatype, int keyval, Language language, void *value) {
+    return set_attribute(&datatype->object, &datatype->attributes, keyval, language, value);
+}
+
+static int get_of_type(Datatype *datatype, int keyval, Language language, void *value, int *flag) {
+    return get_attribute(&datatype->object, &datatype->attributes, keyval, language, value, flag);
+}
+
 int do_Type_set_attr(Datatype *datatype, int type_keyval, void *attribute_val) {
-    return set_attribute(&datatype->object, &datatype->attributes, type_keyval, attribute_val);
+    return set_of_type(datatype, type_keyval, IN_C, attribute_val);
 }
 
 int do_Type_get_attr(Datatype *datatype, int type_keyval, void *attribute_val, int *flag) {
-    return get_attribute(&datatype->object, &datatype->attributes, type_keyval, attribute_val, flag);
+    return get_of_type(datatype, type_keyval, IN_C, attribute_val, flag);
 }
 
 int do_Type_delete_attr(Datatype *datatype, int type_keyval) {
@@ -326,15 +361,46 @@ int do_Win_create_keyval(
 
 int do_Win_free_keyval(int *win_keyval) { return free_keyval(KIND_WIN, win_keyval); }
 
+static int set_of_win(Win *win, int keyval, Language language, void *value) {
+    return set_attribute(&win->object, &win->attributes, keyval, language, value);
+}
+
+static int get_of_win(Win *win, int keyval, Language language, void *value, int *flag) {
+    void *predefined;
+    *flag = predefined_of_window(win, keyval, &predefined);
+    if (!*flag) return get_attribute(&win->object, &win->attributes, keyval, language, value, flag);
+    *(void **)value = language == IN_C ? predefined : value_of_predefined(keyval, predefined);
+    return MPI_SUCCESS;
+}
+
 int do_Win_set_attr(Win *win, int win_keyval, void *attribute_val) {
-    return set_attribute(&win->object, &win->attributes, win_keyval, attribute_val);
+    return set_of_win(win, win_keyval, IN_C, attribute_val);
 }
 
 int do_Win_get_attr(Win *win, int win_keyval, void *attribute_val, int *flag) {
-    *flag = predefined_of_window(win, win_keyval, attribute_val);
-    return *flag ? MPI_SUCCESS : get_attribute(&win->object, &win->attributes, win_keyval, attribute_val, flag);
+    return get_of_win(win, win_keyval, IN_C, attribute_val, flag);
 }
 
 int do_Win_delete_attr(Win *win, int win_keyval) {
     return delete_attribute(&win->object, &win->attributes, win_keyval);
 }
+
+/* ---- For callers of other languages ---- */
+
+#define ATTRIBUTES_OF(name, Name, Handle, object_of_handle, error_class)                                          \
+    int set_##name##_attribute(Handle handle, int keyval, Language language, void *value) {                       \
+        if (!is_running()) return not_running("MPI_" #Name "_set_attr");                                          \
+        void *holder = object_of_handle(handle);                                                                  \
+        int error = holder ? set_of_##name(holder, keyval, language, value) : fail(error_class, "the handle is none"); \
+        return end_call(error, holder, "MPI_" #Name "_set_attr");                                                 \
+    }                                                                                                             \
+    int get_##name##_attribute(Handle handle, int keyval, Language language, void *value, int *flag) {            \
+        if (!is_running()) return not_running("MPI_" #Name "_get_attr");                                          \
+        void *holder = object_of_handle(handle);                                                                  \
+        int error = holder ? get_of_##name(holder, keyval, language, value, flag)                                 \
+                           : fail(error_class, "the handle is none");                                             \
+        return end_call(error, holder, "MPI_" #Name "_get_attr");                                                 \
+    }
+ATTRIBUTES_OF(comm, Comm, MPI_Comm, comm_of, MPI_ERR_COMM)
+ATTRIBUTES_OF(type, Type, MPI_Datatype, datatype_of, MPI_ERR_TYPE)
+ATTRIBUTES_OF(win, Win, MPI_Win, win_of, MPI_ERR_WIN)

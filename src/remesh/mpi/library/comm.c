@@ -197,7 +197,7 @@ int do_Comm_get_name(Comm *comm, char *comm_name, int *resultlen) {
 }
 
 int do_Comm_set_info(Comm *comm, Info *info) {
-    replace_info(&comm->info, info);
+    update_info(&comm->info, info);
     return MPI_SUCCESS;
 }
 

@@ -234,7 +234,7 @@ int do_File_get_group(File *fh, Group **group) {
 int do_File_get_info(File *fh, Info **info_used) { return *info_used = copy_info(fh->info), MPI_SUCCESS; }
 
 int do_File_set_info(File *fh, Info *info) {
-    replace_info(&fh->info, info);
+    update_info(&fh->info, info);
     return MPI_SUCCESS;
 }
 

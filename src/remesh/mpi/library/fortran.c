@@ -106,7 +106,9 @@ ERRHANDLER_OF(file, File)
 
 /* ---- Attributes: values are integers of the size of an address ---- */
 
-static int call_copy(const KeyvalFunctions *own, Object *of, int keyval, void *value, void **copied, int *flag) {
+static int call_copy(const KeyvalFunctions *own, Object *of, int keyval, Language set_in, void *value, void **copied,
+                     int *flag) {
+    (void)set_in;
     typedef void Function(MPI_Fint *of, MPI_Fint *keyval, void *extra, void *value, void *copied, MPI_Fint *flag,
                           MPI_Fint *error);
     MPI_Fint number = fortran_of(of->kind, of->handle), error = MPI_SUCCESS;
@@ -114,20 +116,15 @@ static int call_copy(const KeyvalFunctions *own, Object *of, int keyval, void *v
     return error;
 }
 
-static int call_delete(const KeyvalFunctions *own, Object *of, int keyval, void *value) {
+static int call_delete(const KeyvalFunctions *own, Object *of, int keyval, Language set_in, void *value) {
+    (void)set_in;
     typedef void Function(MPI_Fint *of, MPI_Fint *keyval, void *value, void *extra, MPI_Fint *error);
     MPI_Fint number = fortran_of(of->kind, of->handle), error = MPI_SUCCESS;
     ((Function *)own->delete)(&number, &keyval, &value, (void *)&own->extra_state, &error);
     return error;
 }
 
-/* The value of a predefined attribute stands where C gets the address of; the base of a window is that address. */
-static MPI_Aint seen_by_fortran(void *value, int keyval) {
-    if (functions_of_keyval(keyval) || keyval == MPI_WIN_BASE) return (MPI_Aint)value;
-    return keyval == MPI_WIN_SIZE ? *(MPI_Aint *)value : *(int *)value;
-}
-
-#define ATTRIBUTES_OF(name, Name, KIND, Handle)                                                                      \
+#define ATTRIBUTES_OF(name, KIND, Handle)                                                                            \
     EXPORTED void mpi_##name##_create_keyval_(Callback *copy, Callback *delete, MPI_Fint *keyval, void **extra,     \
                                               MPI_Fint *ierror);                                                    \
     void mpi_##name##_create_keyval_(Callback *copy, Callback *delete, MPI_Fint *keyval, void **extra,              \
@@ -139,7 +136,7 @@ static MPI_Aint seen_by_fortran(void *value, int keyval) {
                                        MPI_Fint *ierror))                                                           \
     EXPORTED void mpi_##name##_set_attr_(MPI_Fint *of, MPI_Fint *keyval, void **value, MPI_Fint *ierror);           \
     void mpi_##name##_set_attr_(MPI_Fint *of, MPI_Fint *keyval, void **value, MPI_Fint *ierror) {                   \
-        *ierror = PMPI_##Name##_set_attr((Handle)handle_of_fortran(KIND, *of), *keyval, *value);                    \
+        *ierror = set_##name##_attribute((Handle)handle_of_fortran(KIND, *of), *keyval, IN_FORTRAN, *value);        \
     }                                                                                                               \
     OTHER_NAMES(name##_set_attr, (MPI_Fint *of, MPI_Fint *keyval, void **value, MPI_Fint *ierror))                  \
     EXPORTED void mpi_##name##_get_attr_(MPI_Fint *of, MPI_Fint *keyval, MPI_Aint *value, MPI_Fint *flag,           \
@@ -147,13 +144,13 @@ static MPI_Aint seen_by_fortran(void *value, int keyval) {
     void mpi_##name##_get_attr_(MPI_Fint *of, MPI_Fint *keyval, MPI_Aint *value, MPI_Fint *flag,                    \
                                 MPI_Fint *ierror) {                                                                 \
         void *found;                                                                                                \
-        *ierror = PMPI_##Name##_get_attr((Handle)handle_of_fortran(KIND, *of), *keyval, &found, flag);              \
-        if (!*ierror && *flag) *value = seen_by_fortran(found, *keyval);                                            \
+        *ierror = get_##name##_attribute((Handle)handle_of_fortran(KIND, *of), *keyval, IN_FORTRAN, &found, flag);  \
+        if (!*ierror && *flag) *value = (MPI_Aint)found;                                                            \
     }                                                                                                               \
     OTHER_NAMES(name##_get_attr, (MPI_Fint *of, MPI_Fint *keyval, MPI_Aint *value, MPI_Fint *flag, MPI_Fint *ierror))
-ATTRIBUTES_OF(comm, Comm, KIND_COMM, MPI_Comm)
-ATTRIBUTES_OF(type, Type, KIND_DATATYPE, MPI_Datatype)
-ATTRIBUTES_OF(win, Win, KIND_WIN, MPI_Win)
+ATTRIBUTES_OF(comm, KIND_COMM, MPI_Comm)
+ATTRIBUTES_OF(type, KIND_DATATYPE, MPI_Datatype)
+ATTRIBUTES_OF(win, KIND_WIN, MPI_Win)
 
 /* ---- Generalized requests ---- */
 

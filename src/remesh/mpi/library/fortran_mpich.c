@@ -19,57 +19,40 @@ EXPORTED MPI_F08_status *MPI_F08_STATUS_IGNORE, *MPI_F08_STATUSES_IGNORE;
 /* Argument `type` of the functions below: how the caller sees a value. */
 enum { AS_POINTER = 0, AS_ADDRESS = 1, AS_INTEGER = 3 };
 
+static Language language_of(int type) { return type == AS_POINTER ? IN_C : IN_FORTRAN; }
+static int type_of(Language set_in) { return set_in == IN_C ? AS_POINTER : AS_ADDRESS; }
+
 /* ---- Attributes ---- */
 
 /* Predefined keyvals are odd numbers in C, and the next one in Fortran. */
 static int keyval_in_c(int keyval) { return functions_of_keyval(keyval) || keyval & 1 ? keyval : keyval - 1; }
 
-/* A predefined one has its value where C gets the address of; Fortran gets the value. */
-static void see(void *value, int keyval, int type) {
-    int *predefined;
-    memcpy(&predefined, value, sizeof predefined);
-    if (type == AS_POINTER || functions_of_keyval(keyval)) return;
-    /* Of a window, the base and the size are addresses. */
-    intptr_t number = keyval == MPI_WIN_BASE ? (intptr_t)predefined
-                      : keyval == MPI_WIN_SIZE ? (intptr_t)*(MPI_Aint *)(void *)predefined
-                                               : (intptr_t)*predefined;
-    memcpy(value, &number, sizeof number);
-}
-
-#define ATTRIBUTES_OF(Name, Handle, object, error_class)                                                            \
-    EXPORTED int MPII_##Name##_set_attr(Handle handle, int keyval, void *value, int type);                         \
-    int MPII_##Name##_set_attr(Handle handle, int keyval, void *value, int type) {                                 \
-        (void)type;                                                                                                \
-        void *holder = object(handle);                                                                             \
-        int error = holder ? MPI_SUCCESS : fail(error_class, "the handle is none");                                \
-        if (!error) error = do_##Name##_set_attr(holder, keyval, value);                                           \
-        return end_call(error, holder, "MPI_" #Name "_set_attr");                                                  \
-    }                                                                                                              \
-    EXPORTED int MPII_##Name##_get_attr(Handle handle, int keyval, void *value, int *flag, int type);              \
-    int MPII_##Name##_get_attr(Handle handle, int keyval, void *value, int *flag, int type) {                      \
-        void *holder = object(handle);                                                                             \
-        int error = holder ? MPI_SUCCESS : fail(error_class, "the handle is none");                                \
-        keyval = keyval_in_c(keyval);                                                                              \
-        if (!error) error = do_##Name##_get_attr(holder, keyval, value, flag);                                     \
-        if (!error && *flag) see(value, keyval, type);                                                             \
-        return end_call(error, holder, "MPI_" #Name "_get_attr");                                                  \
+#define ATTRIBUTES_OF(name, Name, Handle)                                                                          \
+    EXPORTED int MPII_##Name##_set_attr(Handle handle, int keyval, void *value, int type);                        \
+    int MPII_##Name##_set_attr(Handle handle, int keyval, void *value, int type) {                                \
+        return set_##name##_attribute(handle, keyval, language_of(type), value);                                  \
+    }                                                                                                             \
+    EXPORTED int MPII_##Name##_get_attr(Handle handle, int keyval, void *value, int *flag, int type);             \
+    int MPII_##Name##_get_attr(Handle handle, int keyval, void *value, int *flag, int type) {                     \
+        return get_##name##_attribute(handle, keyval_in_c(keyval), language_of(type), value, flag);               \
     }
-ATTRIBUTES_OF(Comm, MPI_Comm, comm_of, MPI_ERR_COMM)
-ATTRIBUTES_OF(Type, MPI_Datatype, datatype_of, MPI_ERR_TYPE)
-ATTRIBUTES_OF(Win, MPI_Win, win_of, MPI_ERR_WIN)
+ATTRIBUTES_OF(comm, Comm, MPI_Comm)
+ATTRIBUTES_OF(type, Type, MPI_Datatype)
+ATTRIBUTES_OF(win, Win, MPI_Win)
 
 typedef int CopyProxy(Callback *copy, int handle, int keyval, void *extra_state, int type, void *value, void **copied,
                       int *flag);
 typedef int DeleteProxy(Callback *delete, int handle, int keyval, int type, void *value, void *extra_state);
 
-static int copy_by_proxy(const KeyvalFunctions *own, Object *of, int keyval, void *value, void **copied, int *flag) {
+static int copy_by_proxy(const KeyvalFunctions *own, Object *of, int keyval, Language set_in, void *value, void **copied,
+                         int *flag) {
     CopyProxy *proxy = (CopyProxy *)own->copy_proxy;
-    return proxy(own->copy, (int)of->handle, keyval, own->extra_state, AS_POINTER, value, copied, flag);
+    return proxy(own->copy, (int)of->handle, keyval, own->extra_state, type_of(set_in), value, copied, flag);
 }
 
-static int delete_by_proxy(const KeyvalFunctions *own, Object *of, int keyval, void *value) {
+static int delete_by_proxy(const KeyvalFunctions *own, Object *of, int keyval, Language set_in, void *value) {
     DeleteProxy *proxy = (DeleteProxy *)own->delete_proxy;
-    return proxy(own->delete, (int)of->handle, keyval, AS_POINTER, value, own->extra_state);
+    return proxy(own->delete, (int)of->handle, keyval, type_of(set_in), value, own->extra_state);
 }
 
 EXPORTED void MPII_Keyval_set_proxy(int keyval, Callback *copy_proxy, Callback *delete_proxy);

@@ -76,6 +76,12 @@ _NOT_FOR_ALL: Final = (
     ),
 )
 """Functions and those of their arguments that only some ranks must give: do_X checks them; a handle may be NULL."""
+_LENGTHS: Final = ("ARRAY_LENGTH", "ARRAY_LENGTH_NNI", "ARRAY_LENGTH_PI", "POLYDTYPE_NUM_ELEM_NNI")
+"""Kinds of arguments that tell how many elements arrays have; the last one only by the name ``count``."""
+_OTHER_LENGTHS: Final = ("destinations", "edges")
+"""Arrays that are longer or shorter than that."""
+_ELEMENTS: Final = ("int", "MPI_Aint", "MPI_Count", "MPI_Datatype", "MPI_Request")
+"""Of arrays that a function reads or writes whole; of others NULL may say something."""
 _ANY_TIME: Final = re.compile(
     r"MPI_(Init|Init_thread|Initialized|Finalized|Finalize|Get_version|Get_library_version|Abi_.*|Info_.*|Session_.*"
     r"|Error_.*|Add_error_.*|Remove_error_.*|.*_errhandler|Errhandler_.*|.*_c2f|.*_f2c|.*_f082.*|.*_c2f08|.*_toint|.*_fromint|Aint_.*"
@@ -350,6 +356,7 @@ def _checked_body(function: Function, full: str, large: bool) -> str:
     not_for_all = [name for pattern, names in _NOT_FOR_ALL if pattern.match(function.name) for name in names]
     for one in chosen:
         lines += _checks(one, large, may_be_null, is_for_all=one.name not in not_for_all)
+        lines += _array_check(one, chosen, large=large)
         before, behind = _conversions(one, large, function.name in _RAW)
         lines += before
         after += behind
@@ -410,6 +417,21 @@ def _checks(one: Parameter, large: bool, may_be_null: tuple[str, ...], *, is_for
             error = "MPI_ERR_SIZE" if one.kind == "WINDOW_SIZE" else "MPI_ERR_ARG"
             return [_negative(one.name, error, large)]
     return []
+
+
+def _array_check(one: Parameter, chosen: list[Parameter], *, large: bool) -> list[str]:
+    """The check of an array that has elements and so must not be NULL."""
+    text = (one.large if large else one.small).removeprefix("const.")
+    lengths = [
+        length.name
+        for length in chosen
+        if length.direction == "in" and length.kind in _LENGTHS and (length.name == "count" or length.small == "int")
+    ]
+    is_array = text in {f"{element}[]" for element in _ELEMENTS} | {"int[][3]"}
+    if not is_array or one.kind == "WEIGHT" or one.name in _OTHER_LENGTHS or len(lengths) != 1:
+        return []
+    error = f'error_ = fail(MPI_ERR_ARG, "{one.name} is NULL")'
+    return [f"    if ({lengths[0]} > 0 && !{one.name}) {{ {error}; goto end; }}"]
 
 
 def _negative(name: str, error: str, large: bool) -> str:

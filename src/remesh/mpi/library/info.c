@@ -36,12 +36,6 @@ const char *info_value(const Info *info, const char *key) {
     return pair ? pair->value : NULL;
 }
 
-void replace_info(Info **held, const Info *given) {
-    Info *copy = copy_info(given);
-    let_go(*held);
-    *held = copy;
-}
-
 void put_info(Info *info, const char *key, const char *value) {
     Pair *pair = find(info, key);
     if (pair) {
@@ -60,6 +54,11 @@ Info *copy_info(const Info *info) {
     Info *copy = make_object(KIND_INFO, sizeof(Info));
     for (int i = 0; info && i < info->num_pairs; i++) put_info(copy, info->pairs[i].key, info->pairs[i].value);
     return copy;
+}
+
+void update_info(Info **held, const Info *given) {
+    if (!*held) *held = copy_info(NULL);
+    for (int i = 0; given && i < given->num_pairs; i++) put_info(*held, given->pairs[i].key, given->pairs[i].value);
 }
 
 /* ---- What is known of the program's start. Source: MPI 4.1, section 11.2.1 ---- */

@@ -30,7 +30,7 @@ int do_Win_get_name(Win *win, char *win_name, int *resultlen) {
 }
 
 int do_Win_set_info(Win *win, Info *info) {
-    replace_info(&win->info, info);
+    update_info(&win->info, info);
     return MPI_SUCCESS;
 }
 

@@ -76,13 +76,25 @@ static int publish(Win *win, const Share *share) {
     return agreed;
 }
 
+/* Hints that have a default are told. All are kept: accesses are in order, whatever a program can do without. */
+static Info *hints(const Win *win, const Info *given) {
+    static const char *const defaults[][2] = {
+        {"no_locks", "false"}, {"accumulate_ordering", "rar,raw,war,waw"}, {"accumulate_ops", "same_op_no_op"},
+        {"mpi_accumulate_granularity", "0"}, {"same_size", "false"}, {"same_disp_unit", "false"}};
+    Info *info = copy_info(NULL);
+    for (size_t i = 0; i < sizeof defaults / sizeof *defaults; i++) put_info(info, defaults[i][0], defaults[i][1]);
+    if (win->flavor == MPI_WIN_FLAVOR_SHARED) put_info(info, "alloc_shared_noncontig", "false");
+    update_info(&info, given);
+    return info;
+}
+
 /* Gives what this rank shares; a window that cannot be is freed. */
 static int begin_window(Win *win, Share share, const Info *info) {
     win->base = share.base;
     win->owns_memory = share.is_owned;
     win->size = share.size;
     win->own_unit = (int)share.unit;
-    win->info = copy_info(info);
+    win->info = hints(win, info);
     int error = publish(win, &share);
     if (!error) return MPI_SUCCESS;
     free_shared_memory(win->comm, win->shared);

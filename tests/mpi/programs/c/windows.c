@@ -210,6 +210,18 @@ static void questions(MPI_Win win, void *memory) {
     expect(*unit, sizeof(long), "MPI_WIN_DISP_UNIT");
     MPI_Win_get_attr(win, MPI_WIN_CREATE_FLAVOR, &flavor, &flag);
     expect(*flavor, MPI_WIN_FLAVOR_CREATE, "MPI_WIN_CREATE_FLAVOR");
+    MPI_Info info;
+    char hint[MPI_MAX_INFO_VAL + 1];
+    MPI_Info_create(&info);
+    MPI_Info_set(info, "same_size", "true");
+    MPI_Win_set_info(win, info);
+    MPI_Info_free(&info);
+    MPI_Win_get_info(win, &info);
+    MPI_Info_get(info, "accumulate_ordering", MPI_MAX_INFO_VAL, hint, &flag);
+    expect(flag && !strcmp(hint, "rar,raw,war,waw"), 1, "a hint of which the default is told");
+    MPI_Info_get(info, "same_size", MPI_MAX_INFO_VAL, hint, &flag);
+    expect(flag && !strcmp(hint, "true"), 1, "a hint that was set");
+    MPI_Info_free(&info);
     MPI_Win_set_name(win, "a window");
     MPI_Win_get_name(win, name, &length);
     expect(strcmp(name, "a window"), 0, "name");

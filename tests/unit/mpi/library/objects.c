@@ -60,7 +60,98 @@ static void attributes(void) {
     check(MPI_Comm_set_attr(MPI_COMM_WORLD, MPI_TAG_UB, &one) != MPI_SUCCESS, "predefined attributes stay");
 }
 
+/* As the libraries set and ask for attributes that Fortran programs of a face bring along. */
+#if defined(FACE_MPICH)
+enum { AS_ADDRESS = 1 };
+int MPII_Type_set_attr(MPI_Datatype type, int keyval, void *value, int as);
+int MPII_Type_get_attr(MPI_Datatype type, int keyval, void *value, int *flag, int as);
+static void set_in_fortran(MPI_Datatype type, int keyval, MPI_Aint value) {
+    MPII_Type_set_attr(type, keyval, (void *)value, AS_ADDRESS);
+}
+static MPI_Aint get_in_fortran(MPI_Datatype type, int keyval) {
+    MPI_Aint value;
+    int flag;
+    MPII_Type_get_attr(type, keyval, &value, &flag, AS_ADDRESS);
+    return value;
+}
+#elif defined(FACE_OPENMPI)
+void mpi_type_set_attr_(MPI_Fint *type, MPI_Fint *keyval, MPI_Aint *value, MPI_Fint *ierror);
+void mpi_type_get_attr_(MPI_Fint *type, MPI_Fint *keyval, MPI_Aint *value, MPI_Fint *flag, MPI_Fint *ierror);
+static void set_in_fortran(MPI_Datatype type, int keyval, MPI_Aint value) {
+    MPI_Fint number = MPI_Type_c2f(type), error;
+    mpi_type_set_attr_(&number, &keyval, &value, &error);
+}
+static MPI_Aint get_in_fortran(MPI_Datatype type, int keyval) {
+    MPI_Fint number = MPI_Type_c2f(type), error, flag;
+    MPI_Aint value;
+    mpi_type_get_attr_(&number, &keyval, &value, &flag, &error);
+    return value;
+}
+#endif
+
+#if defined(FACE_MPICH) || defined(FACE_OPENMPI)
+static int handed_on(MPI_Datatype type, int keyval, void *extra, void *value, void *copy, int *flag) {
+    (void)type, (void)keyval, (void)extra;
+    *(void **)copy = value;
+    *flag = 1;
+    return MPI_SUCCESS;
+}
+
+static int counted(MPI_Datatype type, int keyval, void *value, void *extra) {
+    (void)type, (void)keyval;
+    *(MPI_Aint *)extra += *(MPI_Aint *)value;
+    return MPI_SUCCESS;
+}
+
+static void attributes_of_two_languages(void) {
+    int key, flag, one = 1;
+    void *value;
+    MPI_Aint sum = 0;
+    MPI_Datatype type, copy;
+    MPI_Type_contiguous(2, MPI_INT, &type);
+    MPI_Type_create_keyval(handed_on, counted, &key, &sum);
+    set_in_fortran(type, key, -5555);
+    MPI_Type_get_attr(type, key, &value, &flag);
+    check(flag && *(MPI_Aint *)value == -5555, "what Fortran has set is in C the address of it");
+    check(get_in_fortran(type, key) == -5555, "and in Fortran the number");
+    MPI_Type_dup(type, &copy);
+    MPI_Type_free(&type);
+    check(sum == -5555, "a delete function of C gets its address");
+    MPI_Type_get_attr(copy, key, &value, &flag);
+    check(flag && *(MPI_Aint *)value == -5555 && get_in_fortran(copy, key) == -5555, "the copy has it when it is gone");
+    MPI_Type_delete_attr(copy, key);
+    MPI_Type_free_keyval(&key);
+    MPI_Type_create_keyval(NULL, NULL, &key, NULL);
+    MPI_Type_set_attr(copy, key, &one);
+    check(get_in_fortran(copy, key) == (MPI_Aint)&one, "what C has set is in Fortran the address as a number");
+    MPI_Type_free(&copy);
+    MPI_Type_free_keyval(&key);
+}
+#endif
+
 /* ---- infos ---- */
+
+static void hints(void) {
+    MPI_Comm comm;
+    MPI_Info info;
+    char value[MPI_MAX_INFO_VAL + 1];
+    int flag;
+    MPI_Comm_dup(MPI_COMM_WORLD, &comm);
+    MPI_Info_create(&info);
+    MPI_Info_set(info, "mpi_assert_no_any_tag", "true");
+    MPI_Comm_set_info(comm, info);
+    MPI_Info_delete(info, "mpi_assert_no_any_tag");
+    MPI_Info_set(info, "mpi_assert_exact_length", "true");
+    MPI_Comm_set_info(comm, info);
+    MPI_Info_free(&info);
+    MPI_Comm_get_info(comm, &info);
+    MPI_Info_get(info, "mpi_assert_no_any_tag", MPI_MAX_INFO_VAL, value, &flag);
+    check(flag && !strcmp(value, "true"), "a hint that is not given again stays");
+    MPI_Info_get(info, "mpi_assert_exact_length", MPI_MAX_INFO_VAL, value, &flag);
+    check(flag, "one that is given is added");
+    MPI_Info_free(&info);
+    MPI_Comm_free(&comm);
+}
 
 static void infos(void) {
     MPI_Info info, copy;
@@ -190,6 +281,10 @@ int main(int argc, char **argv) {
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN);
     attributes();
+#if defined(FACE_MPICH) || defined(FACE_OPENMPI)
+    attributes_of_two_languages();
+#endif
+    hints();
     infos();
     groups();
     fortran_types();

@@ -254,6 +254,13 @@ static void arguments(void) {
     expect_class(MPI_Comm_dup(MPI_COMM_WORLD, NULL), MPI_ERR_ARG, "no place for a communicator");
     expect_class(MPI_Comm_free(NULL), MPI_ERR_ARG, "no communicator to free");
     expect_class(MPI_Group_union(world, world, NULL), MPI_ERR_ARG, "no place for a group");
+    int zero = 0;
+    expect_class(MPI_Group_translate_ranks(world, 1, &zero, world, NULL), MPI_ERR_ARG, "no place for ranks");
+    expect_class(MPI_Group_translate_ranks(world, 1, NULL, world, &zero), MPI_ERR_ARG, "no ranks");
+    check(!MPI_Group_translate_ranks(world, 0, NULL, world, NULL), "none of no ranks");
+    expect_class(MPI_Type_indexed(1, &zero, NULL, MPI_INT, &type), MPI_ERR_ARG, "no displacements");
+    expect_class(MPI_Startall(1, NULL), MPI_ERR_ARG, "no requests");
+    check(!MPI_Startall(0, NULL), "none of no requests");
     expect_class(MPI_Type_contiguous(-1, MPI_INT, &type), MPI_ERR_COUNT, "a count below zero");
     check(type == MPI_DATATYPE_NULL, "a type that was not made is null");
     request = (MPI_Request)(intptr_t)1;
