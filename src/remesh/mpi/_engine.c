@@ -105,7 +105,7 @@ static int pass(Engine *e) {
     if (streamed < 0) return -1;
     progress |= carried | streamed;
     if (e->closed) return progress;
-    if (e->recheck && (e->singles | e->waits) && tell_waiting(e)) return -1;
+    if (e->recheck && waiting_slots(e) && tell_waiting(e)) return -1;
     return progress;
 }
 
@@ -133,41 +133,40 @@ static int take_watched(Engine *e, PyObject *addresses) {
 
 /* Whether something goes on only while MPI is asked. */
 static int is_busy(Engine *e) {
-    return e->singles || e->waits || e->num_watched || e->num_carries || e->num_sending || e->num_running || has_moving_stream(e);
+    return waiting_slots(e) || e->num_watched || e->num_carries || e->num_sending || e->num_running || has_moving_stream(e);
 }
 
 /* Pass and rest until there is something for Python: 1, or not in time: 0, or -1 with an exception. */
-static int run_until(Engine *e, int64_t deadline_us, int python_waits) {
+static int run_until(Engine *e, int64_t deadline_us) {
     for (int fruitful = 0; !atomic_load(&e->woken);) {
         int progress = pass(e);
         if (progress < 0) return -1;
         int64_t now = now_us();
         if (progress) note_gap(e, now);
-        if (e->attention || (progress && python_waits)) return 1;
+        if (e->attention) return 1;
         if (progress) {
             /* A program that polls always has a next request: the time must end this, too. */
             if ((++fruitful & 63) == 0 && now >= deadline_us) break;
             /* Whoever has its reply runs before anything else is looked at. */
-            if (python_waits || is_busy(e) || !may_give_way(e)) continue;
+            if (is_busy(e) || !may_give_way(e)) continue;
         }
         if (now >= deadline_us) break;
-        rest(e, python_waits || e->singles || e->waits, now, deadline_us);
+        rest(e, waiting_slots(e) != 0, now, deadline_us);
     }
     return 0;
 }
 
-/* run(timeout_us, python_waits, watched): pass and rest until Python has something to look at, or that time is over.
+/* run(timeout_us, watched): pass and rest until Python has something to look at, or that time is over.
  * ``watched``: requests of MPI's, by where their handles stand, whose end Python wants to know.
  */
 static PyObject *engine_run(PyObject *self, PyObject *args) {
     Engine *e = (Engine *)self;
     long long timeout_us;
-    int python_waits;
     PyObject *watched;
-    if (!PyArg_ParseTuple(args, "LpO!", &timeout_us, &python_waits, &PyList_Type, &watched)) return NULL;
+    if (!PyArg_ParseTuple(args, "LO!", &timeout_us, &PyList_Type, &watched)) return NULL;
     if (take_watched(e, watched)) return NULL;
     e->attention = 0;
-    int found = run_until(e, now_us() + timeout_us, python_waits);
+    int found = run_until(e, now_us() + timeout_us);
     e->num_watched = 0;
     return found < 0 ? NULL : PyBool_FromLong(found);
 }
@@ -309,7 +308,7 @@ static PyObject *get_carrying(PyObject *self, void *unused) {
 
 static PyObject *get_waiting(PyObject *self, void *unused) {
     (void)unused;
-    return PyLong_FromUnsignedLong(((Engine *)self)->singles | ((Engine *)self)->waits);
+    return PyLong_FromUnsignedLong(waiting_slots((Engine *)self));
 }
 
 /* {slot: request}: blocking operations that slots wait for. */

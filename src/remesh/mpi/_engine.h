@@ -125,7 +125,7 @@ typedef struct {
     /* slots */
     uint64_t single[NUM_SLOTS];
     uint32_t open_in[NUM_SLOTS]; /* of those that a slot waits for, before this one all are over */
-    uint32_t singles, waits, blocked, scanned;
+    uint32_t singles, waits, probes, blocked, scanned; /* the first three wait: for an operation, several, a message */
     char rescan, recheck, closed, attention;
     _Atomic int woken;
     /* pace */
@@ -136,6 +136,9 @@ typedef struct {
     int64_t turn_ended_us; /* when they could last */
     int64_t gap_us, eager_us, patient_us, shortest_us, longest_us, idle_us, idle_since_us, free_since_us, apart_until_us, give_way_us;
 } Engine;
+
+/* Those whose calls the engine has yet to answer. */
+static inline uint32_t waiting_slots(const Engine *e) { return e->singles | e->waits | e->probes; }
 
 static inline char *slot_at(Engine *e, int slot) { return e->base + FIRST_SLOT + (size_t)slot * STRIDE; }
 
@@ -166,6 +169,7 @@ void fail(Engine *e, int slot, const char *what, int code);
 /* The program can write anything into its channel: say what does not fit, before it is followed. -1 with an exception. */
 int damaged(int slot, const char *format, ...) __attribute__((format(printf, 2, 3)));
 int try_wait(Engine *e, int slot);
+int try_probe(Engine *e, int slot);
 int tell_waiting(Engine *e);
 /* A receive waits for its message. */
 int post(Engine *e, const Request *request);
@@ -187,6 +191,8 @@ int take_frame(Engine *e);
 /* _engine_calls.c. */
 void finish_running(Engine *e, Running *one);
 int scan(Engine *e);
+/* Leave the request in a slot to Python: it has its reply, or waits. */
+int serve_in_python(Engine *e, int slot);
 /* A slot that Python serves waits for the end of this request. */
 void wait_for(Engine *e, int slot, uint64_t request);
 

@@ -303,7 +303,7 @@ static int do_small(Engine *e, int slot, const CollectiveCall *call, PyObject *p
 }
 
 /* Leave the request in a slot to Python: it has its reply (0), waits for a request, or stays blocked there (-1). */
-static int serve_in_python(Engine *e, int slot) {
+int serve_in_python(Engine *e, int slot) {
     e->attention = 1;
     PyObject *found = PyObject_CallFunction(e->serve, "i", slot);
     long long request = found == NULL ? -1 : PyLong_AsLongLong(found);
@@ -338,6 +338,25 @@ static int serve_wait(Engine *e, int slot, const WaitCall *call) {
     return 0;
 }
 
+/* A probe that does not wait counts what has come to MPI, and is not in a queue yet. */
+static int serve_probe(Engine *e, int slot, const ProbeCall *call) {
+    enum { MOST_FRAMES = 64 };
+    int is_blocking = call->flags & FLAG_BLOCKING, found = try_probe(e, slot);
+    for (int i = 0; !found && !is_blocking && i < MOST_FRAMES; i++) {
+        look(e);
+        if (!e->frame_ready || e->mpi_problem) break;
+        found = take_frame(e) ? -1 : try_probe(e, slot);
+    }
+    if (found) return found < 0 ? -1 : 0;
+    if (is_blocking) {
+        e->probes |= 1u << slot;
+        return 0;
+    }
+    *(ProbeReply *)(slot_at(e, slot) + BODY) = (ProbeReply){.status = OK};
+    answer(e, slot);
+    return 0;
+}
+
 static int serve_body(Engine *e, int slot) {
     char *body = slot_at(e, slot) + BODY;
     Request *request;
@@ -353,6 +372,8 @@ static int serve_body(Engine *e, int slot) {
         return request == NULL ? -1 : started(e, slot, ((const ReceiveCall *)body)->flags, request);
     case CALL_WAIT:
         return serve_wait(e, slot, (const WaitCall *)body);
+    case CALL_PROBE:
+        return serve_probe(e, slot, (const ProbeCall *)body);
     case CALL_LOCK:
         if (is_no_rank(e, ((const LockCall *)body)->target)) return damaged(slot, "a lock on a rank that is none");
         request = ask_for_lock(e, (const LockCall *)body);
@@ -455,7 +476,7 @@ int scan(Engine *e) {
         if (some < 0) return -1;
         served += some;
     }
-    for (mask &= ~(e->singles | e->waits | e->blocked); mask; mask &= mask - 1, served++)
+    for (mask &= ~(waiting_slots(e) | e->blocked); mask; mask &= mask - 1, served++)
         if (serve_body(e, __builtin_ctz(mask))) return -1;
     return served;
 }

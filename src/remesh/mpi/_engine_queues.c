@@ -200,9 +200,44 @@ int try_wait(Engine *e, int slot) {
     return 1;
 }
 
+static int fits(int wanted_source, int wanted_tag, int source, int tag) {
+    return (wanted_source == ANY || wanted_source == source) && (wanted_tag == ANY || wanted_tag == tag);
+}
+
+/* The message that a receive would take; borrowed, where it stands in its queue in `at`. NULL if there is none. */
+static Arrived *find_arrived(Engine *e, uint64_t comm, int source, int tag, PyObject **queue, Py_ssize_t *at) {
+    *queue = table_find(e->arrived, comm);
+    Py_ssize_t length = *queue == NULL ? 0 : PyList_Size(*queue);
+    for (*at = 0; *at < length; ++*at) {
+        Arrived *message = (Arrived *)PyList_GetItem(*queue, *at);
+        if (fits(source, tag, message->source, message->tag)) return message;
+    }
+    return NULL;
+}
+
+/* The reply of `probe` if its message is there: 1, or 0, or -1 with an exception. */
+int try_probe(Engine *e, int slot) {
+    char *body = slot_at(e, slot) + BODY;
+    ProbeCall call = *(const ProbeCall *)body;
+    PyObject *queue;
+    Py_ssize_t at;
+    Arrived *message = find_arrived(e, call.comm, call.source, call.tag, &queue, &at);
+    if (message == NULL) return 0;
+    /* Who takes the message out of the queue gets a number for it. */
+    if (call.flags & FLAG_MATCHED) return serve_in_python(e, slot) ? -1 : 1;
+    *(ProbeReply *)body = (ProbeReply){OK, 1, message->source, message->tag, message->num_bytes, 0};
+    answer(e, slot);
+    return 1;
+}
+
 /* Slots whose operation may be over now. */
 int tell_waiting(Engine *e) {
     e->recheck = 0;
+    for (uint32_t left = e->probes; left; left &= left - 1) {
+        int slot = __builtin_ctz(left), found = try_probe(e, slot);
+        if (found < 0) return -1;
+        if (found) e->probes &= ~(1u << slot);
+    }
     for (uint32_t left = e->singles | e->waits; left; left &= left - 1) {
         int slot = __builtin_ctz(left);
         uint32_t bit = 1u << slot;
@@ -246,10 +281,6 @@ int post(Engine *e, const Request *request) {
     int failed = append_to(e->posted, receive->comm, (PyObject *)receive);
     Py_DECREF((PyObject *)receive);
     return failed;
-}
-
-static int fits(int wanted_source, int wanted_tag, int source, int tag) {
-    return (wanted_source == ANY || wanted_source == source) && (wanted_tag == ANY || wanted_tag == tag);
 }
 
 char *gathered(const Request *request) {
@@ -330,10 +361,16 @@ static Request *take_posted(Engine *e, uint64_t comm, int source, int tag) {
     return NULL;
 }
 
+/* No receive waits for it, but perhaps a probe. */
+static int keep_arrived(Engine *e, Arrived *message) {
+    e->recheck |= e->probes != 0;
+    return append_to(e->arrived, message->comm, (PyObject *)message);
+}
+
 int arrive(Engine *e, Arrived *message) {
     Request *request = take_posted(e, message->comm, message->source, message->tag);
     if (request != NULL) return match(e, request, message);
-    return PyErr_Occurred() ? -1 : append_to(e->arrived, message->comm, (PyObject *)message);
+    return PyErr_Occurred() ? -1 : keep_arrived(e, message);
 }
 
 static int keep_short(Engine *e, uint64_t comm, int source, int tag, PyObject *payload) {
@@ -344,7 +381,7 @@ static int keep_short(Engine *e, uint64_t comm, int source, int tag, PyObject *p
     message->tag = tag;
     message->num_bytes = PyBytes_Size(payload);
     set_object(&message->payload, payload);
-    int failed = append_to(e->arrived, comm, (PyObject *)message);
+    int failed = keep_arrived(e, message);
     Py_DECREF((PyObject *)message);
     return failed;
 }
@@ -366,14 +403,11 @@ int arrive_short(Engine *e, uint64_t comm, int source, int tag, const char *data
 
 /* The earliest message that fits, removed; a new reference, or NULL. */
 Arrived *take_arrived(Engine *e, uint64_t comm, int source, int tag) {
-    PyObject *queue = table_find(e->arrived, comm);
-    Py_ssize_t length = queue == NULL ? 0 : PyList_Size(queue);
-    for (Py_ssize_t i = 0; i < length; i++) {
-        Arrived *message = (Arrived *)PyList_GetItem(queue, i);
-        if (!fits(source, tag, message->source, message->tag)) continue;
-        Py_INCREF((PyObject *)message);
-        if (PyList_SetSlice(queue, i, i + 1, NULL)) Py_CLEAR(message);
-        return message;
-    }
-    return NULL;
+    PyObject *queue;
+    Py_ssize_t at;
+    Arrived *message = find_arrived(e, comm, source, tag, &queue, &at);
+    if (message == NULL) return NULL;
+    Py_INCREF((PyObject *)message);
+    if (PyList_SetSlice(queue, at, at + 1, NULL)) Py_CLEAR(message);
+    return message;
 }

@@ -159,7 +159,7 @@ def test_a_payload_that_nobody_receives_does_not_keep_its_lower_half_awake(tmp_p
     _both_turn(sender, receiver)
     assert sender.engine.carrying
     before = sender.num_asked
-    sender.engine.run(50_000, False, [])
+    sender.engine.run(50_000, [])
     # Each look asks twice, and between two of them it sleeps, at last for half a millisecond; awake it asks thousands
     # of times.
     assert 2 <= sender.num_asked - before < 800

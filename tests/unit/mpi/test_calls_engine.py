@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -71,6 +71,7 @@ class _Half:
         near: bool = True,
         give_way_us: int = 0,
         seat: tuple[int, ...] = (),
+        serve: Callable[[int], int] = lambda slot: -1,
     ) -> None:
         self.rank = rank
         self.lower = SharedChannel.create(path)
@@ -121,6 +122,7 @@ class _Half:
                 always_spins=always_spins,
                 give_way_us=give_way_us,
                 seat=seat,
+                serve=serve,
             )
         )
 
@@ -428,10 +430,10 @@ def test_a_collective_that_is_started_is_waited_for_like_any_request(tmp_path: P
 def test_a_run_comes_back_when_a_watched_request_is_over_and_watches_it_no_more(tmp_path: Path) -> None:
     half = _Half(str(tmp_path / "channel"))
     stream = ctypes.c_uint64(50)
-    assert not half.engine.run(2000, False, [ctypes.addressof(stream)])
+    assert not half.engine.run(2000, [ctypes.addressof(stream)])
     half.let_end()
-    assert half.engine.run(1_000_000, False, [ctypes.addressof(stream)])
-    assert not half.engine.run(2000, False, [])
+    assert half.engine.run(1_000_000, [ctypes.addressof(stream)])
+    assert not half.engine.run(2000, [])
 
 
 def test_a_watched_request_stands_until_the_run_is_over_though_a_call_in_it_drops_the_request() -> None:
@@ -443,7 +445,7 @@ def test_a_watched_request_stands_until_the_run_is_over_though_a_call_in_it_drop
         def step(self, news: bool) -> bool:
             return False
 
-        def run(self, timeout_us: int, python_waits: bool, places: list[int]) -> bool:
+        def run(self, timeout_us: int, places: list[int]) -> bool:
             communicator.gate = None
             looked_at.append((places, place, gate() is not None))
             half.wake()
@@ -462,7 +464,7 @@ def test_a_watched_request_stands_until_the_run_is_over_though_a_call_in_it_drop
     half._collectives._wire, half._collectives._running = half._wire, []
     half._collectives._communicators, half._collectives._gated = {7: communicator}, {7}
     half._collectives.poll = lambda: False
-    half._engine, half._serving = Engine(), SimpleNamespace(probes={})
+    half._engine = Engine()
     half._requests = SimpleNamespace(news=False)
     half._woken = half._progressed = half._closed = False
     half.serve_once(1.0)
@@ -471,45 +473,10 @@ def test_a_watched_request_stands_until_the_run_is_over_though_a_call_in_it_drop
 
 def test_an_engine_that_may_spin_takes_a_call_and_ends_its_run_in_time(tmp_path: Path) -> None:
     half = _Half(str(tmp_path / "channel"), always_spins=True)
-    assert not half.engine.run(2000, False, [])
+    assert not half.engine.run(2000, [])
     assert Port(half.upper, 0).post(7, 1, 5, b"abc")
-    assert not half.engine.run(2000, False, [])
+    assert not half.engine.run(2000, [])
     assert len(half.sent) == 1
-
-
-def test_a_message_that_is_taken_while_the_engine_hears_news_ends_a_probe() -> None:
-    """Python has just completed a request; while it tells the engine so, the message that a probe waits for comes."""
-    arrived: list[str] = []
-    answered: list[int] = []
-
-    class Engine:
-        num_steps = 0
-
-        def step(self, news: bool) -> bool:
-            self.num_steps += 1
-            if self.num_steps != 2:
-                return False
-            arrived.append("message")
-            return True
-
-        def set(self, *_: object) -> None: ...
-
-    class Serving:
-        probes: ClassVar[dict[int, str]] = {0: "probe"}
-
-        def flush(self, bodies: object) -> list[int]:
-            return [self.probes.popitem()[0]] if arrived else []
-
-    half: Any = object.__new__(MpiLowerHalf)
-    half._engine, half._serving, half._requests = Engine(), Serving(), SimpleNamespace(news=True)
-    half._collectives = SimpleNamespace(poll=lambda: False)
-    half._channel = SimpleNamespace(bodies=(), answer=answered.append)
-    half._closed = half._progressed = False
-    half._aborting = set()
-    passes = 0
-    while half._step() and passes < 10:
-        passes += 1
-    assert answered == [0]
 
 
 def _two(folder: Path, arena: tuple[int, int] = (0, 0), *, near: bool = True) -> tuple[_Half, _Half]:
@@ -696,7 +663,7 @@ def _program_states(half: _Half, num_calls: int, calls_without: int) -> Counter[
     thread.start()
     deadline_s = time.monotonic() + 60
     while thread.is_alive() and time.monotonic() < deadline_s:
-        half.engine.run(50_000, False, [])
+        half.engine.run(50_000, [])
     thread.join(60)
     os.sched_setaffinity(0, allowed)
     return states
@@ -735,7 +702,7 @@ def test_an_engine_that_copies_goes_to_its_share_of_the_cores_unless_programs_ha
     half = _Half(str(tmp_path / "channel"), seat=(max(allowed), 1000))
     try:
         _ring_from(half, min(allowed))
-        half.engine.run(3000, False, [])
+        half.engine.run(3000, [])
         assert os.sched_getaffinity(0) == {min(allowed)}
         half.engine.attach(_NOBODY)
         into = bytearray(1 << 20)
@@ -753,7 +720,7 @@ def test_an_engine_rests_on_the_programs_core_until_it_is_closed_and_never_beyon
     try:
         for core in allowed:
             _ring_from(half, core)
-            half.engine.run(3000, False, [])
+            half.engine.run(3000, [])
             assert os.sched_getaffinity(0) == {core}
         half.engine.set(True, 0)
         assert os.sched_getaffinity(0) == allowed, "who writes an image may run anywhere"
@@ -761,7 +728,7 @@ def test_an_engine_rests_on_the_programs_core_until_it_is_closed_and_never_beyon
         os.sched_setaffinity(0, {min(allowed)})
         for core in allowed:
             _ring_from(half, core)
-            half.engine.run(3000, False, [])
+            half.engine.run(3000, [])
             assert os.sched_getaffinity(0) == {min(allowed)}
     finally:
         os.sched_setaffinity(0, allowed)

@@ -214,7 +214,7 @@ class MpiLowerHalf:
             # Held until the run is over: a call that it leaves to Python may end one of them, and drop it.
             watched = self._collectives.watched()[:_MAX_WATCHED]
             places = [self._wire.address_of(each) for each in watched]
-            self._progressed = self._engine.run(int(left_s * 1e6) + 1, bool(self._serving.probes), places)
+            self._progressed = self._engine.run(int(left_s * 1e6) + 1, places)
         self._woken = False
         self._engine.was_woken()
 
@@ -226,13 +226,7 @@ class MpiLowerHalf:
         progress |= self._collectives.poll()
         if self._closed:
             return progress
-        # A message that arrives may end a probe without completing any request.
-        if self._serving.probes and (progress or self._requests.news):
-            for slot in self._serving.flush(self._channel.bodies):
-                self._channel.answer(slot)
-            self._tell_engine()
-        if self._requests.news:
-            # The engine also looks at what Python has completed. A message that it takes now may end a probe.
+        if self._requests.news:  # the engine also looks at what Python has completed
             self._progressed = bool(self._engine.step(True))
         self._requests.news = False
         return progress or self._progressed
@@ -240,13 +234,13 @@ class MpiLowerHalf:
     def _serve(self, slot: int) -> int:
         """Serve the request in a slot; if it blocks, note the reason."""
         found = self._serving.serve(slot, self._channel.bodies[slot])
-        if found == BLOCKED and slot not in self._serving.probes:
+        if found == BLOCKED:
             self._aborting.add(slot)
         return found
 
     def _tell_engine(self) -> None:
         """Tell the engine which work it must leave alone."""
-        blocked = sum(1 << slot for slot in {*self._serving.probes, *self._aborting})
+        blocked = sum(1 << slot for slot in self._aborting)
         self._engine.set(self._closed, blocked)
 
     def wake(self) -> None:
@@ -290,7 +284,7 @@ class MpiLowerHalf:
 
     def position(self) -> Activity:
         """The current activity of the upper half."""
-        if self._serving.probes or self._channel.pending():
+        if self._channel.pending():
             return Activity.INSIDE if self._open() or self._engine.small else Activity.WAITING
         return Activity.FINISHED if self._serving.finished else Activity.COMPUTING
 

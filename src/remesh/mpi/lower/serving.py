@@ -1,6 +1,6 @@
 """One dispatcher for all calls that the engine leaves to Python: what each does, and how its reply is laid out.
 
-A handler writes its reply, or says what the slot waits for: a request, whose end the engine then tells, or a message.
+A handler writes its reply, or says for which request the slot waits; the engine then tells how that ended.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 from remesh.mpi.calls.error_classes import CLASSES
@@ -52,16 +51,6 @@ OF_ENGINE: Final = frozenset({"hello", "send", "receive", "wait", "start_receive
 _KINDS: Final = tuple(Kind)
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeWait:
-    """A slot that is answered when a matching message has come."""
-
-    comm: int
-    source: int
-    tag: int
-    take: bool
-
-
 class Serving:
     """The handlers of requests in slot bodies."""
 
@@ -75,8 +64,6 @@ class Serving:
     ) -> None:
         self.transfers, self.collectives, self.windows = transfers, collectives, windows
         self.memory, self.requests = memory, requests
-        self.probes: dict[int, ProbeWait] = {}
-        """Slots that wait for a message, each with the message it waits for."""
         self.parcels: dict[int, bytes | bytearray] = {}
         """Payloads of messages of unknown size, until they are fetched."""
         self.next_parcel = 1
@@ -137,21 +124,10 @@ class Serving:
         return REPLIED
 
     def _probe(self, slot: int, body: memoryview, flags: int, comm: int, source: int, tag: int) -> int:
-        wanted = ProbeWait(comm, source, tag, take=bool(flags & CallFlag.MATCHED))
-        if self._try_probe(body, wanted):
-            return REPLIED
-        if flags & CallFlag.BLOCKING:
-            self.probes[slot] = wanted
-            return BLOCKED
-        PROBE_REPLY.pack_into(body, 0, OK, 0, 0, 0, 0, 0)
-        return REPLIED
-
-    def _try_probe(self, body: memoryview, wanted: ProbeWait) -> bool:
-        message, number = self.transfers.probe(wanted.comm, wanted.source, wanted.tag, take=wanted.take)
-        if message is None:
-            return False
+        # A matched one, whose message the engine has seen.
+        message, number = self.transfers.take(comm, source, tag)
         PROBE_REPLY.pack_into(body, 0, OK, 1, message.source, message.tag, message.num_bytes, number)
-        return True
+        return REPLIED
 
     def _cancel(self, slot: int, body: memoryview, request: int) -> int:
         body[0], body[1] = OK, self.transfers.cancel(request)
@@ -249,13 +225,6 @@ class Serving:
         self.windows.access(operands, Verb(op, datatype, bool(fetches)), runs, 1, number=request)
 
     # Replies.
-
-    def flush(self, bodies: tuple[memoryview, ...]) -> list[int]:
-        """Write the replies of all probes that have found their message; returns their slots."""
-        answered = [slot for slot, wanted in self.probes.items() if self._try_probe(bodies[slot], wanted)]
-        for slot in answered:
-            del self.probes[slot]
-        return answered
 
     def tell(self, body: memoryview, request: Any) -> None:
         """Reply with the end of one operation."""

@@ -50,13 +50,11 @@ class MessageTransfers:
         self.owed: list[tuple[Any, Any]] = []
         """Receives with matched announcements whose payload has not been asked for; the engine adds to them."""
 
-    def probe(self, comm: int, source: int, tag: int, *, take: bool) -> tuple[Any, int]:
-        """The message that a receive would get, and the number it is kept under if it is taken out of the queue."""
-        if not take:
-            return self.matching.find(comm, source, tag), 0
+    def take(self, comm: int, source: int, tag: int) -> tuple[Any, int]:
+        """Take the message that a receive would get out of the queue; returns it, and the number it is kept under."""
         message = self.matching.take(comm, source, tag)
         if message is None:
-            return None, 0
+            raise ValueError(f"a matched probe of communicator {comm}, source {source}, tag {tag}: no message fits")
         number, self.next_message = self.next_message, self.next_message + 1
         self.messages[number] = message
         return message, number
