@@ -16,6 +16,15 @@
 EXPORTED MPI_Fint *MPI_F_STATUS_IGNORE, *MPI_F_STATUSES_IGNORE;
 EXPORTED MPI_F08_status *MPI_F08_STATUS_IGNORE, *MPI_F08_STATUSES_IGNORE;
 
+/* What its module mpi_f08 gives C for graphs without weights. Its library has variables of these names, too: which ones the
+ * loader takes for both is unknown before it has.
+ */
+EXPORTED int *MPIR_C_MPI_UNWEIGHTED, *MPIR_C_MPI_WEIGHTS_EMPTY;
+__attribute__((constructor)) static void tell_weights(void) {
+    MPIR_C_MPI_UNWEIGHTED = MPI_UNWEIGHTED;
+    MPIR_C_MPI_WEIGHTS_EMPTY = MPI_WEIGHTS_EMPTY;
+}
+
 /* Argument `type` of the functions below: how the caller sees a value. */
 enum { AS_POINTER = 0, AS_ADDRESS = 1, AS_INTEGER = 3 };
 

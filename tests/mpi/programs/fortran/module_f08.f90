@@ -4,9 +4,10 @@ program module_f08
    implicit none
    type(MPI_Request) :: requests(2)
    type(MPI_Status) :: status, statuses(2)
-   type(MPI_Comm) :: copy
+   type(MPI_Comm) :: copy, ring
    type(MPI_Datatype) :: pair
-   integer :: rank, size, numbers(4), got(4), total, length, count
+   integer :: rank, size, numbers(4), got(4), total, length, count, from(1), to(1)
+   logical :: has_weights
    character(len=MPI_MAX_OBJECT_NAME) :: name
    call MPI_Init()
    call MPI_Comm_rank(MPI_COMM_WORLD, rank)
@@ -29,6 +30,18 @@ program module_f08
    if (status%MPI_TAG /= 8) error stop 'Sendrecv'
    total = sum(got)
    call MPI_Allreduce(MPI_IN_PLACE, total, 1, MPI_INTEGER, MPI_SUM, copy)
+   from = rank
+   to = modulo(rank + 1, size)
+   call MPI_Dist_graph_create(copy, 1, from, [1], to, MPI_UNWEIGHTED, MPI_INFO_NULL, .false., ring)
+   call MPI_Dist_graph_neighbors_count(ring, length, count, has_weights)
+   if (length /= 1 .or. count /= 1 .or. has_weights) error stop 'Dist_graph_neighbors_count'
+   call MPI_Dist_graph_neighbors(ring, 1, from, MPI_UNWEIGHTED, 1, to, MPI_UNWEIGHTED)
+   if (from(1) /= modulo(rank - 1, size) .or. to(1) /= modulo(rank + 1, size)) error stop 'Dist_graph_neighbors'
+   call MPI_Comm_free(ring)
+   call MPI_Dist_graph_create(copy, 0, from, [0], to, MPI_WEIGHTS_EMPTY, MPI_INFO_NULL, .false., ring)
+   call MPI_Dist_graph_neighbors_count(ring, length, count, has_weights)
+   if (length /= 0 .or. count /= 0 .or. .not. has_weights) error stop 'Dist_graph_create without edges'
+   call MPI_Comm_free(ring)
    call MPI_Type_free(pair)
    call MPI_Comm_free(copy)
    call MPI_Finalize()
