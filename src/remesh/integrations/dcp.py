@@ -127,7 +127,7 @@ class DcpWriter(StorageWriter):
         check_planner_data(metadata.planner_data, turn.directory)
         with held(turn):
             stage_native_index(turn, index_of(metadata), pickle.dumps(metadata))
-            finish(turn, None)
+        finish(turn, None)
 
     def storage_meta(self) -> StorageMeta | None:
         return StorageMeta(checkpoint_id=self.checkpoint_id)

@@ -308,7 +308,7 @@ class Checkpointing:
                 "builds_upon": sorted(bases),
                 "ranks": {rank_name(rank): message["report"] for rank, message in sorted(attempt.images.items())},
             }
-            self._folder.commit_checkpoint(attempt.part, manifest)
+            self._folder.commit_checkpoint(attempt.part, manifest, self._journal.say)
         except (Error, OSError) as error:
             return str(error)
         return ""

@@ -302,8 +302,13 @@ class JobFolder:
             "as much there, or keep one less: --keep K needs room for K + 1"
         )
 
-    def commit_checkpoint(self, part: Path, manifest: Mapping[str, Any]) -> Path:
-        """Write the manifest, flush, and give the folder its name: from then on it is a checkpoint."""
+    def commit_checkpoint(
+        self, part: Path, manifest: Mapping[str, Any], warn: Callable[[str], None] = lambda text: None
+    ) -> Path:
+        """Write the manifest, flush, and give the folder its name: from then on it is a checkpoint.
+
+        What fails after that is no error: ``warn`` is told.
+        """
         body = _to_json(manifest)
         digest = hashlib.sha256(body).hexdigest()
         # Nobody looks into the folder before it has its name: each step needs the disk once.
@@ -311,7 +316,13 @@ class JobFolder:
         flush(part)
         final = part.with_name(part.name.removesuffix(_PART))
         part.rename(final)
-        flush(self.images)
+        try:
+            flush(self.images)
+        except OSError as error:
+            warn(
+                f"{final} is a checkpoint, but its disk has not confirmed its name ({error.strerror}): a crash of this "
+                "machine may take it back"
+            )
         return final
 
     def keep_last(self, count: int, is_enough: Callable[[], bool] = lambda: False) -> list[int]:

@@ -7,6 +7,7 @@ writes its own number into every tensor and into the common data, so a mixture s
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -238,3 +239,90 @@ def test_a_save_that_has_lost_its_turn_is_told_so_when_the_other_ends_in_that_mo
     monkeypatch.setattr(LocalStore, "size_of", look_while_the_other_ends)
     with pytest.raises(CheckpointingException, match="another save has taken this directory over"), held(given_up):
         raise FileNotFoundError(given_up.staged("metadata.json"))
+
+
+class Fails:
+    """Lets the acts of a save on its store fail with an error of the disk, from the ``first`` on, ``count`` of them.
+
+    Before they are done, or after: then they are done, and their answer is lost.
+    """
+
+    def __init__(self, first: int, count: float, *, after: bool) -> None:
+        self.num_acts, self._first, self._count, self._after = 0, first, count, after
+
+    def __enter__(self) -> Fails:
+        self._patch = pytest.MonkeyPatch()
+        for name in _ACTS:
+            self._patch.setattr(LocalStore, name, self._failing(getattr(LocalStore, name)))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._patch.undo()
+
+    def _failing(self, act: Callable[..., Any]) -> Callable[..., Any]:
+        def acting(*args: Any, **kwargs: Any) -> Any:
+            self.num_acts += 1
+            if not self._first <= self.num_acts < self._first + self._count:
+                return act(*args, **kwargs)
+            if self._after and isinstance(done := act(*args, **kwargs), NewFile):
+                done.close()
+            raise OSError(5, "Input/output error")
+
+        return acting
+
+
+def save_form(form: str, place: Path) -> None:
+    """A save with a marker, or as a strategy by itself ends one."""
+    if form == BACKEND:
+        save_as(1, 2, str(place))
+        return
+    turn = begin(place)
+    _store_as_torch_dist([ShardedTensor.from_rank_offsets("w", torch.ones(5, 3))], turn)
+    finish(turn, None)
+
+
+def is_found(place: Path, form: str) -> bool:
+    """Whether a reader has what `save_form` has saved."""
+    if form == BACKEND:
+        return whose(str(place)) == 1
+    try:
+        return bool(load({"w": torch.zeros(5, 3)}, place)["w"].eq(1).all())
+    except CheckpointingException:
+        return False
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("form", [BACKEND, "native"])
+@pytest.mark.parametrize(
+    ("num_before", "count"),
+    [(0, 1), *(pytest.param(1, count, marks=pytest.mark.slow) for count in (1, 3)), (1, float("inf"))],
+)
+def test_a_save_says_saved_exactly_where_its_checkpoint_is_there_whatever_fails(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, form: str, num_before: int, count: float, after: bool
+) -> None:
+    """And where it is not there yet and may still come, the error says so."""
+    told = []
+    commit = "metadata.json" if form == BACKEND else ".metadata"
+    for first in itertools.count(1):
+        place = tmp_path / str(first)
+        for _ in range(num_before):
+            begin(place)
+        caplog.clear()
+        try:
+            with Fails(first, count, after=after) as fails:
+                save_form(form, place)
+            words = "saved"
+        except (OSError, CheckpointingException) as raised:
+            words = str(raised)
+        is_there, left = (place / commit).exists(), [path.name for path in place.glob(f"{IN_PROGRESS_FNAME}*")]
+        told.append("saved" if words == "saved" else "to be completed" if "may still" in words else "failed")
+        is_unknown = count > 1 and told[-1] == "to be completed"  # a store that has stopped to answer
+        assert is_there == (told[-1] == "saved") or is_unknown, words
+        assert "another save" not in words, "nobody else was there"
+        for name in left if told[-1] == "saved" else ():
+            assert name in caplog.text, "what is left behind is named"
+        assert is_found(place, form) == (told[-1] != "failed") or is_unknown, words
+        if fails.num_acts < first:
+            break
+    assert {*told} == {"failed", "to be completed", "saved"}, told
+    assert told[-4:] == ["saved"] * 4, "some fail after the commit"

@@ -92,6 +92,23 @@ def test_a_checkpoint_is_there_once_it_is_committed_and_not_before(folder: JobFo
         folder.checkpoint(2)
 
 
+def test_a_checkpoint_that_is_there_counts_also_if_its_disk_fails_after_that(
+    folder: JobFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, part = folder.begin_checkpoint()
+    flush, told = job.flush, list[str]()
+
+    def fail_once_named(path: Path) -> None:
+        if path == folder.images:
+            raise OSError(errno.EIO, "Input/output error")
+        flush(path)
+
+    monkeypatch.setattr(job, "flush", fail_once_named)
+    assert folder.commit_checkpoint(part, {"number": 1}, told.append) == folder.images / "000001"
+    assert [each.number for each in folder.checkpoints()] == [1]
+    assert "is a checkpoint, but its disk has not confirmed its name (Input/output error)" in told[0]
+
+
 def test_what_an_interrupted_checkpoint_left_is_removed_by_the_next(folder: JobFolder) -> None:
     _, part = folder.begin_checkpoint()
     (part / "junk").write_bytes(b"x")

@@ -5,7 +5,7 @@
     finish   the checksums of all files and the marker are staged, too; all small files reach the disk together
              the turn ends, unless another save has taken over: from here on no other can become the checkpoint
              staged files get their names, metadata.json last: from here on the checkpoint exists
-             the marks are removed
+             the marks are removed, and what turns before have left; where that fails the save has not
 
 A crash before the end of the turn leaves a directory that no reader takes for a checkpoint and that the next save may
 have. After a crash behind it whoever looks next, reader or writer, finishes. A directory that holds a complete
@@ -39,6 +39,7 @@ from remesh.checkpoint.storage.turns import (
     not_shared,
     staged_name,
     take_turn,
+    tidying,
     withdraw,
 )
 
@@ -109,14 +110,25 @@ def finish(turn: Turn, config: CheckpointingConfig | None) -> None:
         staged += [CHECKSUMS_FNAME, commit]
         fixed = {*staged, *where} & {*FIXED_FNAMES}
         store.settle([turn.staged(name) if name in staged else where[name] for name in fixed])
-    if config is None:
-        store.remove(directory / commit)  # of an aborted save: its being there would be taken for the commit
+        if config is None:
+            store.remove(directory / commit)  # of an aborted save: its being there would be taken for the commit
     end_turn(turn, [*sorted(cells), *staged], seal=sums)
+    _clear_away(turn, cells, {*where, *staged})
+
+
+def _clear_away(turn: Turn, cells: set[str], kept: set[str]) -> None:
+    """Remove what saves before, which were given up on, have left beside a checkpoint that is there."""
+    store, directory = store_of(turn.directory), turn.directory
     if turn.number:
-        remove_arrays(directory, kept=cells)
-    for entry in store.entries(directory):
-        if is_leftover(entry.name) and entry.name not in {*where, *staged}:
-            store.remove(directory / entry.name)
+        with tidying(directory, ["arrays of a save that was given up on"]):
+            remove_arrays(directory, kept=cells)
+    left = ["what a save that was given up on may have left"]
+    with tidying(directory, left):
+        names = [entry.name for entry in store.entries(directory)]
+        left[:] = [name for name in names if is_leftover(name) and name not in kept]
+        while left:
+            store.remove(directory / left[0])
+            del left[0]
 
 
 def is_leftover(name: str) -> bool:

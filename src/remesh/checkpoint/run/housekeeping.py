@@ -22,7 +22,7 @@ from remesh.checkpoint.run.metrics_file import METRICS_FNAME
 from remesh.checkpoint.run.reader import why_incomplete
 from remesh.checkpoint.storage import Entry, Location, store_of
 from remesh.checkpoint.storage.integrity import SHA256_FNAME
-from remesh.checkpoint.storage.turns import IN_PROGRESS_FNAME, is_mark
+from remesh.checkpoint.storage.turns import IN_PROGRESS_FNAME, is_commit, is_mark
 from remesh.retention import Policy, Saved, decide_kept
 
 _MAX_LOOKS = 10
@@ -133,7 +133,7 @@ def _describe(directory: Location, step: int, entries: Sequence[Entry]) -> Liste
     names = {entry.name for entry in entries}
     num_bytes = sum(entry.num_bytes or 0 for entry in entries)
     num_bytes += sum(sum(sizes.values()) for _, sizes in folders_below(directory, entries))
-    is_committed = CONFIG_FNAME in names or (METADATA_FNAME in names and IN_PROGRESS_FNAME not in names)
+    is_committed = CONFIG_FNAME in names or (METADATA_FNAME in names and is_commit(directory, METADATA_FNAME))
     problem = why_incomplete(directory)
     state = State.COMPLETE if not problem else State.DAMAGED if is_committed else State.UNFINISHED
     return ListedCheckpoint(step, directory, state, problem, num_bytes)

@@ -40,7 +40,7 @@ from remesh.checkpoint.plan.step_names import step_of
 from remesh.checkpoint.run.read_apart import ReadApart, mark_shared, settle
 from remesh.checkpoint.storage import Location, store_of
 from remesh.checkpoint.storage.integrity import Checksums, read_checksums
-from remesh.checkpoint.storage.turns import IN_PROGRESS_FNAME
+from remesh.checkpoint.storage.turns import is_commit
 from remesh.checkpoint.values.entities import ShardedBase, ShardedObject, ShardedTensor, check_has_values
 from remesh.checkpoint.values.nests import with_parents
 from remesh.layout import Box, has_own_places
@@ -341,7 +341,7 @@ def _format_of(directory: Location, allow_native: bool) -> str:
     config = maybe_load_config(directory)
     if config is None:
         names = [entry.name for entry in store.entries(directory)]
-        is_whole = METADATA_FNAME in names and IN_PROGRESS_FNAME not in names
+        is_whole = METADATA_FNAME in names and is_commit(directory, METADATA_FNAME)
         if is_whole and allow_native:
             return NATIVE
         hint = "it was written by native torch, load it with remesh.load" if is_whole else "use another checkpoint"

@@ -299,16 +299,14 @@ def commit_save(turn: Turn, group: Group = None, config: CheckpointingConfig | N
 
 def commit_alone(turn: Turn, group: Group = None, config: CheckpointingConfig | None = None) -> None:
     """`commit_save` without telling the other ranks. The first rank commits; calls nobody."""
-    with held(turn):
-        if group_rank(group) == 0:
-            finish(turn, config or CheckpointingConfig(BACKEND, BACKEND_VERSION))
+    if group_rank(group) == 0:
+        finish(turn, config or CheckpointingConfig(BACKEND, BACKEND_VERSION))
 
 
 def commit_native(turn: Turn, group: Group = None) -> None:
     """`commit_alone` of sharded data by itself, without a marker, as in a checkpoint of native torch."""
-    with held(turn):
-        if group_rank(group) == 0:
-            finish(turn, None)
+    if group_rank(group) == 0:
+        finish(turn, None)
 
 
 def part_of(

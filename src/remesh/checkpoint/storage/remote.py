@@ -135,10 +135,13 @@ class RemoteStore(Store[RemotePath]):
             return False
         return True
 
-    def rename(self, path: RemotePath, to: RemotePath) -> None:
-        with suppress(FileNotFoundError):
+    def rename(self, path: RemotePath, to: RemotePath) -> bool:
+        try:
             _tried(f"copying {path} to {to}", lambda: _call(path, "cp_file", _path_of(to)))
-            self.remove(path)
+        except FileNotFoundError:
+            return False
+        self.remove(path)
+        return True
 
     def remove(self, path: RemotePath) -> None:
         with suppress(FileNotFoundError):

@@ -161,8 +161,8 @@ class Store(ABC, Generic[P]):
         """
 
     @abstractmethod
-    def rename(self, path: P, to: P) -> None:
-        """Give a durable file another name, in the place of one that has it; nothing happens when it is not there."""
+    def rename(self, path: P, to: P) -> bool:
+        """Give a durable file another name, in the place of one that has it; whether there was one, else do nothing."""
 
     @abstractmethod
     def remove(self, path: P) -> None:
@@ -258,9 +258,12 @@ class LocalStore(Store[Path]):
             temporary.unlink(missing_ok=True)
         return True
 
-    def rename(self, path: Path, to: Path) -> None:
-        with contextlib.suppress(FileNotFoundError):
+    def rename(self, path: Path, to: Path) -> bool:
+        try:
             path.replace(to)
+        except FileNotFoundError:
+            return False
+        return True
 
     def remove(self, path: Path) -> None:
         path.unlink(missing_ok=True)

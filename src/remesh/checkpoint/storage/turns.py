@@ -13,6 +13,7 @@ a fixed name in the format is *staged* as NAME.turn, or in a folder as FOLDER/.r
 given up on may go on for as long as it likes.
 Once the end is there, staged files get their names, the last one being the commit of the format. If the saver dies in
 between, whoever looks next gives them: all that is needed is on disk by then, and everybody does the same.
+With the last name the checkpoint is there. What fails after that is told in the log, and nothing is raised.
 
 A store without exclusive creation (see `Store.create_once`) can tell only savers that do not begin in one instant.
 """
@@ -20,16 +21,18 @@ A store without exclusive creation (see `Store.create_once`) can tell only saver
 from __future__ import annotations
 
 import json
+import logging
 import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from remesh.checkpoint.errors import CheckpointPathError, as_checkpoint_error
 from remesh.checkpoint.storage import Location, store_of
 from remesh.errors import Error
 
+logger = logging.getLogger(__name__)
 IN_PROGRESS_FNAME = ".remesh-save-in-progress"
 _MARK = re.compile(re.escape(IN_PROGRESS_FNAME) + r"(?:\.([1-9][0-9]*))?")
 _STAGED = re.compile(r"(.+)\.([0-9]+)")
@@ -150,13 +153,19 @@ def end_turn(turn: Turn, names: Sequence[str], seal: bytes) -> None:
     """
     store, end = store_of(turn.directory), _next(turn)
     told = {"turn": uuid.uuid4().hex, "staged": list(names)}
-    if not _create(end.directory, end.number, told):
+    try:
+        is_ours = _create(end.directory, end.number, told)
+        if is_ours:
+            is_named = _exists(turn.directory / names[-1])
+            if _exists(_next(end).mark) or (is_named and store.read(turn.directory / names[-2]) != seal):
+                store.remove(end.mark)  # it was free because another turn had ended, and its marks were being removed
+                is_ours = False
+            else:
+                _give_names(turn, names)
+    except (OSError, Error) as raised:
+        raise _not_ended(end, raised) from raised
+    if not is_ours:
         raise _lost(turn)
-    is_named = _exists(turn.directory / names[-1])
-    if _exists(_next(end).mark) or (is_named and store.read(turn.directory / names[-2]) != seal):
-        store.remove(end.mark)  # it was free because another turn had ended, and its marks were being removed
-        raise _lost(turn)
-    _give_names(turn, names)
 
 
 def finish_ended(directory: Location) -> bool:
@@ -168,6 +177,33 @@ def finish_ended(directory: Location) -> bool:
     return True
 
 
+def is_commit(directory: Location, name: str) -> bool:
+    """Whether a file of that name, found there, commits a checkpoint: no mark says otherwise, or the end names it last.
+
+    Marks may be there beside a checkpoint whose store let nobody remove them.
+    """
+    last = _last_mark(directory)
+    return last is None or (last.staged is not None and last.staged[-1:] == (name,))
+
+
+@contextmanager
+def tidying(directory: Location, left: Sequence[str]) -> Iterator[None]:
+    """Around what is only cleared away of a checkpoint that is there: a failure is told in the log, with what is left.
+
+    The block takes out of ``left`` what it has removed.
+    """
+    try:
+        yield
+    except (OSError, Error) as raised:
+        logger.warning(
+            "saving checkpoint %s: it is saved, but %s could not be removed (%s); no reader minds, and a later look at "
+            "the directory tries again",
+            directory,
+            ", ".join(left),
+            raised,
+        )
+
+
 def _give_names(turn: Turn, names: Sequence[str]) -> None:
     """Any number of processes may do this at once, or again after one that died."""
     store, directory = store_of(turn.directory), turn.directory
@@ -177,15 +213,37 @@ def _give_names(turn: Turn, names: Sequence[str]) -> None:
             store.rename(turn.staged(name), directory / name)
         for place in dict.fromkeys((directory / name).parent for name in others):
             store.sync_names(place)
-        store.rename(turn.staged(last), directory / last)
+        _give_last(turn, last)
+    left = [_mark_path(directory, number).name for number in range(turn.number + 2)]
+    with tidying(directory, left):
+        while left:  # the end goes last: what it says holds until then
+            store.remove(directory / left[0])
+            del left[0]
+
+
+def _give_last(turn: Turn, last: str) -> None:
+    """The commit. Once the name is there no error leaves, not even of the rename: its answer may have been lost."""
+    store, directory = store_of(turn.directory), turn.directory
+    is_given = False
+    try:
+        is_given = store.rename(turn.staged(last), directory / last)
         store.sync_names(directory)
-    if not _exists(directory / last):
+    except (OSError, Error) as raised:
+        if not is_given and not _exists(directory / last):
+            raise
+        logger.warning(
+            "saving checkpoint %s: it is saved, but %s failed after it had its name (%s); a crash of this machine may "
+            "take that name back",
+            directory,
+            last,
+            raised,
+        )
+        return
+    if not is_given and not _exists(directory / last):  # nor has another process given it
         raise CheckpointPathError(
             f"ending the save in {directory}: expected the file {turn.staged(last)}, found none; somebody has removed "
             "files of this checkpoint, remove the directory"
         )
-    for number in range(turn.number + 2):  # the end goes last: what it says holds until then
-        store.remove(_mark_path(directory, number))
 
 
 def _next(turn: Turn) -> Turn:
@@ -222,8 +280,15 @@ def _mark_path(directory: Location, number: int) -> Location:
 
 
 def _create(directory: Location, number: int, content: Mapping[str, object]) -> bool:
-    path = _mark_path(directory, number)
-    return store_of(path).create_once(path, json.dumps(content).encode())
+    path, blob = _mark_path(directory, number), json.dumps(content).encode()
+    store = store_of(path)
+    try:
+        return store.create_once(path, blob)
+    except (OSError, Error):
+        with suppress(OSError, Error):
+            if store.read(path) == blob:  # it is done, and its store failed after that
+                return True
+        raise
 
 
 def not_shared(directory: Location, what: str) -> CheckpointPathError:
@@ -242,6 +307,18 @@ def _lost(turn: Turn) -> CheckpointPathError:
         f"saving checkpoint {turn.directory}: another save has taken this directory over while this one was writing, "
         "expected one save for a directory; nothing of this one is in the other's checkpoint. See whether a job that "
         "was started again still runs, or give every job a folder of its own"
+    )
+
+
+def _not_ended(end: Turn, raised: OSError | Error) -> BaseException:
+    """The error for an end that came to be or not, and whose checkpoint is not there."""
+    doing = f"saving checkpoint {end.directory}"
+    with suppress(OSError, Error):
+        if not _exists(end.mark):
+            return as_checkpoint_error(doing, raised)
+    return CheckpointPathError(
+        f"{doing}: all of it is written, but its files could not be given their names ({raised}); the next load or "
+        "save that looks there may still complete it, so remove the directory if it is not to become a checkpoint"
     )
 
 
