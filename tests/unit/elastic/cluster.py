@@ -236,7 +236,7 @@ class FakeCluster:
         return found
 
     def _members(self, plan: Generation) -> list[tuple[int, FakeWorker]]:
-        """A generation's workers if all of them are alive, in it, undisturbed and not cut off; else nothing."""
+        """A generation's workers if all are alive, in it, undisturbed, not cut off, and have met; else nothing."""
         found = []
         for member in plan.members:
             agent = self.agents[member.node]
@@ -244,7 +244,8 @@ class FakeCluster:
             if worker is None or worker.pid != member.pid or worker.plan != plan or worker.done:
                 return []
             found.append((member.node, worker))
-        return found if len({self.agents[index].side for index, _ in found}) == 1 else []
+        have_met = len({id(worker.met_in) for _, worker in found}) == 1
+        return found if have_met and len({self.agents[index].side for index, _ in found}) == 1 else []
 
     def _vote(self, informed: list[FakeWorker], plan: Generation | None) -> None:
         assert plan is not None
@@ -404,6 +405,7 @@ class FakeCluster:
         if message["type"] == "meet":
             if message.get("forget"):
                 worker.step = None
+            worker.met_in = agent.store
             self._fill(worker, Generation.from_json(message["plan"]))
         elif message["type"] == "pause":
             worker.paused = worker.generation == message["generation"]

@@ -25,6 +25,8 @@ class FakeWorker:
     in_doubt: bool = False
     plan: Generation | None = None
     """The generation it trains in; None when it is in none."""
+    met_in: FakeStore | None = None
+    """The store that it was sent to, to meet the others of its generation."""
     paused: bool = False
     is_leaving: bool = False
     """Whether it was asked to hand on what it holds."""

@@ -81,6 +81,26 @@ def test_store_on_no_node_is_lost_and_the_job_goes_on_without_a_pause() -> None:
     assert [plan.number for plan in cluster.generations()] == [1]
 
 
+def test_members_who_hear_of_their_plan_in_two_stores_meet_again() -> None:
+    """Some adopt it where it was decided, the others where they have moved since, and their workers wait apart."""
+    cluster = make_cluster(2, first_host=None)
+    for _ in range(200):
+        for index in cluster.agents:
+            cluster.call_in(index)
+            cluster.look(index)
+            cluster.tick(index, 0.1)
+        if any(agent.machine.generation is not None for agent in cluster.agents.values()):
+            break
+    ahead, behind = sorted(cluster.agents.values(), key=lambda agent: agent.machine.generation is None)
+    assert ahead.machine.generation is not None and behind.machine.generation is None
+    behind.reader.read(behind.store, behind.machine.wants)  # what it has read it may still lose, in the next request
+    cluster.cut({0: 1, 1: 1})
+    cluster.settle()
+    assert ends(cluster) == {0: True, 1: True} and cluster.num_steps == 12
+    first, second = cluster.generations()
+    assert (first.place, second.place, second.step) == (FIRST, Place(1, 0), 0)
+
+
 def test_losses_of_one_host_after_another_are_survived() -> None:
     cluster = make_cluster(4)
     for index in range(3):

@@ -296,6 +296,9 @@ class AgentMachine:
         self._losses.forget(plan)
         self._set_phase(Phase.RUNNING, now_s)
         out: list[Instruction] = [Note("generation", plan.to_json())]
+        if self._view is not None and self._view.place != plan.place:
+            # Workers meet in the store in which their agent hears of the plan, and others heard of it in that one.
+            return [*out, *self._break(f"the store moved before {self.name} had heard of generation {plan.number}")]
         for member in mine:
             worker = self._roster.workers[member.slot]
             if worker.state is not WorkerState.DEAD and self._roster.process_in(member.slot) == member.pid:
