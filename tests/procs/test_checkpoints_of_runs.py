@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,39 @@ def test_ranks_agree_on_metrics_and_on_the_best(ranks: RankPool, tmp_path: Path)
     assert "option metrics is '{\"loss\": 0.0}' on rank 0 and '{\"loss\": 1.0}' on rank 1" in said[0][0]
     assert "has los, expected 'loss' among them" in said[0][1]
     assert said[0][2:] == [2, [2, 3]]
+
+
+def _ask_otherwise_on_one_rank(root: str) -> list[Any]:
+    """Whatever only the first rank does, no rank is answered, or has removed, what it did not ask for."""
+    is_other, state = dist.get_rank() == 1, {"w": torch.zeros(3)}
+    checkpoints = remesh.Checkpoints(root)
+    for step in (1, 2, 3):
+        checkpoints.save(step, state, metrics={"loss": float(step)})
+    acts: list[Callable[[], Any]] = [
+        lambda: checkpoints.drop_after(1 if is_other else 3),
+        lambda: checkpoints.load(state, 1 if is_other else 2),
+        lambda: checkpoints.load(state, 1 if is_other else None),
+        lambda: checkpoints.best("loss", largest=is_other),
+        lambda: checkpoints.best("los" if is_other else "loss"),
+        lambda: checkpoints.save(5 if is_other else 4, state),
+        lambda: remesh.Checkpoints(root, keep=1 if is_other else None).save(4, state),
+    ]
+    said = []
+    for act in acts:
+        with pytest.raises(Error) as raised:
+            act()
+        said.append(str(raised.value))
+    return [*said, checkpoints.steps()]
+
+
+def test_what_one_rank_asks_of_a_run_otherwise_is_named_on_all(ranks: RankPool, tmp_path: Path) -> None:
+    said = ranks.run(_ask_otherwise_on_one_rank, 3, (str(tmp_path),))
+    assert said[0] == said[1] == said[2]
+    *texts, steps = said[0]
+    told = ["step is 3", "step is 2", "step is None", "largest is False", "metric is 'loss'", "step is 4", "keep is"]
+    for text, name in zip(texts, told, strict=True):
+        assert f"option {name}" in text and "on rank 0 and" in text
+    assert steps == [1, 2, 3], "nothing was saved or removed"
 
 
 def restart_and_look(folder: Path, num_lives: int, seed: int) -> str:

@@ -72,8 +72,7 @@ class Checkpoints:
         """
         self.wait()
         doing = f"saving step {step} under {self.root}"
-        told = take_step(lambda: self._look_before(step, metrics, doing), self._group, doing, tell=lambda it: it).told
-        check_alike(told, {"metrics": told[group_rank(self._group)]["metrics"]}.__getitem__, self._group, doing)
+        self._agree(lambda: self._look_before(step, metrics, doing), f"saving a step under {self.root}")
         path = self.path_of(step)
         take_first_step(lambda: store_metrics(path, metrics or {}), self._group, doing)
         saved = save(state, path, group=self._group, background=self._background)
@@ -100,7 +99,8 @@ class Checkpoints:
         Only complete checkpoints count that were saved with this metric, and not as NaN; None if there is none.
         `CheckpointMismatchError` if there are metrics, but none of this name. Called by every rank; all get the same.
         """
-        doing = f"looking for the best {metric!r} under {self.root}"
+        doing = f"looking for the best checkpoint under {self.root}"
+        self._agree(lambda: {**_checked(doing, str, metric=metric), **_checked(doing, bool, largest=largest)}, doing)
 
         def look() -> int | None:
             found = self._metrics()
@@ -128,7 +128,7 @@ class Checkpoints:
         """
         self.wait()
         doing = f"loading a checkpoint under {self.root}"
-        take_step(lambda: check_option(doing, "step", step, int | None), self._group, doing)
+        self._agree(lambda: _checked(doing, int | None, step=step), doing)
         chosen = self.latest() if step is None else step
         if chosen is None:
             raise CheckpointPathError(
@@ -143,8 +143,8 @@ class Checkpoints:
 
         Called by every rank."""
         self.wait()
-        doing = f"dropping the checkpoints after step {step} under {self.root}"
-        take_step(lambda: check_option(doing, "step", step, int), self._group, doing)
+        doing = f"dropping checkpoints under {self.root}"
+        self._agree(lambda: _checked(doing, int, step=step), doing)
 
         def drop() -> list[int]:
             if not store_of(self.root).is_directory(self.root):
@@ -188,7 +188,7 @@ class Checkpoints:
                 )
         if group_rank(self._group) == 0:
             self._check_is_after(step, doing)
-        return {"metrics": encode_metrics(metrics or {})}
+        return {"step": step, "metrics": encode_metrics(metrics or {}), "keep": str(self._policies)}
 
     def _check_is_after(self, step: int, doing: str) -> None:
         newest = self._newest()
@@ -231,8 +231,22 @@ class Checkpoints:
     def _metrics(self) -> dict[int, dict[str, float]]:
         return {step: read_metrics(self.path_of(step)) for step in self._complete()}
 
+    def _agree(self, check: Callable[[], dict[str, Any]], doing: str) -> None:
+        """Compare over ranks what ``check`` returns by name once it has found no fault with it. Called by every rank.
+
+        Of what only the first rank does the others would never notice that they asked for something else.
+        """
+        together = take_step(check, self._group, doing, tell=lambda it: it)
+        check_alike(together.told, together.mine.__getitem__, self._group, doing)
+
     def _first_says(self, look: Callable[[], T], doing: str) -> T:
         """Call the function on the first rank, and return its result on all ranks."""
         is_first = group_rank(self._group) == 0
         told: T = take_step(lambda: look() if is_first else None, self._group, doing, tell=lambda found: found).told[0]
         return told
+
+
+def _checked(doing: str, expected: Any, **options: Any) -> dict[str, Any]:
+    for name, value in options.items():
+        check_option(doing, name, value, expected)
+    return options
