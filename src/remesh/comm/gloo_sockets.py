@@ -59,9 +59,10 @@ def gloo_loops() -> frozenset[str]:
 
 
 def pick_gloos(sockets: frozenset[Socket], before: Surroundings) -> frozenset[Socket]:
-    """The new sockets that belong to gloo; all new sockets if the kernel does not show the event loops.
+    """The new sockets that belong to gloo; all new sockets if the kernel does not show what its event loops wait on.
 
-    Loops that were there before are those of groups that were dropped, and may be on their way out.
+    Loops that were there before are those of groups that were dropped, and may be on their way out. Where there is no
+    new one, gloo has no socket yet.
     """
     sockets -= before.sockets
     loops = _loops_among(_threads() - before.threads)
@@ -72,7 +73,7 @@ def pick_gloos(sockets: frozenset[Socket], before: Surroundings) -> frozenset[So
             return sockets
         with contextlib.suppress(OSError):
             watched |= {int(one) for one in _WATCHED.findall(_read(f"/proc/self/fdinfo/{descriptor}"))}
-    return frozenset(one for one in sockets if one[0] in watched) if loops else sockets
+    return frozenset(one for one in sockets if one[0] in watched)
 
 
 def descriptors_of_loops() -> frozenset[int]:

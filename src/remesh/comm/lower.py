@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
+import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
@@ -47,6 +48,7 @@ from remesh.torch_private import (
     num_groups_named,
 )
 
+_LOOK_S = 0.05
 PRETENCE = "pretence"
 """Name of the backend whose groups move nothing."""
 _pretences: list[Any] = []
@@ -135,16 +137,29 @@ class LowerHalf:
         In :meth:`grow` it ends waits for members that never come; before it, it makes that fail until :meth:`shed`.
         """
         with self._lock:
-            self._severed = True
-            sockets = self._sockets if self._before is None else pick_gloos(open_sockets(), self._before)
+            is_first, self._severed = not self._severed, True
+            before = self._before
+            sockets = self._sockets if before is None else pick_gloos(open_sockets(), before)
             self._sockets, wake = frozenset(), self._wake
         cut_connections(sockets)
+        if before is not None and is_first:
+            threading.Thread(target=self._keep_cutting, args=(before,), name="remesh-sever", daemon=True).start()
         if wake is not None:
             wake()
         if self._backend == "nccl":
             # The communicators' kernels spin on the device; only abort ends them.
             with self._lock:
                 self._abort = self._abort or Aborts([partial(abort_nccl, group) for group in all_groups()])
+
+    def _keep_cutting(self, before: Surroundings) -> None:
+        """Cut what groups that are still being made open from now on, until they are made or given up."""
+        while True:
+            time.sleep(_LOOK_S)
+            with self._lock:
+                if self._before is not before:
+                    return
+                sockets = pick_gloos(open_sockets(), before)
+            cut_connections(sockets)
 
     def check_end(self) -> None:
         """Wait for what this rank has queued on its device; without a device returns at once. Calls nobody.

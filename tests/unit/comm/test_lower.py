@@ -61,6 +61,29 @@ def test_sockets_that_another_thread_opened_while_groups_were_made_are_left_alon
         one.close()
 
 
+class NotYetMade(Meanwhile):
+    """A member is lost while this one still waits for others, before gloo has opened anything."""
+
+    def _see_one_backend(self, store: dist.Store, rank: int) -> None:
+        self.early = socket.socketpair()
+        self.opened += self.early
+        self.sever()
+        super()._see_one_backend(store, rank)
+
+
+@pytest.mark.procs  # it may wait a moment for a loop of gloo
+def test_sockets_that_were_opened_before_gloos_own_are_left_alone() -> None:
+    lower = NotYetMade()
+    with pytest.raises((PeerError, RuntimeError)):
+        lower.grow(dist.HashStore(), 0, {"dp": 1})
+    near, far = lower.early
+    near.sendall(b"here")
+    assert far.recv(4) == b"here"
+    lower.shed()
+    for one in lower.opened:
+        one.close()
+
+
 @pytest.mark.procs
 def test_groups_that_were_dropped_end_aside_and_are_gone_for_good() -> None:
     lower = LowerHalf("gloo", "cpu", 5.0)
