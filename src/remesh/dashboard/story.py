@@ -153,7 +153,7 @@ class Story:
             self.newest_s = max(float(event["t"]), self.newest_s or 0.0)
             handle = _HANDLERS.get(str(event["kind"]), Story._on_other)
             handle(self, event)
-        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
+        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError):
             self.num_unreadable += 1
 
     @property

@@ -16,6 +16,9 @@ from typing import Any
 
 from remesh.errors import ConfigError, StorageError
 
+_MOST_DIGITS = 18
+"""Of numbers below 2^63."""
+
 
 class EventLog:
     """Appends events to ``<folder>/<who>.jsonl`` and shows each to ``listener``; a log without folder keeps nothing."""
@@ -66,7 +69,7 @@ class EventReader:
                 with path.open("rb") as file:
                     file.seek(self._read_bytes.get(path, 0))
                     data = file.read()
-            except FileNotFoundError:  # removed since it was listed
+            except OSError:  # removed since it was listed, or not for us to read, or a folder
                 continue
             complete = data[: data.rfind(b"\n") + 1]
             self._read_bytes[path] = self._read_bytes.get(path, 0) + len(complete)
@@ -77,10 +80,15 @@ class EventReader:
 def _parse(data: bytes) -> Iterator[dict[str, Any]]:
     for line in data.splitlines():
         try:
-            event = json.loads(line)
+            event = json.loads(line, parse_int=_number)
             is_event = isinstance(event["kind"], str) and math.isfinite(event["t"])
         except (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError):
             # A line of somebody else, or one that was cut: a reader goes on, whatever stands there.
             continue
         if is_event:
             yield event
+
+
+def _number(digits: str) -> int | float:
+    """A whole number; one that no browser and no array holds as such is a float."""
+    return int(digits) if len(digits) <= _MOST_DIGITS else float(digits)

@@ -25,6 +25,9 @@ ODD_LINES = [
     b"\xff\xfe{}",
     b'{"t": 4, "kind": "\xff"}',
     b"[" * 100_000,
+    b'{"t": 4, "kind": "mine", "who": "worker-1", "deep": ' + b"[" * 900 + b"]" * 900 + b"}",
+    b'{"t": 4, "kind": "filled", "who": "worker-1", "generation": 1, "rank": 0, "seconds": 1, "source": "peers", '
+    b'"reason": "", "bytes_by_giver": [], "bytes_taken": ' + b"9" * 4299 + b', "bytes_from_disk": 0}',
     b"[]",
     b"17",
     b'"t"',
@@ -47,7 +50,9 @@ def test_a_reader_survives_every_line_and_its_view_is_json_for_browsers(tmp_path
 
     good = json.dumps({"t": 5.0, "who": "worker-1", "kind": "step", "step": 3, "rank": 0}).encode()
     for count, line in enumerate(ODD_LINES):
-        (tmp_path / f"{count}.jsonl").write_bytes(line + b"\n" + good + b"\n")
+        (tmp_path / f"{count}.jsonl").write_bytes(line + b"\n" + line + b"\n" + good + b"\n")
+    (tmp_path / "folder.jsonl").mkdir()
+    (tmp_path / "nowhere.jsonl").symlink_to(tmp_path / "gone")
     reader = EventReader(tmp_path)
     feed = LiveStory(reader.poll, "job")
     events = reader.poll()
