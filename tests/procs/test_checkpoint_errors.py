@@ -20,6 +20,15 @@ from remesh.checkpoint.run import writer
 from remesh.checkpoint.storage.checked_file import CheckedFile
 from remesh.dist_checkpointing import ShardedObject, ShardedTensor
 from remesh.dist_checkpointing.core import CheckpointingException
+from remesh.dist_checkpointing.serialization import (
+    get_default_load_sharded_strategy,
+    get_default_save_sharded_strategy,
+)
+from remesh.dist_checkpointing.strategies.fully_parallel import (
+    FullyParallelLoadStrategyWrapper,
+    FullyParallelSaveStrategyWrapper,
+)
+from remesh.dist_checkpointing.strategies.zarr import ZarrSaveShardedStrategy
 from remesh.errors import FormatError, LayoutError, PeerError, StorageError
 from remesh.integrations.dcp import DcpWriter
 from remesh.options import OptionError
@@ -327,3 +336,51 @@ def test_a_rank_without_a_path_leaves_no_other_waiting(ranks: RankPool, tmp_path
         kind, text = same_on_all(list(answers))
         assert kind is OptionError and "(raised on rank 1)" in text
     assert not (tmp_path / "new").exists()
+
+
+class OtherZarr(ZarrSaveShardedStrategy):
+    """A strategy of a program's own."""
+
+
+def call_with_other_options(directory: Path) -> list[tuple[type[BaseException], str]]:
+    """One rank saves, or loads, with another option: collectives that only some make would never end."""
+    is_other, answers = dist.get_rank() == 1, []
+    (directory / "saved").mkdir(exist_ok=True)
+    dist.barrier()
+    dist_checkpointing.save({"w": part()}, directory / "saved")
+    (directory / "new").mkdir(exist_ok=True)
+    default = get_default_save_sharded_strategy()
+    for usual, other in [
+        ({}, {"async_sharded_save": True}),
+        ({}, {"verify_integrity": True}),
+        ({"verify_integrity": True}, {}),
+        ({}, {"validate_access_integrity": False}),
+        ({}, {"sharded_strategy": ("zarr", 1)}),
+        ({"sharded_strategy": ("zarr", 1)}, {"sharded_strategy": OtherZarr()}),
+        ({}, {"sharded_strategy": FullyParallelSaveStrategyWrapper(default)}),
+    ]:
+        given: dict[str, Any] = other if is_other else usual
+        answers.append(told(lambda given=given: dist_checkpointing.save({"w": part()}, directory / "new", **given)))  # type: ignore[misc]
+    reader = get_default_load_sharded_strategy(directory / "saved")
+    for usual, other in [
+        ({}, {"strict": "return_all"}),
+        ({"strict": "log_all"}, {"strict": "raise_all"}),
+        ({}, {"verify_integrity": True}),
+        ({}, {"validate_access_integrity": False}),
+        ({}, {"sharded_strategy": FullyParallelLoadStrategyWrapper(reader)}),
+    ]:
+        given = other if is_other else usual
+        answers.append(told(lambda given=given: dist_checkpointing.load({"w": part()}, directory / "saved", **given)))  # type: ignore[misc]
+    dist_checkpointing.save({"w": part()}, directory / "new")
+    return answers
+
+
+def test_an_option_of_sharded_saves_and_loads_that_differs_on_one_rank_is_named(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    answers = ranks.run(call_with_other_options, 3, (tmp_path,))
+    names = ["async_sharded_save", *["verify_integrity"] * 2, "validate_access_integrity", *["sharded_strategy"] * 3]
+    names += ["strict", "strict", "verify_integrity", "validate_access_integrity", "sharded_strategy"]
+    for name, said in zip(names, zip(*answers, strict=True), strict=True):
+        kind, text = same_on_all(list(said))
+        assert kind is OptionError and f"option {name} is" in text and "on rank 0 and" in text, text

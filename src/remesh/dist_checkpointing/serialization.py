@@ -61,7 +61,7 @@ from remesh.checkpoint.values.nests import (
 )
 from remesh.checkpoint.values.outline import Outline, check_outlines, keys_of
 from remesh.checkpoint.values.state_split import expand, split, stored_factories
-from remesh.comm.agreement import Agreements
+from remesh.comm.agreement import Agreements, check_alike
 from remesh.comm.gather import Group, group_rank, group_size, step_together
 from remesh.dist_checkpointing.strategies import torch, zarr  # noqa: F401 - register themselves
 from remesh.dist_checkpointing.strategies.base import (
@@ -129,22 +129,29 @@ def save(  # noqa: PLR0913 - the signature that users know
     def prepare() -> _Request:
         check_save_strategy(strategy, sharded_strategy, async_sharded_save)
         check_common_strategy(common_strategy, SaveCommonStrategy)
-        if not isinstance(sharded_state_dict, Mapping):
-            raise CheckpointMismatchError(
-                f"taking a sharded state dict apart: found a {type(sharded_state_dict).__name__}, expected a dict; "
-                "give the dict that holds the state"
-            )
-        added = {} if content_metadata is None else {_CONTENT_METADATA_KEY: content_metadata}
-        request = _request_of({**sharded_state_dict, **added})
+        request = _request_of(sharded_state_dict, content_metadata)
         strategy.check_can_save(request.sharded)
         if not validate_access_integrity:
             return request
         common, choose = request.common, preprocess_common_before_consistancy_check
         return replace(request, compared=common if choose is None else choose(copy_nest(common)))
 
-    options = {"validate": validate_access_integrity, "puts_off_common": async_sharded_save}
+    alike = {
+        "sharded_strategy": _kind_of(strategy),
+        "async_sharded_save": async_sharded_save,
+        "validate_access_integrity": validate_access_integrity,
+        "verify_integrity": verify_integrity,
+    }
     try:
-        begun = begin_save(prepare, directory, _plans_of(strategy), process_group, **options)
+        begun = begin_save(
+            prepare,
+            directory,
+            _plans_of(strategy),
+            process_group,
+            validate=validate_access_integrity,
+            puts_off_common=async_sharded_save,
+            options=alike,
+        )
     except BaseException:
         if isinstance(strategy, SaveShardedStrategy):
             strategy.abandon()
@@ -168,8 +175,14 @@ class _Request(RankState):
     """The nest of the entities alone."""
 
 
-def _request_of(state: ShardedStateDict) -> _Request:
-    expanded, _ = expand(state)
+def _request_of(state: ShardedStateDict, content_metadata: Mapping[str, Any] | None) -> _Request:
+    if not isinstance(state, Mapping):
+        raise CheckpointMismatchError(
+            f"taking a sharded state dict apart: found a {type(state).__name__}, expected a dict; give the dict that "
+            "holds the state"
+        )
+    added = {} if content_metadata is None else {_CONTENT_METADATA_KEY: content_metadata}
+    expanded, _ = expand({**state, **added})
     entities, _, common = split(expanded)
     return _Request(entities, common, sharded=_sharded_part(expanded, lambda entity: True))
 
@@ -254,13 +267,22 @@ def load(  # noqa: PLR0913 - the signature that users know
         strategy = choose_load_strategy(sharded_strategy, directory)
         return _plan(sharded_state_dict, directory, strategy, common, parse_strict_flag(strict))
 
-    def outline(planned: _Planned) -> tuple[list[Any], list[str]]:
+    alike: dict[str, Any] = {
+        "strict": "",
+        "sharded_strategy": "",
+        "validate_access_integrity": validate_access_integrity,
+        "verify_integrity": verify_integrity,
+    }
+
+    def outline(planned: _Planned) -> tuple[list[Any], list[Any]]:
         is_told = validate_access_integrity or planned.needs_keys_of_all
         seen = [read_checksums(directory).identity, str(directory)] if group_size(process_group) > 1 else ["", ""]
-        return outline_in_pieces(planned.entities).parts() if is_told else [], seen
+        alike.update(strict=planned.mode.value, sharded_strategy=_kind_of(planned.strategy))
+        return outline_in_pieces(planned.entities).parts() if is_told else [], [seen, alike]
 
     agreement = Agreements(max_kept=0).agree(plan, process_group, doing, tell=outline, translate=as_checkpoint_error)
-    check_is_one(agreement.beside)
+    check_is_one([seen for seen, _ in agreement.beside])
+    check_alike([told for _, told in agreement.beside], alike.__getitem__, process_group, doing)
     ours = agreement.value
     outlines = [Outline.from_parts(parts) for parts in agreement.told or [] if parts]
     if validate_access_integrity:
@@ -357,6 +379,13 @@ def get_default_load_sharded_strategy(checkpoint_dir: Directory | None = None) -
 def _plans_of(strategy: Any) -> Agreements:
     """The plan cache of the strategy."""
     return strategy.plans if isinstance(strategy, SaveShardedStrategy) else Agreements(max_kept=0)
+
+
+def _kind_of(strategy: Any) -> str:
+    """What of a strategy tells which collectives it makes: a name that is equal on all ranks that use its like."""
+    backend = getattr(strategy, "backend", None)
+    of_backend = f" of {backend}" if isinstance(backend, str) else ""
+    return f"{type(strategy).__module__}.{type(strategy).__qualname__}{of_backend}"
 
 
 def _config_of(strategy: SaveShardedStrategy) -> CheckpointingConfig:

@@ -107,7 +107,9 @@ class DcpWriter(StorageWriter):
         name = lone_file_name(self._rank)
         places: Sequence[tuple[int, int]] = ()
         if plan.items:
-            with told_as_checkpoint_errors(f"saving checkpoint {directory}"):
+            # Where torch prepares the plan of all, it is known whose turn it is.
+            turn, doing = self._turn, f"saving checkpoint {directory}"
+            with told_as_checkpoint_errors(doing) if turn is None else held(turn):
                 places = write_data_file(directory / name, objects, tensors)
         done: Future[list[WriteResult]] = Future()
         done.set_result(

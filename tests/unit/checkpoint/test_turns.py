@@ -136,7 +136,8 @@ def save_as(number: int, num_ranks: int, directory: str, backend: str = BACKEND)
     place, rows = location_of(directory), 4 + number
     check_can_save(place, may_create=True)
     turn = begin(place)
-    stage_common(turn, dump_object({"job": number, "ranks": num_ranks}, "the common data"))
+    with held(turn):
+        stage_common(turn, dump_object({"job": number, "ranks": num_ranks}, "the common data"))
     tensors = [torch.full((rows, 3), float(number)) for _ in range(num_ranks)]
     shards = [ShardedTensor.from_rank_offsets("w", tensor, (0, at, num_ranks)) for at, tensor in enumerate(tensors)]
     if backend == "zarr":
@@ -152,7 +153,8 @@ def _store_as_torch_dist(shards: list[ShardedTensor], turn: Turn) -> None:
     for rank, shard in enumerate(shards):
         part = part_of([shard], {})
         written += Written.from_parts(write_part(part, part.tensors, turn, rank)[0])
-    stage_index(turn, IndexFiles.of(assemble_index(written)))
+    with held(turn):
+        stage_index(turn, IndexFiles.of(assemble_index(written)))
 
 
 def whose(directory: str) -> int | None:

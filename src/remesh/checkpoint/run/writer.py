@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -44,7 +45,7 @@ from remesh.checkpoint.storage.turns import Turn, check_found, held
 from remesh.checkpoint.values.entities import ShardedBase, ShardedTensor, check_has_values
 from remesh.checkpoint.values.outline import Outline, check_outlines, outline_of
 from remesh.collector import collector_at_rest
-from remesh.comm.agreement import Agreement, Agreements
+from remesh.comm.agreement import Agreement, Agreements, check_alike
 from remesh.comm.gather import Group, group_rank, group_size
 from remesh.layout.from_torch import dtype_name
 
@@ -154,11 +155,13 @@ def begin_save(  # noqa: PLR0913 - what is saved, where, and how far
     validate: bool = True,
     may_create: bool = False,
     puts_off_common: bool = False,
+    options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Begun[S]:
     """See that everything can be stored and fits together; then take a turn in the directory, write the common data.
 
     Called by every rank of the group. Until all ranks have found no fault, nothing on disk is touched. With
-    ``puts_off_common`` the common data is left to be written by `AfterCommon`.
+    ``puts_off_common`` the common data is left to be written by `AfterCommon`. ``options`` are those of the caller, as
+    JSON, which must be alike on all ranks: on them hangs which collectives follow.
     """
     doing = f"saving checkpoint {directory}"
     is_first = group_rank(group) == 0
@@ -169,17 +172,18 @@ def begin_save(  # noqa: PLR0913 - what is saved, where, and how far
         state = prepare()
         return Begun(state, state.dump() if is_first else b"", Turn(directory))
 
-    def tell(begun: Begun[S]) -> tuple[list[Any], str | None]:
+    def tell(begun: Begun[S]) -> tuple[list[Any], list[Any]]:
         digest = digest_of(begun.state.compared) if group_size(group) > 1 else None
-        return outline_in_pieces(begun.state.entities).parts() if validate else [], digest
+        return outline_in_pieces(begun.state.entities).parts() if validate else [], [digest, {**options}]
 
     with collector_at_rest():
         agreement = plans.agree(look, group, doing, tell=tell, translate=as_checkpoint_error, about="outline")
     begun = agreement.value
+    check_alike([told for _, told in agreement.beside], options.__getitem__, group, doing)
     if agreement.told is not None and any(agreement.told):
         check_outlines([Outline.from_parts(parts) if parts else Outline([], []) for parts in agreement.told])
         plans.remember(agreement)
-    if len({digest for digest in agreement.beside if digest is not None}) > 1:
+    if len({digest for digest, _ in agreement.beside if digest is not None}) > 1:
         warn_of_differences(begun.state.compared, group)
 
     turn = take_turn_together(directory, group, b"" if puts_off_common else begun.common_blob)
