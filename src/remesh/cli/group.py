@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import io
+import sys
 from typing import Any
 
 import click
@@ -56,3 +58,7 @@ class LazyGroup(click.Group):
 @click.version_option(package_name="remesh", prog_name="remesh")
 def main() -> None:
     """Carry the state of a running distributed job from any mesh to any other."""
+    # Names of files, and texts out of files that anybody may have written, may have no form in the terminal's encoding.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")

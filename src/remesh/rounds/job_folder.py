@@ -26,13 +26,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar, get_type_hints
 
 from remesh.comm.token import Token
 from remesh.errors import ConfigError, FormatError, StorageError
 from remesh.files import flush, replace_whole, write_new
+from remesh.options import check_option
 from remesh.retention import KeepLast, Saved, decide_kept
 
+T = TypeVar("T")
 _VERSION: Final = 1
 _NUMBER: Final = re.compile(r"\d{6}")
 _PART: Final = ".part"
@@ -194,7 +196,7 @@ class JobFolder:
                 "version", f"reading {path}: another version of Remesh made it; restart it with that version"
             )
         with _told_as_damaged(path):
-            return JobSpec(**{**value, "argv": tuple(value["argv"])})
+            return _checked(JobSpec(**{**value, "argv": _tuple_of(value["argv"])}))
 
     def read_token(self) -> Token:
         """Read the secret of the job; `StorageError` for anybody but its owner."""
@@ -210,8 +212,8 @@ class JobFolder:
         path = self.path / "state.json"
         value = _read_json(path)
         with _told_as_damaged(path):
-            addresses = tuple((str(host), int(port)) for host, port in value["addresses"])
-            return JobState(**{**value, "addresses": addresses})
+            addresses = tuple(map(_tuple_of, _tuple_of(value["addresses"])))
+            return _checked(JobState(**{**value, "addresses": addresses}))
 
     def find_state(self) -> JobState:
         """Find the state of the job, also if its coordinator was killed, which leads it no more."""
@@ -403,6 +405,20 @@ def write_whole(path: Path, data: bytes) -> None:
         raise StorageError(f"writing {path}: {error.strerror}; check its free space and permissions") from error
 
 
+def _tuple_of(listed: Any) -> tuple[Any, ...]:
+    """JSON has lists alone; a text or an object would do as one."""
+    if not isinstance(listed, list):
+        raise TypeError(f"expected a list, found a {type(listed).__name__}")
+    return tuple(listed)
+
+
+def _checked(told: T) -> T:
+    """The same; `OptionError` for a field of another type: the file may be damaged, and still be JSON."""
+    for name, expected in get_type_hints(type(told)).items():
+        check_option(f"reading {name}", name, getattr(told, name), expected)
+    return told
+
+
 @contextlib.contextmanager
 def _told_as_damaged(path: Path) -> Iterator[None]:
     """Turn the error of a missing, unknown or wrong value into a `FormatError`."""
@@ -421,7 +437,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_bytes())
     except OSError as error:
         raise StorageError(f"reading {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FormatError("not-json", f"reading {path}: {error}; it is damaged") from error
     if not isinstance(value, dict):
         raise FormatError("not-json", f"reading {path}: expected an object; it is damaged")

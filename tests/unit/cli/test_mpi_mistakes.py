@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from remesh.cli.group import main
 from remesh.cli.mpi import mpi
 from remesh.errors import ConfigError
 from remesh.mpi import stay
@@ -71,6 +72,13 @@ def test_a_damaged_job_hides_no_other(here: Path) -> None:
     assert {rows[name][3] for name in ("good", "half")} == {"starting"} and rows["odd"][3] == "damaged"
     assert "(damaged)" in rows["half"]
     assert CliRunner().invoke(mpi, ["show", "half"]).exit_code == 0
+
+
+def test_a_text_that_a_terminal_cannot_show_hides_no_job(here: Path) -> None:
+    folder = JobFolder.create(here / "remesh-jobs" / "odd", JobSpec(("app.py",), 2, "/", {}))
+    folder.write_state(JobState("failed", "the program said \ud800"))
+    shown = CliRunner().invoke(main, ["mpi", "ls"])
+    assert shown.exit_code == 0 and "the program said \\ud800" in shown.stdout, shown.exception
 
 
 def test_a_folder_without_jobs_is_named(here: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import shutil
 import stat
@@ -196,6 +197,25 @@ def test_a_file_of_the_job_with_other_fields_is_told_as_damaged(folder: JobFolde
     (folder.path / name).write_text(json.dumps(value))
     with pytest.raises(FormatError, match=f"{name}: .*it is damaged"):
         folder.read_spec() if name == "job.json" else folder.read_state()
+
+
+@pytest.mark.parametrize("name", ["job.json", "state.json"])
+def test_a_field_of_another_type_is_told_as_damaged(folder: JobFolder, name: str) -> None:
+    """Also one whose value would do until somebody prints it, or counts with it."""
+    whole, read = (
+        json.loads((folder.path / name).read_text()),
+        folder.read_spec if name == "job.json" else folder.read_state,
+    )
+    for field, wrong in itertools.product(whole.keys() - {"version"}, (True, 1.5, [1.5], {"a": 1.5})):
+        if field == "launch" and isinstance(wrong, dict):
+            continue
+        (folder.path / name).write_text(json.dumps(whole | {field: wrong}))
+        with pytest.raises(FormatError, match=f"{name}: .*it is damaged"):
+            read()
+    for deep in ("[" * 5000, '{"a":' * 5000):
+        (folder.path / name).write_text(deep)
+        with pytest.raises(FormatError, match=f"{name}: .*it is damaged"):
+            read()
 
 
 @pytest.mark.parametrize("state", ["starting", "running"])
