@@ -25,6 +25,7 @@ _HOMES: Final = {
     "AsyncCollectiveTensor": "torch.distributed._functional_collectives.AsyncCollectiveTensor",
     "DistWrapper": "torch.distributed.checkpoint.utils._DistWrapper",
     "FakeProcessGroup": "torch._C._distributed_c10d.FakeProcessGroup",
+    "GroupThatCompares": "torch._C._distributed_c10d._ProcessGroupWrapper",
     "StorageInfo": "torch.distributed.checkpoint.filesystem._StorageInfo",
     "StoragePrefix": "torch.distributed.checkpoint.filesystem._StoragePrefix",
     "StridedShard": "torch.distributed.tensor.placement_types._StridedShard",

@@ -71,6 +71,24 @@ def test_a_program_that_communicates_after_its_last_line_is_carried_until_it_end
     assert job.finish() == ["rank 0 leaves", "rank 1 leaves", *alone]
 
 
+@pytest.mark.slow
+def test_members_that_compare_what_they_call_do_so_after_a_restart_too(
+    job: TorchJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the debug level DETAIL; a call that differs is refused on all ranks, in torch's words."""
+    go = tmp_path / "go"
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+    job.run("compared.py", str(go))
+    job.wait_for_line("0 waits")
+    job.wait_for_line("1 waits")
+    job.stop()
+    go.touch()
+    job.restart()
+    found = job.finish()
+    assert found == run_natively("compared.py", 2, str(go))
+    assert sum("Detected mismatch between collectives" in line for line in found) == 2
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("script", "size", "steps", "stops", "more"),

@@ -49,8 +49,9 @@ _how = with_options(*HOSTS, _INTERFACE, *CHECKPOINTS, MAX_RESTARTS)
 )
 @click.option("--nnodes", "num_hosts", default="1", show_default=True,
               help="Number of hosts, as torchrun has it; with more than one, --hosts names them.")  # fmt: skip
-@click.option("--nproc-per-node", "--nproc_per_node", "ranks_per_host", type=click.IntRange(1), default=1,
-              show_default=True, help="Number of ranks on each host to which --hosts gives none.")  # fmt: skip
+@click.option("--nproc-per-node", "--nproc_per_node", "ranks_per_host", default="1", show_default=True,
+              help="Number of ranks on each host to which --hosts gives none; auto, cpu, gpu or xpu: as many as this "
+              "host has.")  # fmt: skip
 @click.option("--node-rank", "--node_rank", type=click.IntRange(0), default=0, help=_ONE_COMMAND)
 @click.option("--rdzv-backend", "--rdzv_backend", type=click.Choice(["static", "c10d"]), help=_NO_MEETING)
 @click.option("--rdzv-endpoint", "--rdzv_endpoint", help=_NO_MEETING)
@@ -76,11 +77,6 @@ def run_job(
         raise ConfigError(
             f"starting {script}: no such file in {os.getcwd()}; name a Python script, or a module with -m"
         )
-    if os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
-        raise ConfigError(
-            "starting a program with TORCH_DISTRIBUTED_DEBUG=DETAIL: Remesh cannot checkpoint the process groups of "
-            "that mode; unset it"
-        )
     num_ranks, environment = _read_torchrun(hosts, **{name: how.pop(name) for name in _OF_TORCHRUN})
     name = script.replace(".", "-") if is_module else Path(script).stem
     path = job_path or jobs_root() / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
@@ -94,7 +90,7 @@ def run_job(
 
 
 def _read_torchrun(
-    hosts: str | None, *, num_hosts: str, ranks_per_host: int, node_rank: int, standalone: bool, **others: Any
+    hosts: str | None, *, num_hosts: str, ranks_per_host: str, node_rank: int, standalone: bool, **others: Any
 ) -> tuple[int, dict[str, str]]:
     """The number of ranks, and what torchrun's flags put into the environment of programs."""
     doing = f"starting a program with --nnodes {num_hosts}"
@@ -115,7 +111,22 @@ def _read_torchrun(
         "MASTER_PORT": others["master_port"],
     }
     environment = {name: str(value) for name, value in given.items() if value is not None}
-    return ranks_per_host if hosts is None else count_ranks(hosts, ranks_per_host), environment
+    per_host = _count_ranks_of_a_host(ranks_per_host, named)
+    return per_host if hosts is None else count_ranks(hosts, per_host), environment
+
+
+def _count_ranks_of_a_host(text: str, num_hosts: int) -> int:
+    """The number of ranks that ``--nproc-per-node`` gives a host; a word asks torch what this host has."""
+    if text.isdecimal() and int(text):
+        return int(text)
+    if num_hosts > 1 and text.isalpha():
+        raise ConfigError(
+            f"starting a program with --nproc-per-node {text} on {num_hosts} hosts: this command sees its own "
+            "host, and not the others; give numbers, as in --hosts a:2,b:2"
+        )
+    from remesh.elastic.launch.request import num_workers  # noqa: PLC0415  loads torch, which a number does not need
+
+    return num_workers(text)
 
 
 def _place(hosts: str | None, num_ranks: int, testbed: str | None, interface: str) -> TorchPlacement:

@@ -18,6 +18,7 @@ from torch.distributed import Backend, BackendConfig, PrefixStore, ProcessGroup,
 from remesh.comm.gloo_sockets import descriptors_of_loops
 from remesh.comm.nccl_settings import let_groups_be_aborted, settings_here, why_it_would_end
 from remesh.errors import ConfigError
+from remesh.torch_private import GroupThatCompares
 from remesh.torch_programs.cut import GroupsAtCut
 from remesh.torch_programs.gate import Gate
 from remesh.torch_programs.groups import CarriedGroup, GroupPlace, Groups, Recipe
@@ -29,6 +30,8 @@ _NOTHING_REAL: Final = "fake"
 """A backend that sends nothing."""
 _MADE_PREFIX: Final = "made/"
 """The prefix of what real groups tell each other when the program makes a group, within the store of that."""
+_COMPARED_PREFIX: Final = "compared/"
+"""The prefix of what the groups tell each other over which members compare their calls."""
 PROGRAM_PREFIX: Final = "program/"
 """The prefix of the program's keys in the job's store."""
 
@@ -92,13 +95,13 @@ class Backends:
             self._now.making = None
 
     def _refuse_unknown(self, name: str, backend: str) -> None:
-        if torch.distributed.get_debug_level() is torch.distributed.DebugLevel.DETAIL:
-            raise ConfigError(
-                f"making process group {name} with TORCH_DISTRIBUTED_DEBUG=DETAIL: Remesh cannot checkpoint the groups "
-                "that torch makes around it; choose INFO or OFF"
-            )
         words = set(BackendConfig(Backend(backend)).get_device_backend_map().values())
         unknown = sorted(words - set(_CARRIED) - {_NOTHING_REAL})
+        if _compares_calls() and "nccl" in words:
+            raise ConfigError(
+                f"making process group {name} over NCCL with TORCH_DISTRIBUTED_DEBUG=DETAIL: Remesh could not end its "
+                "communicators at a checkpoint, through the group that compares calls; choose INFO or OFF"
+            )
         mixed = torch.cuda.is_available() and len(words) > 1
         if unknown or mixed:
             raise ConfigError(
@@ -113,12 +116,12 @@ class Backends:
             def __call__(cls, store: Store, rank: int, size: int, *args: Any, **options: Any) -> CarriedGroup:
                 if device == "cuda":
                     _let_communicators_be_aborted(backend)
-                recipe = Recipe(
-                    backend,
-                    getattr(ProcessGroup.BackendType, kind),
-                    device,
-                    lambda over: real(over, rank, size, *args, **options),
-                )
+
+                def make(over: Store) -> Any:
+                    return real(over, rank, size, *args, **options)
+
+                way = _comparing(make) if _compares_calls() else make
+                recipe = Recipe(backend, getattr(ProcessGroup.BackendType, kind), device, way)
                 return answers._make(recipe, store, rank, size)
 
             def __instancecheck__(cls, one: object) -> bool:
@@ -154,7 +157,7 @@ def post_batch(c10d: Any, original: Callable[..., list[Any]], operations: Sequen
     torch asks whether the group is of its own type. Over NCCL two ranks that send to each other one by one may wait for
     each other for ever.
     """
-    if not operations:
+    if not operations or not hasattr(operations[0], "group"):
         return original(operations)  # raises, in torch's words
     group = operations[0].group or c10d._get_default_group()
     if not (isinstance(group, CarriedGroup) and group.supports_coalescing):
@@ -168,6 +171,19 @@ def post_batch(c10d: Any, original: Callable[..., list[Any]], operations: Sequen
         raise
     works: list[Any] = manager.works
     return works
+
+
+def _compares_calls() -> bool:
+    """Whether the members of a group that is made now compare what they call, as the program or its user chose."""
+    return bool(torch.distributed.get_debug_level() == torch.distributed.DebugLevel.DETAIL)
+
+
+def _comparing(make: Callable[[Store], Any]) -> Callable[[Store], Any]:
+    """Make what torch puts around a group at the level DETAIL, with a second group to compare calls over.
+
+    torch itself does not put it around a group that is written in Python.
+    """
+    return lambda over: GroupThatCompares(make(over), make(PrefixStore(_COMPARED_PREFIX, over)))
 
 
 def _let_communicators_be_aborted(backend: str) -> None:

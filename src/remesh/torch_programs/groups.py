@@ -185,8 +185,8 @@ class CarriedGroup(ProcessGroup):
         return False
 
     def set_timeout(self, timeout: timedelta) -> None:
-        self._timeout = timeout
         self.real.set_timeout(timeout)
+        self._timeout = timeout
 
     _set_default_timeout = set_timeout
 

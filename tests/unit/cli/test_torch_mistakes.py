@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from torch import accelerator
 
 from remesh.cli import torch as torch_verb
 from remesh.errors import ConfigError
@@ -40,6 +42,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("--hosts", "a,b", "--testbed", "fast"), "fast"),
         (("--rdzv-conf", "timeout=3"), "no such option --rdzv-conf"),
         (("--tee=3",), "no such option --tee=3"),
+        (("--nproc-per-node", "0"), "reading --nproc-per-node '0': expected 1 or more"),
+        (("--nproc-per-node", "many"), "expected a number, auto, cpu, gpu or xpu"),
+        (("--nproc-per-node", "gpu", "--hosts", "a,b"), "sees its own host, and not the others"),
     ],
 )
 def test_what_cannot_be_started_leaves_no_job(here: Path, options: tuple[str, ...], said: str) -> None:
@@ -54,6 +59,9 @@ def test_what_cannot_be_started_leaves_no_job(here: Path, options: tuple[str, ..
     [
         (("--nproc-per-node", "3"), ()),
         (("--standalone", "--nproc_per_node", "3"), ()),
+        (("--nproc-per-node", "cpu"), ()),
+        (("--nproc-per-node", "auto"), ()),
+        (("--nproc-per-node", "cpu", "--hosts", "a"), (Host("a", 3),)),
         (("--nnodes", "2", "--nproc-per-node=2", "--hosts", "a:1,b"), (Host("a", 1), Host("b", 2))),
         (("--nnodes=2", "--node-rank=0", "--rdzv-backend=c10d", "--rdzv-endpoint=a:29400", "--hosts", "a:1,b:2"),
          (Host("a", 1), Host("b", 2))),
@@ -69,6 +77,8 @@ def test_torchruns_flags_say_how_many_ranks_there_are(
         return JobOutcome("finished", "made believe", 0)
 
     monkeypatch.setattr(torch_verb, "run_stay", stay)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
+    monkeypatch.setattr(accelerator, "is_available", lambda: False)
     named = ("--rdzv-id", "7", "--master-addr", "h", "--master-port", "30000", "--max-restarts=3", "--job", "job")
     result = CliRunner().invoke(torch_verb.torch, ["run", *options, *named, "train.py", "--hosts", "of the script"])
     assert result.exit_code == 0, result.output

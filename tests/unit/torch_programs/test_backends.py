@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, cast
 
 import pytest
+import torch.distributed as dist
 from torch.distributed import DebugLevel, HashStore, Store
 
 from remesh.errors import ConfigError
@@ -73,10 +75,44 @@ def test_a_default_group_with_other_ranks_than_the_launchers_is_refused(rank: in
     assert backends.groups.all == []
 
 
-def test_groups_are_refused_at_the_debug_level_that_puts_groups_of_torch_around_them(
-    backends: Backends, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def _detail() -> Iterator[None]:
+    """The level, chosen as a program does."""
+    before = dist.get_debug_level()
+    dist.set_debug_level(DebugLevel.DETAIL)
+    yield
+    dist.set_debug_level(before)
+
+
+def _make_with_checks(backends: Backends, backend: str, real: Any) -> None:
+    module: Any = ModuleType("c10d")
+    module.ProcessGroupGloo = module.ProcessGroupNCCL = real
+    backends.install(module)
+    store = HashStore()
+    backends.make_by(lambda *_: module.ProcessGroupGloo(store, 0, 1), 1, 0, [0], backend, store, "pg")
+
+
+def test_members_compare_their_calls_over_a_second_group_at_the_debug_level_for_it(
+    backends: Backends, monkeypatch: pytest.MonkeyPatch, _detail: None
 ) -> None:
-    """A program may choose it after its start."""
-    monkeypatch.setattr("torch.distributed.get_debug_level", lambda: DebugLevel.DETAIL)
-    with pytest.raises(ConfigError, match="TORCH_DISTRIBUTED_DEBUG=DETAIL"):
-        backends.make_by(lambda *_: None, 1, 0, [0], "gloo", None, "pg")
+    """As under torch alone; a program may choose it after its start."""
+    made = []
+
+    def connect(store: Store, rank: int, size: int) -> str:
+        assert not store.check(["0"])
+        store.set("0", "the address of rank 0")
+        made.append(f"group {len(made)}")
+        return made[-1]
+
+    def compare(one: str, other: str) -> None:
+        raise RuntimeError(f"{one} over {other}")
+
+    monkeypatch.setattr("remesh.torch_programs.backends.GroupThatCompares", compare)
+    with pytest.raises(RuntimeError, match="group 0 over group 1"):
+        _make_with_checks(backends, "gloo", connect)
+
+
+def test_communicators_behind_such_a_group_are_refused(backends: Backends, _detail: None) -> None:
+    """Nothing would end them at a cut."""
+    with pytest.raises(ConfigError, match="over NCCL with TORCH_DISTRIBUTED_DEBUG=DETAIL"):
+        _make_with_checks(backends, "nccl", None)

@@ -273,6 +273,13 @@ def test_a_batch_that_is_refused_leaves_no_block_open(group: _Carried) -> None:
     assert group.nccl.queued == [("send 1", "recv 1")]
 
 
+def test_a_batch_of_something_else_is_refused_in_torchs_words() -> None:
+    with pytest.raises(ValueError, match="Invalid"):
+        distributed_c10d.batch_isend_irecv([1, 2])
+    with pytest.raises(ValueError, match="Invalid"):
+        post_batch(distributed_c10d, distributed_c10d.batch_isend_irecv, cast(Any, [1, 2]))
+
+
 def test_what_the_real_group_refuses_in_a_block_leaves_none_open(group: _Carried, cut: GroupsAtCut) -> None:
     group._start_coalescing(_DEVICE)
     group.send([], 1)
