@@ -22,7 +22,7 @@ program then goes on as it would without us. A program that makes new laggards f
 and tried again later.
 
 A group that is being made has its first collective, which all members enter. Who has left a group goes on saying how
-far it was there, and names no members.
+far it was there, and names no members; it is below a target there only while it is inside of something.
 
 Sources: the sequence numbers are those of MANA 2.0 (Xu and Cooperman, "Enabling practical transparent checkpointing for
 MPI: a topological sort approach", CLUSTER 2023), where entering a collective sets the target; the ring of direct
@@ -94,7 +94,10 @@ def find_lagging(statuses: Sequence[Status], targets: Mapping[str, int]) -> dict
     found: dict[int, str] = {}
     for status in statuses:
         for key, standing in status.standings:
-            if standing.reached < targets.get(key, 0):
+            target = targets.get(key, 0)
+            # Who has left a group enters nothing more there: what only others have entered, as a barrier that has
+            # ended by its timeout, would be waited for without an end.
+            if standing.reached < (target if standing.members else min(target, standing.entered)):
                 found.setdefault(status.rank, key)
     return found
 

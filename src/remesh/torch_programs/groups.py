@@ -282,12 +282,14 @@ class CarriedGroup(ProcessGroup):
                 break
 
     def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool = False) -> None:
-        entrant = Entrant()
+        entrant, was_whole = Entrant(), False
         self._gate.enter(self._tally, entrant)
         try:
             self._backend.monitored_barrier(timeout, wait_all_ranks)
+            was_whole = True
         finally:
-            self._gate.leave(self._tally, entrant, was_begun=True)
+            # One that names the rank that did not come is none that this rank has to enter, too.
+            self._gate.leave(self._tally, entrant, was_begun=was_whole)
 
     # --- coalescing blocks ---
 

@@ -25,7 +25,7 @@ def _status(rank: int, number: int = 0, activity: Activity = Activity.COMPUTING,
 
 
 def _freed(rank: int, number: int) -> Status:
-    return Status(rank, Activity.COMPUTING, (), (("w", ClockStanding(number, number, ())),))
+    return Status(rank, Activity.COMPUTING, (), (("w", ClockStanding(number, number, (), number)),))
 
 
 def test_the_clock_waits_for_who_is_below_what_is_complete_elsewhere() -> None:
@@ -56,6 +56,10 @@ def test_the_first_wave_decides_nothing_as_who_answered_early_may_have_entered_s
         ([_status(0, 2), _freed(1, 3)], 3, False),
         ([_status(0, 3), _freed(1, 3)], 3, True),
         ([_freed(0, 3), _freed(1, 3)], 3, True),
+        # A barrier that only rank 0 has entered, and that has ended by its timeout.
+        ([_freed(0, 4), _freed(1, 3)], 4, True),
+        # Rank 1 is still inside of the third.
+        ([_freed(0, 3), Status(1, Activity.INSIDE, (), (("w", ClockStanding(3, 2, (), 3)),))], 3, False),
     ],
 )
 def test_ranks_are_aligned_where_what_is_complete_anywhere_is_so_on_all(

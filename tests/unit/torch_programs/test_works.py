@@ -396,3 +396,20 @@ def test_a_destroyed_group_lets_go_at_a_cut_of_what_has_not_ended_and_says_so_to
     assert not group._tally.under_way
     with pytest.raises(RuntimeError, match="the program has destroyed it"):
         work.wait()
+
+
+def test_a_barrier_that_names_who_did_not_come_is_not_counted_as_they_do_not_count_it_either() -> None:
+    class Backend:
+        def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool) -> None:
+            if wait_all_ranks:
+                raise RuntimeError("Rank 1 failed to pass monitoredBarrier in 100 ms")
+
+    group = _group(_Real())
+    group._backend = Backend()
+    before = group._tally.entered
+    with pytest.raises(RuntimeError, match="Rank 1 failed"):
+        group.monitored_barrier(timedelta(seconds=0.1), wait_all_ranks=True)
+    assert group._tally.entered == before
+    group.monitored_barrier(timedelta(seconds=0.1))
+    assert group._tally.entered == before + 1
+    assert not group.has_open_ends
