@@ -25,6 +25,10 @@ from remesh.comm.blame import tells_of_network
 from remesh.exit_codes import ExitCode
 
 _SIGTERM = 15
+_MOST_TOLD = 4000
+"""Characters of a text that others are told. Errors of programs have texts of any length."""
+MOST_TRACED = 100_000
+"""The same of a traceback."""
 
 
 class Category(enum.Enum):
@@ -117,6 +121,15 @@ class WorkerFailure:
     def is_consequence(self) -> bool:
         """Whether it failed as ranks fail whose peer is gone, or as they end when told to."""
         return self.exit_code == -_SIGTERM or tells_of_network(self.traceback)
+
+
+def shortened(text: str, most: int = _MOST_TOLD) -> str:
+    """A text as others are told it: a store refuses values that are very long, and whoever sends one again loses it.
+
+    >>> shortened("abcdefgh", 4)
+    'ab ... gh'
+    """
+    return text if len(text) <= most else f"{text[: most // 2]} ... {text[-(most // 2) :]}"
 
 
 def decide_cause(failures: Sequence[WorkerFailure]) -> tuple[WorkerFailure, str]:

@@ -15,7 +15,9 @@ from remesh.elastic.membership.instructions import (
     Tell,
     Tick,
     WorkerExited,
+    WorkerFailed,
     WorkerReady,
+    WorkerSuspects,
 )
 from remesh.elastic.membership.machine import REPLACE_AFTER_S, AgentMachine, Phase
 from remesh.elastic.membership.rules import AgentRules
@@ -277,6 +279,20 @@ def test_script_that_raises_or_exits_at_once_ends_the_job_and_uses_no_restart(co
         assert isinstance(end, Publish) and end.key == "end"
         assert end.value["text"] == f"worker 0 of a {told} (exit code {code}); see its log"
         assert end.value["category"] == "worker"
+
+
+def test_an_error_of_any_length_is_told_in_few_words() -> None:
+    """A store refuses long values, and an agent takes that for its loss: it moved and told the same again, for ever."""
+    machine = make_machine()
+    machine.handle(WorkerReady(WorkerReport(0, 100, make_template({"dp": -1}).to_json())), 0.1)
+    (end,) = machine.handle(WorkerFailed(0, "ValueError: " + "h" * 20_000_000), 0.2)
+    assert isinstance(end, Publish) and end.key == "end"
+    assert end.value["text"].startswith("worker 0 of a failed: ValueError: hh") and len(end.value["text"]) < 5000
+    cluster = make_cluster(num_nodes=2)
+    cluster.run_until_step(3)
+    plan, store = cluster.generations()[-1], cluster.first
+    cluster._feed(0, WorkerSuspects(0, plan.number, "h" * 20_000_000))
+    assert len(store.keys[f"gen/{plan.number}/broken"]["text"]) < 5000
 
 
 def test_worker_that_does_not_end_when_told_is_killed_and_the_agent_ends() -> None:

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 from remesh.elastic.generation import Generation, MeshMember
 from remesh.elastic.membership.phases import Phase
 from remesh.elastic.membership.view import StoreReader, Wants
@@ -53,3 +55,23 @@ def test_nodes_of_a_plan_are_read_once_and_those_that_were_not_there_again() -> 
     for _ in range(3):
         reader.read(keys, wants)
     assert keys.asked["nodes/2"] == 4 and set(reader.nodes) == {0, 1, 2}
+
+
+class Lost(Keys):
+    """A store that is lost as the members of a plan are asked for."""
+
+    def get_all(self, keys: Sequence[str]) -> list[Mapping[str, Any] | None]:
+        raise ConnectionError("the store is gone")
+
+
+def test_a_plan_counts_once_its_members_are_known() -> None:
+    """One that looks for the next store asks them, and an agent that knew their numbers alone ended as a defect."""
+    keys, reader = Lost(), StoreReader()
+    for index in (0, 1):
+        keys.add_node(index)
+    keys.values["gen/1/plan"] = plan_of(1, [0, 1]).to_json()
+    with pytest.raises(ConnectionError):
+        reader.read(keys, Wants(0, Phase.MEETING, 0, False))
+    assert reader.plan is None
+    view = reader.read(Keys(keys.values), Wants(0, Phase.MEETING, 0, False))
+    assert view.plan == reader.plan == plan_of(1, [0, 1]) and set(reader.nodes) == {0, 1}

@@ -35,7 +35,15 @@ from remesh.comm.token import Token
 from remesh.elastic.events import EventLog
 from remesh.elastic.launch.meeting import MeetingPlace, open_meeting
 from remesh.elastic.node.preload import Preload, forked_subprocesses
-from remesh.elastic.outcome import Category, Outcome, WorkerFailure, decide_cause, describe_failure
+from remesh.elastic.outcome import (
+    MOST_TRACED,
+    Category,
+    Outcome,
+    WorkerFailure,
+    decide_cause,
+    describe_failure,
+    shortened,
+)
 from remesh.elastic.store.card import JobCard
 from remesh.torch_private import LOCAL_AGENT, check_members
 
@@ -323,8 +331,8 @@ def _failure_of(node_name: str, rank: int, failure: ProcessFailure) -> WorkerFai
         pid=failure.pid,
         exit_code=failure.exitcode,
         time_s=float(failure.timestamp),
-        message=str(message).strip(),
-        traceback=traceback,
+        message=shortened(str(message).strip()),
+        traceback=shortened(traceback, MOST_TRACED),
     )
 
 

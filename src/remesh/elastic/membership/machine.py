@@ -73,7 +73,7 @@ from remesh.elastic.membership.roster import Occupant, Roster, WorkerState
 from remesh.elastic.membership.rules import AgentRules
 from remesh.elastic.membership.stay import WAKE_NODES, Stay
 from remesh.elastic.membership.view import Wants
-from remesh.elastic.outcome import Category, Outcome
+from remesh.elastic.outcome import Category, Outcome, shortened
 
 PATIENCE_S = 0.5
 """How long a meeting may take before those who wait for its leader look whether it lives."""
@@ -496,10 +496,11 @@ class AgentMachine:
         assert self.generation is not None
         others = tuple(sorted(self.generation.nodes - {self.index}))
         wake = [Wake(others)] if 0 < len(others) < WAKE_NODES else []
-        return [Publish(f"gen/{self.generation.number}/broken", {"text": text}), *wake]
+        return [Publish(f"gen/{self.generation.number}/broken", {"text": shortened(text)}), *wake]
 
     def _end_of_worker(self, slot: int, text: str, category: Category = Category.WORKER) -> Publish:
-        end = {"ok": False, "text": text, "category": category.value, "node": self.index, "slot": slot}
+        told = shortened(text)
+        end = {"ok": False, "text": told, "category": category.value, "node": self.index, "slot": slot}
         return Publish("end", end)
 
     def _was_placed(self, slot: int) -> bool:

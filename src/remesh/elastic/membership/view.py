@@ -72,14 +72,18 @@ class StoreReader:
     def read(self, keys: Keys, wants: Wants) -> StoreView:
         """Read the current content of the store."""
         number = max(self.plan.number if self.plan else 0, self.opening.latest - 1)
+        newest = None
         while (plan := keys.get(f"gen/{number + 1}/plan")) is not None:
             number += 1
-            self.plan = self.decode(plan)
+            newest = self.decode(plan)
+        if newest is not None:
+            self._read_members(keys, newest)  # first: without them nobody finds the way to the next store
+            self.plan = newest
             self._done.clear()
+        elif self.plan is not None:
+            self._read_members(keys, self.plan)
         lead = keys.get(f"gen/{number + 1}/lead/{wants.turn}") if wants.phase is Phase.MEETING else None
         leader = None if lead is None else int(lead["node"])
-        if self.plan is not None:
-            self._read_members(keys, self.plan)
         if leader == wants.index:
             self.read_nodes(keys)
         if wants.is_done and self.plan is not None:

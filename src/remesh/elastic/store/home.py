@@ -318,8 +318,8 @@ class StoreHome:
         return client if opened is not None and opened.place == self.place else None
 
     def _ask(self, node: int, me: MovingNode) -> Answer:
-        info = me.nodes[node]
-        if self._fell_silent(node):
+        info = me.nodes.get(node)
+        if info is None or self._fell_silent(node):
             return SILENT
         if node != me.index and node not in self._clients:
             answers = self._probe(info.address, info.port)

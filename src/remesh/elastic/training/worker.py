@@ -54,6 +54,8 @@ PROGRESS_INTERVAL_S = 0.5
 """How often a worker tells its agent that it makes steps."""
 STILL_INSIDE_S = 1.0
 """How long after a break a worker is thought to be on its way out."""
+_MOST_TOLD = 1000
+"""Characters of an error's first line that others are told."""
 _SOURCE_PLACE = re.compile(r"^\[[^]]*\] ")
 """The source file that gloo's messages begin with."""
 
@@ -373,4 +375,4 @@ class TrainingWorker:
 
 
 def _first_line(error: TracebackException | None) -> str:
-    return "" if error is None else "".join(error.format_exception_only()).partition("\n")[0]
+    return "" if error is None else "".join(error.format_exception_only()).partition("\n")[0][:_MOST_TOLD]
