@@ -513,6 +513,11 @@ def _take_apart(state: Mapping[str, Any]) -> _Tensors:
 def _named_leaves(nest: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Every leaf of a nest under its path, joined by dots."""
     for key, value in items_of(nest):
+        if isinstance(key, float) and math.isnan(key):
+            raise CheckpointMismatchError(
+                f"taking a state apart: there is a key {prefix}{key}, and NaN equals no other key, so no load asks "
+                "for it; rename it"
+            )
         if isinstance(value, NESTS):
             yield from _named_leaves(value, f"{prefix}{key}.")
         else:

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
+from torch.distributed.checkpoint.filesystem import FileSystemWriter, SerializationFormat
 
 import remesh
-from remesh.checkpoint.errors import CheckpointMismatchError
+from remesh.checkpoint.errors import CheckpointingException, CheckpointMismatchError
 from remesh.layout import Box, Shard
 from remesh.layout.from_torch import Piece
 
@@ -221,3 +223,25 @@ def test_two_keys_of_one_name_in_a_checkpoint_of_native_torch_are_refused(tmp_pa
                 remesh.load(one, tmp_path / "native", strict=strict)
     remesh.save({"a": {"b": 5}, "a.b": 6}, tmp_path / "own")
     assert remesh.load({"a": {"b": 0}, "a.b": 0}, tmp_path / "own") == {"a": {"b": 5}, "a.b": 6}, "two places there"
+
+
+def test_a_key_that_is_nan_is_refused_at_save(tmp_path: Path) -> None:
+    for state in ({"d": {float("nan"): 1}}, {"d": [{float("nan"): torch.ones(1)}]}):
+        with pytest.raises(CheckpointMismatchError, match=r"there is a key d\.(0\.)?nan, and NaN equals no other key"):
+            remesh.save(state, tmp_path)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_files_of_other_programs_are_told_with_the_verb_that_makes_a_checkpoint_of_them(tmp_path: Path) -> None:
+    file = tmp_path / "hf" / "model.safetensors"
+    file.parent.mkdir()
+    save_file({"w": torch.ones(2)}, file)
+    for place in (file.parent, file):
+        with pytest.raises(CheckpointingException, match=f"remesh ckpt convert {place} TARGET --to torch_dist"):
+            remesh.load({"w": torch.zeros(2)}, place)
+    writer = FileSystemWriter(tmp_path / "dcp", serialization_format=SerializationFormat.SAFETENSORS)
+    dcp.save({"w": torch.ones(2)}, storage_writer=writer, no_dist=True)
+    with pytest.raises(
+        CheckpointingException, match=r"another format, such as torch's SerializationFormat\.SAFETENSORS"
+    ):
+        remesh.load({"w": torch.zeros(2)}, tmp_path / "dcp")

@@ -26,11 +26,15 @@ from remesh.dist_checkpointing import (
 )
 from remesh.dist_checkpointing.core import CheckpointingException
 from remesh.dist_checkpointing.dict_utils import dict_list_map_outplace
-from remesh.dist_checkpointing.serialization import get_default_load_sharded_strategy
+from remesh.dist_checkpointing.serialization import (
+    get_default_load_sharded_strategy,
+    get_default_save_sharded_strategy,
+)
 from remesh.dist_checkpointing.strategies.base import (
     LoadShardedStrategy,
     SaveShardedStrategy,
     StrategyAction,
+    get_default_strategy,
     register_default_strategy,
 )
 from remesh.dist_checkpointing.strategies.common import (
@@ -451,3 +455,22 @@ def test_a_factory_of_which_a_part_is_stored_is_told_by_its_key_and_place(tmp_pa
     dist_checkpointing.save({"m": {"f": _factory("f", "x")}}, tmp_path)
     with pytest.raises(CheckpointingException, match=r"factory 'f' at m\.f .* 1 of 2 entities, not \['f\.y'\]"):
         load({"m": {"f": _factory("f", "x", "y")}}, tmp_path, strict="ignore_all")
+
+
+@pytest.mark.parametrize("backend", ["torch_dist", "zarr"])
+def test_what_a_strategy_by_itself_has_saved_one_by_itself_loads(tmp_path: Path, backend: str) -> None:
+    """Without save and load around it, so without a marker; and a later save of the same strategy, too."""
+    saving = get_default_save_sharded_strategy(backend, 1)
+    loading = get_default_strategy(StrategyAction.LOAD_SHARDED, backend, 1)
+    for value in (1.0, 2.0):
+        place = tmp_path / str(value)
+        place.mkdir()
+        saving.save({"w": one_box(value), "o": ShardedObject("o", {"a": value}, (1,), (0,))}, place)
+        loaded = loading.load({"w": one_box(0.0), "o": ShardedObject("o", None, (1,), (0,))}, place)
+        assert loaded["w"].eq(value).all() and loaded["o"] == {"a": value}
+        with pytest.raises(CheckpointingException, match="is not a distributed checkpoint"):
+            dist_checkpointing.load({"w": one_box(0.0)}, place)
+
+
+def one_box(value: float) -> ShardedTensor:
+    return ShardedTensor.from_rank_offsets("w", torch.full((3, 2), value))

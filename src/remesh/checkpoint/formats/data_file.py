@@ -62,6 +62,8 @@ SAFE_GLOBALS = [
 """What pickles of arrays and scalars of plain numbers name, and of a program's arguments, buffers and paths; building
 them runs no foreign code, since namespaces are nothing but attributes. Paths have moved to another module in Python."""
 
+_TORCH_HEADS = (b"PK", b"\x80")
+"""What the files of ``torch.save`` begin with: those of a zip archive, and the pickles of old releases."""
 _PLAIN = frozenset((bool, int, float, str, type(None)))
 _ALIGNED_BYTES = 256 << 10
 _SMALL_BYTES = 64 << 10
@@ -420,6 +422,13 @@ def _load(blob: bytes, where: str, with_stand_ins: bool = False) -> Any:
                 "forbidden-global",
                 f"reading {where}: it holds a member of an enumeration, which an early release of Python 3.11 wrote as "
                 "a call of getattr, and no load should allow that; save its value instead, or use a later Python",
+            ) from raised
+        if not blob.startswith(_TORCH_HEADS):
+            raise CheckpointFormatError(
+                "bad-blob",
+                f"reading {where}: expected {len(blob)} bytes written by torch.save, found others (they begin with "
+                f"{blob[:8]!r}); it is damaged, or was saved in another format, such as torch's "
+                "SerializationFormat.SAFETENSORS: save with the default one",
             ) from raised
         raise CheckpointFormatError(
             "forbidden-global",

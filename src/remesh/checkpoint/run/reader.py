@@ -39,7 +39,7 @@ from remesh.checkpoint.plan.reads import Read, Want, find_objects, plan_reads
 from remesh.checkpoint.plan.step_names import step_of
 from remesh.checkpoint.run.read_apart import ReadApart, mark_shared, settle
 from remesh.checkpoint.storage import Location, store_of
-from remesh.checkpoint.storage.integrity import Checksums, read_checksums
+from remesh.checkpoint.storage.integrity import BLOCKS_FNAME, Checksums, read_checksums
 from remesh.checkpoint.storage.turns import is_commit
 from remesh.checkpoint.values.entities import ShardedBase, ShardedObject, ShardedTensor, check_has_values
 from remesh.checkpoint.values.nests import with_parents
@@ -129,7 +129,8 @@ def open_checkpoint(directory: Location, *, allow_native: bool = False, with_sta
         if found == zarr_format.BACKEND
         else read_manifest(directory, checksums)
     )
-    common = {} if found == NATIVE else _load_common(checksums, manifest, with_stand_ins=with_stand_ins)
+    is_alone = found == NATIVE or not _has(directory, CONFIG_FNAME)  # sharded data, as a strategy by itself saves it
+    common = {} if is_alone else _load_common(checksums, manifest, with_stand_ins=with_stand_ins)
     return OpenCheckpoint(checksums, manifest, common, found)
 
 
@@ -334,9 +335,12 @@ def _format_of(directory: Location, allow_native: bool) -> str:
     if not store.is_directory(directory):
         is_file = store.size_of(directory) is not None
         found = "is a file" if is_file else "does not exist"
+        hint = "correct the path"
+        if is_file and directory.name.endswith(".safetensors"):
+            hint = f"make one of the file: remesh ckpt convert {directory} TARGET --to torch_dist"
         raise CheckpointPathError(
             f"loading checkpoint: Checkpoint directory {directory} {found}, expected the directory of a saved "
-            "checkpoint; correct the path"
+            f"checkpoint; {hint}"
         )
     config = maybe_load_config(directory)
     if config is None:
@@ -344,9 +348,13 @@ def _format_of(directory: Location, allow_native: bool) -> str:
         is_whole = METADATA_FNAME in names and is_commit(directory, METADATA_FNAME)
         if is_whole and allow_native:
             return NATIVE
+        if allow_native and BLOCKS_FNAME in names and is_commit(directory, BLOCKS_FNAME):
+            return zarr_format.BACKEND
         hint = "it was written by native torch, load it with remesh.load" if is_whole else "use another checkpoint"
         if any(step_of(name) is not None for name in names):
             hint = "it holds checkpoints, give the path of one of them"
+        elif any(name.endswith(".safetensors") for name in names):
+            hint = f"make one of its safetensors files: remesh ckpt convert {directory} TARGET --to torch_dist"
         raise CheckpointFormatError(
             "not-a-checkpoint",
             f"loading checkpoint: {directory} is not a distributed checkpoint, expected the marker {CONFIG_FNAME} that "
