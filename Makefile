@@ -49,7 +49,7 @@ DEBIAN_PROGRAMS := lammps hpcc netpipe-mpich2 netpipe-openmpi gromacs quantum-es
                    libmpich-dev libopenmpi-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-unit test-procs test-slow test-long test-mpi test-netns test-gpu test-browser test-hosts interop peers mpi mpi-programs mpi4py-suite check format bench pictures docs \
+.PHONY: help demo test test-unit test-procs test-slow test-long test-mpi test-netns test-gpu test-browser test-hosts interop peers mpi mpi-programs mpi4py-suite mpich-suite check format bench pictures docs \
         hosts hosts-vllm matrix wheel wheel-check clean
 
 help:  ## this list
@@ -172,6 +172,23 @@ mpi-programs:  ## programs of others as Debian has built them, into .mpi/debian/
 
 mpi4py-suite: $(STAMP) .mpi/mpich/.installed .mpi/suite/.fetched  ## mpi4py's own tests on the library: what fails, by name
 	$(RUN) -m tests.mpi.mpi4py_suite .mpi/suite/test $(TESTS)
+
+# MPICH's own tests out of Debian's source, built with Debian's MPICH. Each folder is made for itself, as far as it goes;
+# outside of MPICH's tree configure leaves out the helper of those in mpi_f08.
+mpich-suite: $(STAMP) .mpi/mpich/.installed .mpi/mpich-suite/.built  ## MPICH's own tests on the library: what fails, by name, and whether it does without
+	$(RUN) -m tests.mpi.mpich_suite .mpi/mpich-suite $(TESTS) --beside
+
+.mpi/mpich-suite/.built:
+	mkdir -p .mpi/mpich-suite
+	cd .mpi/mpich-suite && apt-get source --download-only mpich
+	tar -xf .mpi/mpich-suite/mpich_*.orig.tar.xz --directory .mpi/mpich-suite --wildcards --strip-components 3 '*/test/mpi'
+	cd .mpi/mpich-suite && ./configure CC=mpicc.mpich --disable-spawn --disable-ft-tests --disable-dependency-tracking \
+	  CFLAGS='-O0 -w' CXXFLAGS='-O0 -w' FFLAGS='-O0 -w' FCFLAGS='-O0 -w' >configure.log
+	cd .mpi/mpich-suite/util && mpifort.mpich -O0 -w -c mtest_f08.f90
+	sed -i 's/libmtest_f08.la/mtest_f08.o/' .mpi/mpich-suite/f08/*/Makefile
+	cd .mpi/mpich-suite && for folder in util dtpools $$(find * -name testlist -printf '%h '); do \
+	  $(MAKE) --silent --keep-going --directory $$folder >>build.log 2>&1; done; true
+	@touch $@
 
 check: $(STAMP)  ## lint, format, types
 	$(RUN) -m ruff check .

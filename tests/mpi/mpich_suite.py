@@ -1,17 +1,19 @@
-"""How much of MPICH's own test suite passes on the library?
+"""How much of MPICH's own test suite passes on the library? ``make mpich-suite``, or by hand:
 
-    python -m tests.mpi.mpich_suite FOLDER PART ... [--way carried|renewed|native] [--most-ranks 4] [--patience 120]
-                                    [--out FILE]
+    python -m tests.mpi.mpich_suite FOLDER [PART ...] [--beside] [--way carried|renewed|native] [--most-ranks 4]
+                                    [--patience 120] [--out FILE]
 
-FOLDER holds the suite (``test/mpi`` of MPICH's source), configured and built with MPICH's ``mpicc``; a PART is a folder
-of it (``coll``), or a test (``coll/allred``). What is run, with how many ranks, and what must come out, stands in the
-suite's lists (``testlist``). Each test is a job of its own, so that one that never ends takes no other with it:
+FOLDER holds the suite (``test/mpi`` of MPICH's source), configured and built with an MPI's ``mpicc``; a PART is a
+folder of it (``coll``), or a test (``coll/allred``); none: all that is built. What is run, with how many ranks, and
+what must come out, stands in the lists (``testlist``). Each test is a job of its own, so that one that never ends
+takes no other with it:
 
     carried     on the library, by a lower half under MPICH
     renewed     so, while lower halves are renewed again and again
-    native      under the MPICH that it was built with, without us: what a test should do
+    native      under the MPI that it was built with, without us: what a test should do
 
-Prints what failed, by name and with what it said, and counts.
+With ``--beside`` a test that does not pass is run natively, too. Prints what failed, by name and with what it said,
+and counts.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -27,7 +30,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -52,9 +55,15 @@ _LEFT_OUT: Final = {
     "ckpoint": "checkpoints of MPICH's own",
     "impls": "functions of MPICH alone",
     "perf": "measures time",
+    "dtpools": "no tests",
+    "util": "no tests",
 }
 """Folders of the suite, and why."""
 _MUST_FAIL: Final = ("TestStatus", "TestErrFatal")
+_MOST_MEMORY_GB: Final = 4.0
+"""Tests that ask for more are left out."""
+_MOST_RANKS_ASKED: Final = 16
+"""A test that fails with few ranks gets as many as it asks for, but not more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +81,8 @@ class Test:
     """Whether it is to end with an error."""
     known_to_fail: str
     """Why MPICH itself is known to fail; empty if it passes."""
+    num_asked: int = field(default=0, compare=False)
+    """Ranks for which it was written."""
 
     @property
     def name(self) -> str:
@@ -80,13 +91,13 @@ class Test:
 
 
 def read_line(folder: str, line: str, most_ranks: int) -> Test | None:
-    """A test of a list's line; None if there is none on it.
+    """A test of a list's line; None if there is none on it, or one that asks for too much memory.
 
     >>> read_line("coll", "allred 7 arg=-count=10 # so many", 4).name
     'coll/allred -n 4 -count=10'
     """
     words = line.split("#")[0].split()
-    if not words:
+    if not words or any(word.startswith("mem=") and float(word[4:]) > _MOST_MEMORY_GB for word in words):
         return None
     options = [word.partition("=")[::2] for word in words[2:]]
     several = {key: tuple(value for name, value in options if name == key) for key in ("arg", "env")}
@@ -100,6 +111,7 @@ def read_line(folder: str, line: str, most_ranks: int) -> Test | None:
         several["env"],
         single.get("resultTest") in _MUST_FAIL,
         single.get("xfail", ""),
+        asked,
     )
 
 
@@ -119,16 +131,30 @@ def read_tests(suite: Path, folder: str, most_ranks: int) -> Iterator[Test]:
                 yield from read_tests(suite, below, most_ranks)
 
 
-def run_test(test: Test, suite: Path, options: argparse.Namespace) -> tuple[str, str]:
+def parts_of(suite: Path) -> list[str]:
+    """The folders of the suite that have tests, but for those that are left out."""
+    return sorted(path.parent.name for path in suite.glob("*/testlist") if path.parent.name not in _LEFT_OUT)
+
+
+def with_enough_ranks(test: Test, suite: Path, options: argparse.Namespace, way: str) -> tuple[Test, str, str]:
+    """The test as it was run last, how it ended, and what it said."""
+    outcome, said = run_test(test, suite, options, way)
+    if outcome == "failed" and test.num_ranks < test.num_asked <= _MOST_RANKS_ASKED:
+        test = replace(test, num_ranks=test.num_asked)
+        outcome, said = run_test(test, suite, options, way)
+    return test, outcome, said
+
+
+def run_test(test: Test, suite: Path, options: argparse.Namespace, way: str) -> tuple[str, str]:
     """How a test ended, and what it said: ``passed``, ``failed``, ``endless`` or ``unbuilt``."""
     program = suite / test.folder / test.program
     if not program.exists():
         return "unbuilt", ""
     environment = {**os.environ, **dict(variable.split("=", 1) for variable in test.variables)}
-    command = [options.mpiexec, "-n", str(test.num_ranks), str(program)]
-    if options.way != "native":
+    command = [*shlex.split(options.mpiexec), "-n", str(test.num_ranks), str(program)]
+    if way != "native":
         mpi = find_mpi(options.mpi)
-        renew = ("--renew", _RENEW_S) if options.way == "renewed" else ()
+        renew = ("--renew", _RENEW_S) if way == "renewed" else ()
         alone = (mpi.python, str(_HERE / "lower_alone.py"), *renew, str(program))
         start = plan_start(mpi, SHM, test.num_ranks, (), Reach(), alone)
         source = str(Path(remesh.__file__).parents[1])
@@ -167,11 +193,12 @@ def is_success(test: Test, status: int, said: str) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the tests; 1 when one failed or never ended that MPICH is not known to fail."""
+    """Run the tests; 1 when one failed or never ended that passes natively, or that MPICH is not known to fail."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("parts", nargs="+")
+    parser.add_argument("parts", nargs="*")
     parser.add_argument("--way", default="carried", choices=("carried", "renewed", "native"))
+    parser.add_argument("--beside", action="store_true", help="what does not pass natively, too")
     parser.add_argument("--mpi", default="mpich", help="under which lower halves run")
     parser.add_argument("--face", default="mpich", choices=("mpich", "openmpi"), help="for which the suite was built")
     parser.add_argument("--mpiexec", default="mpiexec.mpich", help="launcher of native runs")
@@ -183,31 +210,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     suite = options.folder.resolve()
     # A test is found in its folder's list.
-    folders = dict.fromkeys(part if (suite / part).is_dir() else str(Path(part).parent) for part in options.parts)
+    parts = options.parts or parts_of(suite)
+    folders = dict.fromkeys(part if (suite / part).is_dir() else str(Path(part).parent) for part in parts)
     found: dict[str, tuple[str, str]] = {}
+    natively: dict[str, str] = {}
     known: set[str] = set()
     for folder in folders:
         tests = [
             test
             for test in read_tests(suite, folder, options.most_ranks)
-            if folder in options.parts or f"{test.folder}/{test.program}" in options.parts
+            if folder in parts or f"{test.folder}/{test.program}" in parts
         ]
-        for test in tests:
+        counts: Counter[str] = Counter()
+        for listed in tests:
             began_s = time.monotonic()
-            outcome, said = run_test(test, suite, options)
+            test, outcome, said = with_enough_ranks(listed, suite, options, options.way)
             took_s = time.monotonic() - began_s
-            found[test.name] = (outcome, said[-2000:])
-            if test.known_to_fail:
+            native = ""
+            if options.beside and outcome in ("failed", "endless"):
+                native, _ = run_test(test, suite, options, "native")
+            counts[outcome] += 1
+            found[test.name], natively[test.name] = (outcome, said[-2000:]), native
+            if test.known_to_fail or native in ("failed", "endless"):
                 known.add(test.name)
             if outcome != "passed":
                 why = f" (MPICH, too: {test.known_to_fail})" if test.known_to_fail else ""
-                print(f"    {outcome}: {test.name}{why} {took_s:.1f} s", flush=True)
+                beside = f" (natively {native})" if native else ""
+                print(f"    {outcome}{beside}: {test.name}{why} {took_s:.1f} s", flush=True)
                 for line in said.strip().splitlines()[:6]:
                     print(f"        {line[:200]}", flush=True)
-        counts = Counter(found[test.name][0] for test in tests)
-        print(folder, *(f"{count} {outcome}" for outcome, count in counts.items()), flush=True)
-        if options.out:
-            options.out.write_text(json.dumps(found, indent=1))
+            if options.out:
+                told = {name: (*found[name], natively[name]) for name in found}
+                options.out.write_text(json.dumps(told, indent=1))
+        print(f"{folder}:", ", ".join(f"{count} {outcome}" for outcome, count in counts.items()), flush=True)
     failed = {name for name, (outcome, _) in found.items() if outcome in ("failed", "endless")}
     return int(not failed <= known)
 
