@@ -26,3 +26,10 @@ int do_T_event_get_num(int *num_events) { return none(num_events); }
 int do_T_source_get_num(int *num_sources) { return none(num_sources); }
 int do_T_category_get_num(int *num_cat) { return none(num_cat); }
 int do_T_category_changed(int *update_number) { return none(update_number); }
+
+#if defined(FACE_MPICH)
+/* A number in the other faces; in this one programs name data. */
+EXPORTED extern void *const MPI_T_PVAR_ALL_HANDLES;
+static int all_handles;
+void *const MPI_T_PVAR_ALL_HANDLES = &all_handles;
+#endif

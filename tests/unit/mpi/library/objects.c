@@ -276,6 +276,14 @@ static void null_handles(void) {
     check(its_class == MPI_ERR_ERRHANDLER && its_class != MPI_ERR_OTHER, "no error handler is a wrong argument");
 }
 
+/* Data that programs name, as MPICH's header has them. */
+static void named_data(void) {
+#if defined(FACE_MPICH)
+    extern void *const MPI_T_PVAR_ALL_HANDLES;
+    check(MPI_T_PVAR_ALL_HANDLES != NULL, "all handles of a performance variable");
+#endif
+}
+
 int main(int argc, char **argv) {
     MPI_Init(&argc, &argv);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
@@ -291,6 +299,7 @@ int main(int argc, char **argv) {
     freed_parts();
     rare_types();
     null_handles();
+    named_data();
     MPI_Finalize();
     printf("answer %d\n", num_checked);
     return 0;
