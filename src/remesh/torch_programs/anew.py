@@ -57,6 +57,11 @@ def restore(kept: Kept) -> None:
             tensor.data.copy_(before)
 
 
+def has_inference_tensor(arguments: Sequence[Any]) -> bool:
+    """Whether a tensor among a collective's arguments was made in torch's inference mode, and changes only there."""
+    return any(tensor.is_inference() for tensor in _tensors_of(arguments))
+
+
 def _in_place(arguments: Sequence[Any], options: Mapping[str, Any], rank: int) -> Kept | None:
     if options:  # torch passes tensors by place
         return None

@@ -19,7 +19,7 @@ from typing import Any, Final, cast
 import torch
 from torch.distributed import ProcessGroup, Work
 
-from remesh.torch_programs.anew import Kept, Rule, restore
+from remesh.torch_programs.anew import Kept, Rule, has_inference_tensor, restore
 from remesh.torch_programs.gate import Entrant, Gate, Tally
 from remesh.torch_programs.short import SHORT
 
@@ -215,9 +215,11 @@ class Collective(_UnderWay, Entrant):
         """Hand it to the real group that was grown again. The gate is closed, so no thread waits for it."""
         assert self._kept is not None
         assert self._call is not None
-        restore(self._kept)
         name, args, options = self._call
-        self._inner = getattr(real, name)(*args, **options)
+        # The real group works on the tensors in the mode of the thread that calls it.
+        with torch.inference_mode(has_inference_tensor(args)):
+            restore(self._kept)
+            self._inner = getattr(real, name)(*args, **options)
 
     def break_off(self, why: str) -> None:
         """Make it fail: it cannot end any more, since a member has left its group."""

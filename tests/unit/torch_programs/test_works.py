@@ -413,3 +413,20 @@ def test_a_barrier_that_names_who_did_not_come_is_not_counted_as_they_do_not_cou
     group.monitored_barrier(timedelta(seconds=0.1))
     assert group._tally.entered == before + 1
     assert not group.has_open_ends
+
+
+def test_what_was_called_in_inference_mode_begins_anew_in_it() -> None:
+    group = _group_with(_Slow())
+    with torch.inference_mode():
+        tensor = torch.ones(2)
+        group.allreduce([tensor], _options(is_async=True))
+    real = _Real()
+
+    def add(tensors: list[torch.Tensor], _: AllreduceOptions) -> Work:
+        tensors[0].add_(1)
+        return _Slow()
+
+    real.allreduce = add  # type: ignore[method-assign]
+    group._use(cast(ProcessGroup, real))
+    group.begin_anew()
+    assert tensor.tolist() == [2.0, 2.0]
