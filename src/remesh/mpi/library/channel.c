@@ -191,7 +191,7 @@ int lower_probe(int flags, uint64_t comm, int source, int tag, Probed *probed) {
     int error;
     bool waits = flags & FLAG_BLOCKING, is_shared;
     do {
-        Lease lease = take_slot("probing");
+        Lease lease = take_slot_to_ask("probing");
         is_shared = lease.is_shared;
         int asked = is_shared ? flags & ~FLAG_BLOCKING : flags;
         *(ProbeCall *)(lease.slot + BODY) = (ProbeCall){CALL_PROBE, (uint8_t)asked, comm, source, tag};
@@ -200,6 +200,7 @@ int lower_probe(int flags, uint64_t comm, int source, int tag, Probed *probed) {
         if (!error)
             *probed = (Probed){reply->found, reply->source, reply->tag, reply->num_bytes, reply->message};
         give_slot(lease);
+        if (!error && probed->found) note_news();
         if (is_shared && waits && !error && !probed->found) wait_a_moment();
     } while (is_shared && waits && !error && !probed->found);
     return error;
@@ -209,7 +210,7 @@ int lower_probe(int flags, uint64_t comm, int source, int tag, Probed *probed) {
 
 /* One call for up to MAX_WAIT operations that are under way. */
 static int wait_for_some(int flags, int mode, Operation *const *pending, uint32_t count) {
-    Lease lease = take_slot("waiting");
+    Lease lease = take_slot_to_ask("waiting");
     WaitCall *call = (WaitCall *)(lease.slot + BODY);
     *call = (WaitCall){CALL_WAIT, (uint8_t)(lease.is_shared ? 0 : flags), (uint8_t)mode, count};
     char *to = (char *)(call + 1);
@@ -218,6 +219,7 @@ static int wait_for_some(int flags, int mode, Operation *const *pending, uint32_
     int error = error_in(body);
     if (!error) {
         const char *from = body + sizeof(WaitReply);
+        if (((const WaitReply *)body)->count) note_news();
         for (uint32_t left = ((const WaitReply *)body)->count; left; left--) {
             const Index *index = (const Index *)from;
             from = take((const Completion *)(index + 1), pending[index->position]);

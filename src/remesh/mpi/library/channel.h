@@ -18,12 +18,19 @@ typedef struct {
     int64_t num_bytes; /* of the message; may be more than the room if error is MPI_ERR_TRUNCATE */
 } Ended;
 
+/* The lower half has said that something is not there yet; see polling.h. */
+typedef struct {
+    uint64_t calls; /* calls_made() by then */
+    int64_t from_ns, until_ns;
+} NotYet;
+
 /* An operation under way. `at` and `room` say where its payload goes; the memory must stay until it is over. */
 typedef struct {
     uint64_t number; /* in the lower half; 0: it is over, and `ended` says how */
     void *at;
     int64_t room;
     Ended ended;
+    NotYet not_yet;
 } Operation;
 
 typedef struct {
@@ -37,6 +44,8 @@ typedef struct {
 INTERNAL bool channel_is_there(void);
 /* Whether this process has opened it. */
 INTERNAL bool channel_is_open(void);
+/* How many calls have been made, by all threads; those that only asked for something that is not there do not count. */
+INTERNAL uint64_t calls_made(void);
 INTERNAL int lower_hello(int *rank, int *size);
 /* What the lower half says of a key: text without quotes, cut to `room` bytes with its end. See `describe` of the table. */
 INTERNAL int lower_describe(const char *key, char *text, int room);

@@ -5,6 +5,7 @@
  * Whoever looks after a request has claimed it, so no step lands twice; a second thread that wants it waits.
  */
 #include "request.h"
+#include "polling.h"
 
 #include <sched.h>
 #include <time.h>
@@ -269,6 +270,15 @@ static bool round_want(Round *round, const Wanted *wanted) {
     return num_finished > 0 || (!wanted->operation && !wanted->count);
 }
 
+/* Asks for those of the round, if they are not known to be under way. */
+static int poll(const Round *round) {
+    int64_t asked_ns = begin_poll();
+    if (are_known_open(round->operations, round->count, asked_ns)) return MPI_SUCCESS;
+    TRY(lower_wait(0, MODE_SOME, round->operations, round->count));
+    note_open(round->operations, round->count, asked_ns);
+    return MPI_SUCCESS;
+}
+
 /* One round of asking. `turn` counts the rounds of who waits; -1: he only looks. Whether it is enough. */
 static int go_round(const Wanted *wanted, int turn, bool *is_enough) {
     Round round;
@@ -285,7 +295,8 @@ static int go_round(const Wanted *wanted, int turn, bool *is_enough) {
          */
         bool sleeps = turn >= 0 && !elsewhere && !(num_others && round.asks_elsewhere);
         int mode = sleeps && wanted->every && !num_others ? MODE_ALL : MODE_SOME;
-        if (round.count) error = lower_wait(sleeps ? FLAG_BLOCKING : 0, mode, round.operations, round.count);
+        if (turn < 0 && wanted->count) error = poll(&round);
+        else if (round.count) error = lower_wait(sleeps ? FLAG_BLOCKING : 0, mode, round.operations, round.count);
         round_end(&round);
         if (turn > 0 && !sleeps) pause_for(turn);
         for (int i = 0; i < num_others; i++) let_go(others[i]);

@@ -39,6 +39,7 @@ static bool is_forked; /* this is a child of the program: the channel is its par
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER, sharing = PTHREAD_MUTEX_INITIALIZER;
 static uint32_t free_slots = (1u << SHARED_SLOT) - 1;
 static pthread_key_t on_thread_end;
+static _Atomic uint64_t num_calls;
 static _Thread_local char *own_slot;
 static _Thread_local bool is_calling;
 
@@ -121,7 +122,7 @@ static char *find_own_slot(void) {
     return own_slot;
 }
 
-Lease take_slot(const char *doing) {
+Lease take_slot_to_ask(const char *doing) {
     if (__builtin_expect(is_calling || is_forked, 0)) {
         if (is_forked) die("%s in a process that the program has forked: only the program itself may use MPI", doing);
         die("%s in a signal handler that has come in the middle of another call of MPI", doing);
@@ -132,6 +133,15 @@ Lease take_slot(const char *doing) {
     if (find_own_slot()) return (Lease){own_slot, false};
     pthread_mutex_lock(&sharing);
     return (Lease){use_slot(SHARED_SLOT), true};
+}
+
+uint64_t calls_made(void) { return atomic_load_explicit(&num_calls, memory_order_relaxed); }
+
+void note_news(void) { atomic_fetch_add_explicit(&num_calls, 1, memory_order_relaxed); }
+
+Lease take_slot(const char *doing) {
+    note_news();
+    return take_slot_to_ask(doing);
 }
 
 void give_slot(Lease lease) {

@@ -20,6 +20,9 @@ typedef struct {
     bool is_shared;
 } Lease;
 INTERNAL Lease take_slot(const char *doing);
+/* The same to ask what has become of something; only if the program learns something new it counts as a call. */
+INTERNAL Lease take_slot_to_ask(const char *doing);
+INTERNAL void note_news(void);
 INTERNAL void give_slot(Lease lease);
 /* Posts the request in the slot's body and waits for its reply, which is returned. */
 INTERNAL char *call_lower(char *slot);

@@ -66,6 +66,12 @@ class CheckedLibrary:
         self._cc(*sources, *sorted(self.folder.glob("*.o")), "-o", target, *_LIBRARIES, folder=folder)
         return target
 
+    def build_alone(self, folder: Path, program: Path) -> Path:
+        """A program that includes the file of the library that it is about."""
+        target = folder / program.stem
+        self._cc(program, "-o", target, *_LIBRARIES, folder=folder)
+        return target
+
     def _cc(self, *arguments: str | Path, folder: Path) -> None:
         optimized = () if self.face == "mpich" else (_OPTIMIZED,)
         _run([*_CC, *optimized, *_CHECKED, "-I", str(self.folder), "-I", str(LIBRARY), *map(str, arguments)], folder)
