@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from remesh.elastic.store.server import is_listening
+from remesh.comm.listening import is_listening
 from remesh.linux.procfs import children_of, start_of, work_of
 from remesh.testing.quiet_limit import QuietLimit
 from tests.procs.forked_programs import ForkedProgram, start

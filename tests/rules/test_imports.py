@@ -94,7 +94,7 @@ INNER_ARROW: dict[str, dict[str, set[str]]] = {
         "torch_memory",
     ),
     "comm": _layers(
-        "aborts beside blame free_ports gloo_sockets nccl_settings reception tls token tree",
+        "aborts beside blame free_ports gloo_sockets listening nccl_settings reception tls token tree",
         "nccl store_line",
         "gather lower messages",
         "agreement server",

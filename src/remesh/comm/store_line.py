@@ -26,13 +26,13 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from remesh.comm.gloo_sockets import Socket, cut_connections, open_sockets
+from remesh.comm.listening import is_listening
 from remesh.errors import PeerError
 
 TRY_S = 5.0
 """How long one attempt to connect may take. A connection whose first packet was lost comes about no sooner by waiting:
 its kernel doubles its pauses."""
 _LOOK_S = 0.05
-_PROBE_S = 0.2
 
 
 class StoreLine:
@@ -70,7 +70,7 @@ class StoreLine:
                     f"connecting to the store at {endpoint}: the generation that needs it was left meanwhile; all "
                     "workers join a new one"
                 ) from error
-            if error is not None and (time.monotonic() >= deadline_s or _refuses(host, self._port)):
+            if error is not None and (time.monotonic() >= deadline_s or is_listening(host, self._port) is False):
                 raise error
         self.store.set_timeout(timedelta(seconds=timeout_s))
         self._sockets = self._new_since(before)
@@ -111,17 +111,6 @@ class StoreLine:
         finally:
             is_done.set()
             watching.join()
-
-
-def _refuses(host: str, port: int) -> bool:
-    """Whether nobody listens there."""
-    try:
-        socket.create_connection((host, port), _PROBE_S).close()
-    except ConnectionRefusedError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def _port_behind(one: Socket) -> int | None:

@@ -8,7 +8,8 @@ import time
 import pytest
 import torch.distributed as dist
 
-from remesh.elastic.store.server import StoreClient, StoreServer, StoreWatch, bind_endpoint, is_listening
+from remesh.comm.listening import is_listening
+from remesh.elastic.store.server import StoreClient, StoreServer, StoreWatch, bind_endpoint
 
 
 def test_garbage_does_not_disturb_a_store() -> None:

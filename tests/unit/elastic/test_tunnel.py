@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from remesh.comm.listening import is_listening
 from remesh.comm.tls import Tls
 from remesh.elastic.store import tunnel
-from remesh.elastic.store.server import StoreClient, StoreServer, StoreWatch, is_listening
+from remesh.elastic.store.server import StoreClient, StoreServer, StoreWatch
 from remesh.elastic.store.tunnel import MAX_HANDSHAKES, Refusal, Tunnels
 from remesh.testing.certificates import make_tls, sign_again
 

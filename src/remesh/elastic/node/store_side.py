@@ -14,6 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from remesh.comm.listening import is_listening
 from remesh.elastic.events import EventLog
 from remesh.elastic.failover import Place
 from remesh.elastic.generation import Generation, NodeInfo
@@ -21,7 +22,6 @@ from remesh.elastic.membership.instructions import Event, NodeDead, OutOfReach, 
 from remesh.elastic.membership.view import StoreReader, Wants
 from remesh.elastic.outcome import Category, Outcome
 from remesh.elastic.store.home import MovingNode, StoreHome
-from remesh.elastic.store.server import is_listening
 from remesh.elastic.store.shared import JobStore
 from remesh.errors import PeerError
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from remesh.comm.listening import PROBE_TIMEOUT_S, is_listening
 from remesh.comm.tls import Tls
 from remesh.comm.token import Token
 from remesh.elastic.failover import (
@@ -42,13 +43,11 @@ from remesh.elastic.store.card import JobCard
 from remesh.elastic.store.door import CARD_KEY, show_card
 from remesh.elastic.store.endpoint import split_endpoint
 from remesh.elastic.store.server import (
-    PROBE_TIMEOUT_S,
     STORE_SILENCE_S,
     StoreClient,
     StoreServer,
     StoreWatch,
     bind_endpoint,
-    is_listening,
     names_this_machine,
 )
 from remesh.elastic.store.shared import JobStore

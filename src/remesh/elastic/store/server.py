@@ -21,7 +21,6 @@ import torch.distributed as dist
 from remesh.elastic.store.endpoint import is_loopback, split_endpoint
 from remesh.torch_private import matches_machine_hostname
 
-PROBE_TIMEOUT_S = 0.2
 STORE_SILENCE_S = 5.0
 """A request that takes longer was made to a host that is gone, or stopped: as long as heartbeats may stand still."""
 _WATCH_INTERVAL_S = 0.25
@@ -60,17 +59,6 @@ def bind_endpoint(host: str, port: int) -> socket.socket:
 def names_this_machine(host: str) -> bool:
     """Whether an endpoint's host is this machine, by torch's rule."""
     return bool(matches_machine_hostname(host))
-
-
-def is_listening(address: str, port: int, limit_s: float = PROBE_TIMEOUT_S) -> bool | None:
-    """Whether a port accepts a connection; False when it is refused, None when nothing answers."""
-    try:
-        socket.create_connection((address, port), limit_s).close()
-    except ConnectionRefusedError:
-        return False
-    except OSError:
-        return None
-    return True
 
 
 @dataclass(slots=True)
