@@ -157,7 +157,7 @@ class RestartAgent(LocalElasticAgent):
         self._log.write("restart", reason=reason, uses_restart=failed)
         left = f"; {self._remaining_restarts} restarts left" if failed else ""
         cause = describe_failure(decide_cause(self._failures)[0]) if failed and self._failures else reason
-        self._tell(f"{cause}: all workers of {self._node_name} are started again{left}")
+        self._tell(f"{cause}; all workers of {self._node_name} are started again{left}")
         super()._restart_workers(worker_group)
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
