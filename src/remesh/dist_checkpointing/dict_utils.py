@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -47,4 +48,8 @@ def _compare_equal(left: Any, right: Any) -> bool:
     if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
         return left.shape == right.shape and bool((left == right).all())
     same = left == right
-    return bool(same.all()) if hasattr(same, "all") else bool(same)
+    if not hasattr(same, "all"):
+        return bool(same)
+    # One number equals an array of one element, and none of several.
+    is_alike = math.prod(same.shape) == 1 or getattr(left, "shape", None) == getattr(right, "shape", None)
+    return is_alike and bool(same.all())

@@ -108,9 +108,10 @@ def test_strategies_can_be_copied(tmp_path: Path) -> None:
 
 
 def test_leaves_that_compare_equal_do_not_differ() -> None:
-    left = {"a": torch.ones(2), "b": 1, "c": torch.ones(2), "d": torch.ones(2)}
+    left = {"a": torch.ones(2), "b": 1, "c": torch.ones(2), "d": torch.ones(2), "e": True, "f": torch.ones(1)}
     right = {"a": torch.ones(2, dtype=torch.int32), "b": 1.0, "c": torch.zeros(2), "d": torch.ones(3)}
-    assert [path for path, *_ in diff(left, right)[2]] == [("c",), ("d",)]
+    right |= {"e": torch.ones(2), "f": 1}
+    assert [path for path, *_ in diff(left, right)[2]] == [("c",), ("d",), ("e",)]
 
 
 @pytest.mark.parametrize(
