@@ -412,7 +412,7 @@ def test_workers_are_children_of_the_agent_and_the_death_of_who_forks_them_costs
         workers = agents.wait_for_workers(6)[4:]
         assert set(children_of(agent)) == {worker["pid"] for worker in workers}, agents.output(0)
         output = _end(agents)
-        assert "killed by signal 9: all workers" in output
+        assert "killed by signal 9; all workers" in output
         assert output.count("the preloaded process is not used, workers load their modules by themselves") == 1
 
 
