@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -130,6 +131,12 @@ def store_of(group: dist.ProcessGroup) -> dist.Store:
 def backends_of(group: dist.ProcessGroup | None) -> dict[str, str]:
     """The name of a group's backend for each type of device: ``{"cpu": "gloo", "cuda": "nccl"}``."""
     return dict(entry.split(":", 1) for entry in dist.get_backend_config(group).split(","))
+
+
+def timeout_of(group: dist.ProcessGroup) -> timedelta | None:
+    """How long what a group does may take; None where its backend does not say."""
+    backend = group._get_backend(torch.device(next(iter(backends_of(group)))))
+    return getattr(getattr(backend, "options", None), "_timeout", None)
 
 
 def nccl_of(group: dist.ProcessGroup) -> Any | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from remesh.checkpoint.errors import CheckpointingException
 from remesh.layout import Box, Shard
 from remesh.layout.from_torch import Piece
 from remesh.testing.pool import RankPool
+from remesh.torch_private import timeout_of
 from tests.make_believe import MakeBelieveDevice
 
 
@@ -47,3 +49,13 @@ def test_a_refusal_of_one_device_is_told_on_all_ranks_and_leaves_no_checkpoint(
     assert not list((tmp_path / "refused").glob("*.metadata"))
     assert not (tmp_path / "refused" / ".metadata").exists()
     assert (tmp_path / "done" / ".metadata").exists()
+
+
+def _timeout_of_its_own() -> timedelta | None:
+    own = saving_thread.thread_of(dist.new_group(timeout=timedelta(seconds=41))).group
+    assert own is not None
+    return timeout_of(own)
+
+
+def test_the_group_of_a_saving_thread_waits_as_long_as_that_of_its_users(ranks: RankPool) -> None:
+    assert ranks.run(_timeout_of_its_own, 2, ()) == [timedelta(seconds=41)] * 2

@@ -32,8 +32,9 @@ from remesh.checkpoint.plan.step_names import step_name, step_of
 KEEP = 2
 NUM_AT_END = 3
 SHAPE = (60, 500)
-_GROUP_TIMEOUT_S = 40
-"""After so long gloo gives up on a rank that was killed while groups were made, well before whoever runs this does."""
+_TIMEOUT_S, _TIMEOUT_AT_END_S = 4, 600
+"""While groups are made gloo waits five times as long for a rank that was killed, and whoever runs this waits 60 s. In
+the last life nobody is killed."""
 _LATEST_S = 0.6
 
 
@@ -46,7 +47,7 @@ def state(step: int) -> dict[str, Any]:
 def live(folder: Path, life: int, rank: int, num_ranks: int, num_steps: int) -> None:
     """Go on from the newest checkpoint for so many steps; note each that this rank was told is complete."""
     store = dist.FileStore(str(folder / f"rendezvous-{life}"), num_ranks)
-    wait = timedelta(seconds=_GROUP_TIMEOUT_S)
+    wait = timedelta(seconds=_TIMEOUT_AT_END_S if num_steps == NUM_AT_END else _TIMEOUT_S)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=num_ranks, timeout=wait)
     checkpoints = remesh.Checkpoints(folder / "run", keep=KEEP, background=True)
     before = checkpoints.latest()

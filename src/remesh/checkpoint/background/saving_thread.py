@@ -23,6 +23,7 @@ import torch.distributed as dist
 from remesh.checkpoint.background.staging import StagingBuffers
 from remesh.comm.agreement import Agreements
 from remesh.comm.gather import Group
+from remesh.torch_private import timeout_of
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -77,6 +78,7 @@ def thread_of(group: Group) -> SavingThread:
     assert users is not None
     if users not in _THREADS:
         ranks = dist.get_process_group_ranks(users)
-        own = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+        # A rank that is lost just now is waited for as long as the program wants, and not for torch's half an hour.
+        own = dist.new_group(ranks, timeout_of(users), backend="gloo", use_local_synchronization=True)
         _THREADS[users] = SavingThread(own)
     return _THREADS[users]
