@@ -4,10 +4,10 @@ module callbacks
    implicit none
    integer :: num_freed = 0, num_deleted = 0
 contains
-   subroutine add_twice(in, inout, length, datatype)
+   subroutine add_and_one(in, inout, length, datatype)
       integer :: length, datatype
       integer :: in(length), inout(length)
-      inout = inout + 2 * in + 0 * datatype
+      inout = in + inout + 1 + 0 * datatype
    end subroutine
 
    subroutine copy_attribute(comm, keyval, extra, value, copied, flag, ierror)
@@ -245,7 +245,7 @@ contains
       integer :: op, values(3), sums(3), all(0:63), half, i
       logical :: commutes
       values = rank + 1
-      call MPI_Op_create(add_twice, .true., op, ierr)
+      call MPI_Op_create(add_and_one, .true., op, ierr)
       call MPI_Allreduce(values, sums, 3, MPI_INTEGER, MPI_MAX, MPI_COMM_WORLD, ierr)
       call expect(all_are(sums, size), 'Allreduce')
       call MPI_Reduce(values, sums, 3, MPI_INTEGER, op, 0, MPI_COMM_WORLD, ierr)
