@@ -121,7 +121,7 @@ def open_checkpoint(directory: Location, *, allow_native: bool = False, with_sta
 
     Raises `CheckpointPathError` or `CheckpointFormatError`.
     """
-    found = _format_of(directory, allow_native)
+    found, has_common = _format_of(directory, allow_native)
     checksums = read_checksums(directory)
     checksums.check_whole(METADATA_FNAME, COMMON_STATE_FNAME)
     manifest = (
@@ -129,8 +129,7 @@ def open_checkpoint(directory: Location, *, allow_native: bool = False, with_sta
         if found == zarr_format.BACKEND
         else read_manifest(directory, checksums)
     )
-    is_alone = found == NATIVE or not _has(directory, CONFIG_FNAME)  # sharded data, as a strategy by itself saves it
-    common = {} if is_alone else _load_common(checksums, manifest, with_stand_ins=with_stand_ins)
+    common = _load_common(checksums, manifest, with_stand_ins=with_stand_ins) if has_common else {}
     return OpenCheckpoint(checksums, manifest, common, found)
 
 
@@ -149,7 +148,7 @@ def check_is_one(told: Sequence[Sequence[str]]) -> None:
 
 def read_common(directory: Location) -> dict[str, Any]:
     """The common data alone; the index of tensors is not read unless the common data stands there."""
-    found = _format_of(directory, allow_native=False)
+    found, _ = _format_of(directory, allow_native=False)
     checksums = read_checksums(directory)
     checksums.check_whole(COMMON_STATE_FNAME)
     if _has(directory, COMMON_STATE_FNAME) or found == zarr_format.BACKEND:
@@ -329,8 +328,11 @@ def describe_whole(manifest: Manifest) -> dict[str, ShardedTensor]:
     return described
 
 
-def _format_of(directory: Location, allow_native: bool) -> str:
-    """The format of the checkpoint in a directory; raises unless there is one."""
+def _format_of(directory: Location, allow_native: bool) -> tuple[str, bool]:
+    """The format of the checkpoint in a directory, and whether common data belongs to it; raises unless there is one.
+
+    Sharded data has no common data where native torch, or a strategy by itself, has saved it.
+    """
     store = store_of(directory)
     if not store.is_directory(directory):
         is_file = store.size_of(directory) is not None
@@ -347,9 +349,9 @@ def _format_of(directory: Location, allow_native: bool) -> str:
         names = [entry.name for entry in store.entries(directory)]
         is_whole = METADATA_FNAME in names and is_commit(directory, METADATA_FNAME)
         if is_whole and allow_native:
-            return NATIVE
+            return NATIVE, False
         if allow_native and BLOCKS_FNAME in names and is_commit(directory, BLOCKS_FNAME):
-            return zarr_format.BACKEND
+            return zarr_format.BACKEND, False
         hint = "it was written by native torch, load it with remesh.load" if is_whole else "use another checkpoint"
         if any(step_of(name) is not None for name in names):
             hint = "it holds checkpoints, give the path of one of them"
@@ -366,7 +368,7 @@ def _format_of(directory: Location, allow_native: bool) -> str:
             f"loading checkpoint {directory}: its tensors are in format {config.sharded_backend!r} version "
             f"{config.sharded_backend_version}, expected one of {READABLE}; convert it first",
         )
-    return config.sharded_backend
+    return config.sharded_backend, True
 
 
 def _has(directory: Location, name: str) -> bool:
