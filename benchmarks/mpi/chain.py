@@ -90,10 +90,9 @@ class Walk:
     """The program ended before the chain did."""
 
 
-def run_chain(program: str, steps: int, pause_s: float, configs: Sequence[Config], seed: int) -> Walk:
-    """The chain of a program in Python, of ``programs/``."""
-    argv = (sys.executable, str(PROGRAMS / f"{program}.py"), str(steps), str(pause_s))
-    return run_command(argv, ENVIRONMENT, configs, seed)
+def carried_python(program: str, steps: int, pause_s: float) -> tuple[tuple[str, ...], Mapping[str, str]]:
+    """How a program of ``programs/`` is carried; for `run_command`."""
+    return (sys.executable, str(PROGRAMS / f"{program}.py"), str(steps), str(pause_s)), ENVIRONMENT
 
 
 def run_command(argv: tuple[str, ...], environment: Mapping[str, str], configs: Sequence[Config], seed: int) -> Walk:

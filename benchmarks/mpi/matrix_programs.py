@@ -5,17 +5,16 @@ Those in C and Fortran check each value that they get, and are linked with an MP
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.mpi.chain import ENVIRONMENT, PROGRAMS, native_answer, native_python
+from benchmarks.mpi.chain import carried_python, native_answer, native_python
 from tests.mpi.fortran import compiled_fortran, variables, variables_without_mpi
 from tests.mpi.test_library import compiled
 
 _PYTHON = {
-    "ring": (700, 0.01),
+    "ring": (1200, 0.01),
     "jacobi": (600, 0.01),
     "cg": (500, 0.01),
     "fft": (500, 0.01),
@@ -38,7 +37,7 @@ class Program:
 
     name: str
     argv: tuple[str, ...]
-    """With pauses, so that it is found at its work."""
+    """With a pause, the last argument, so that it is found at its work."""
     environment: Mapping[str, str]
     natively: tuple[tuple[str, ...], Mapping[str, str]]
     """The same steps without pauses, on a real MPI."""
@@ -55,8 +54,7 @@ def make_programs(folder: Path) -> dict[str, list[Program]]:
 
 def _in_python(name: str) -> Program:
     steps, pause_s = _PYTHON[name]
-    argv = (sys.executable, str(PROGRAMS / f"{name}.py"), str(steps), str(pause_s))
-    return Program(name, argv, ENVIRONMENT, native_python(name, steps))
+    return Program(name, *carried_python(name, steps, pause_s), native_python(name, steps))
 
 
 def _in_c(folder: Path) -> list[Program]:

@@ -7,7 +7,15 @@ import itertools
 import pytest
 
 from benchmarks.mpi import c_programs, costs, images, whole_runs
-from benchmarks.mpi.chain import ALL, ONE_HOST, all_pairs_walk, native_answer, native_python, run_chain
+from benchmarks.mpi.chain import (
+    ALL,
+    ONE_HOST,
+    all_pairs_walk,
+    carried_python,
+    native_answer,
+    native_python,
+    run_command,
+)
 
 pytestmark = pytest.mark.mpi
 
@@ -19,7 +27,7 @@ def test_the_walk_restarts_every_ordered_pair_once() -> None:
 
 
 def test_a_chain_of_restarts_gives_the_answer_of_a_real_mpi() -> None:
-    walk = run_chain("fft", 150, 0.01, [ONE_HOST[0], ONE_HOST[2], ONE_HOST[4]], seed=1)
+    walk = run_command(*carried_python("fft", 150, 0.01), [ONE_HOST[0], ONE_HOST[2], ONE_HOST[4]], seed=1)
     assert walk.answer == native_answer(*native_python("fft", 150)), walk.cause
     assert len(walk.cut_s) == 2
 
