@@ -24,6 +24,10 @@ class DumbMatching:
         """The receive that takes it, or None."""
         return _take(self.posted, lambda receive: _fit(receive, message)) or self.arrived.append(message)
 
+    def find(self, receive: Any) -> Any:
+        """The message that it would take, or None; it stays."""
+        return next((message for message in self.arrived if _fit(receive, message)), None)
+
 
 def _take(queue: list[Any], fits: Any) -> Any:
     found = next((one for one in queue if fits(one)), None)
