@@ -179,6 +179,16 @@ def test_a_chain_of_relays_keeps_all_its_links_busy() -> None:
     assert plan.num_rounds <= num_chunks + 4  # pipelined broadcast: K + A - 1 rounds
 
 
+def test_within_a_host_chunks_that_are_passed_on_are_long() -> None:
+    """No link waits for them there, and each costs its ranks a wake-up."""
+    whole = Box((0,), (1 << 25,))
+    src = Layout(whole.stop, (Shard(0, whole),), "int8")
+    dst = Layout(whole.stop, tuple(Shard(rank, whole) for rank in range(1, 4)), "int8")
+    plan = plan_reshard([TensorMove("x", src, dst)], dict.fromkeys(range(4), "here"))
+    assert {chunk.nbytes for chunk in plan.chunks} == {2 << 20}
+    assert len(plan.messages) == 3 * len(plan.chunks) == 48
+
+
 def _base_plan() -> Plan:
     parts = [Box((n,), (n + 2,)) for n in (0, 2, 4)]
     src = Layout((6,), tuple(Shard(n, box) for n, box in enumerate(parts)), "int16")
