@@ -65,7 +65,7 @@ class Callers:
             threading.Thread(target=self._hear, args=(connection,), name="keeper-ear", daemon=True).start()
 
     def _hear(self, connection: socket.socket) -> None:
-        with contextlib.suppress(Error, OSError):
+        with contextlib.suppress(Error, OSError), connection:
             line = Line.answer(connection, self._token, patience_s=_PROOF_S)
             while (message := line.receive(float(threading.TIMEOUT_MAX))) is not None:
                 self._hand_on(message, line)

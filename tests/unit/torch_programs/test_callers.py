@@ -14,6 +14,7 @@ from remesh.comm.token import Token
 from remesh.torch_programs.callers import Callers
 
 _TOKEN = Token("", b"s" * 32)
+_PATIENCE_S = 20.0
 
 
 class _Listener:
@@ -70,5 +71,7 @@ def test_a_caller_without_the_token_is_let_go(callers: Callers, listener: _Liste
     callers.start()
     with Line.connect([callers.address], Token("", b"t" * 32), "calling") as line:
         line.send({"type": "final"})
+        with contextlib.suppress(ConnectionError):  # hung up before it had read all
+            assert line.receive(_PATIENCE_S) is None
     _wait_for_silence(callers)
     assert listener.heard == []
