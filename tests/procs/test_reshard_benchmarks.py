@@ -8,7 +8,7 @@ from remesh.testing.pool import RankPool
 
 def test_loopback_rows_are_made(ranks: RankPool) -> None:
     rows = loopback.rows(ranks, num_rows=64, num_tensors=6, repeat=1)
-    assert len(rows) == 12
+    assert len(rows) == 14
     assert all(row.value > 0 for row in rows)
     bounds = {row.case: row.bound for row in rows if row.bound is not None}
     assert bounds.keys() == {

@@ -56,9 +56,8 @@ def test_failed_worker_of_one_node_restarts_all_and_uses_one_restart_there(tmp_p
         flags = [*meeting_flags(port), "--nproc-per-node", "2", "--max-restarts", "1"]
         for _ in range(2):
             agents.start(*flags, actions=["wait-for-4@3", "raise-once@3", "wait-for-8"])
-        for index in (0, 1):
-            code, output = agents.end(index)
-            assert code == 0, output
+        codes = [agents.end(index)[0] for index in (0, 1)]
+        assert codes == [0, 0], [agents.output(index) for index in (0, 1)]
         told = agents.workers()
         assert sorted(worker["RANK"] for worker in told) == sorted([*"0123"] * 2)
         assert sorted(worker["TORCHELASTIC_RESTART_COUNT"] for worker in told[4:]) == ["0", "0", "1", "1"]
