@@ -132,13 +132,22 @@ def test_a_connection_of_the_program_is_refused_by_name_and_the_job_goes_on(job:
 
 
 @pytest.mark.slow
-def test_a_backend_that_is_not_known_is_refused_by_name(job: TorchJob) -> None:
+@pytest.mark.parametrize(
+    ("which", "words"),
+    [
+        ("backend", ("its-own", "Remesh can checkpoint gloo and nccl only")),
+        ("symmetric memory", ("making symmetric memory", "Remesh cannot checkpoint memory that ranks share")),
+    ],
+)
+def test_what_cannot_be_carried_is_refused_by_name_where_it_is_made(
+    job: TorchJob, which: str, words: tuple[str, ...]
+) -> None:
     job.size = 1
-    job.run("odd.py", "backend")
+    job.run("odd.py", which)
     status, said = job.end()
     assert status == 1
     told = (job.folder / "logs" / f"{rank_name(0)}.err").read_text()
-    assert "its-own" in told and "Remesh can checkpoint gloo and nccl only" in told, said
+    assert all(word in told for word in words), said
 
 
 def test_a_disk_without_room_gives_the_checkpoint_up_and_the_job_goes_on(stopped: TorchJob) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _TORCH: Final = "torch.distributed"
 _COMPILER_RULES: Final = "torch._dynamo.trace_rules"
+_SYMMETRIC_MEMORY: Final = "torch.distributed._symmetric_memory"
 
 
 class CarriedProgram:
@@ -43,6 +44,7 @@ class CarriedProgram:
         """Run the program to its end. Returns its names: what they stand for lasts as long as they are kept."""
         after_import(_TORCH, self._on_torch)
         after_import(_COMPILER_RULES, _leave_out_ours)
+        after_import(_SYMMETRIC_MEMORY, _refuse_symmetric_memory)
         self._control.start()
         ForkGuard(self._descriptors)
         # Called as the last of all: threads of the program may communicate after its last line, and so may `atexit`.
@@ -114,6 +116,18 @@ def _leave_out_ours(rules: ModuleType) -> None:
     torch.compile sees each Python frame that C++ calls while compiled code runs; it would trace into carried groups.
     """
     rules.add(__package__)
+
+
+def _refuse_symmetric_memory(module: ModuleType) -> None:
+    """Have ranks share no memory of their devices, by CUDA IPC or NVLS: no driver takes it to the host."""
+
+    def rendezvous(*_: Any, **__: Any) -> NoReturn:
+        raise NotImplementedError(
+            "making symmetric memory of devices: Remesh cannot checkpoint memory that ranks share (CUDA IPC, NVLS); "
+            "use collectives of process groups; see docs/torch_programs/limits.md"
+        )
+
+    module._SymmetricMemory.rendezvous = staticmethod(rendezvous)
 
 
 def _run_as_main(arguments: list[str]) -> dict[str, Any]:
