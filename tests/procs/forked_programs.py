@@ -74,13 +74,16 @@ class ForkedProgram:
 def start(
     words: Sequence[str], folder: Path, environment: Mapping[str, str], output: Path, errors: Path
 ) -> ForkedProgram:
-    """Start a program, or ``-m`` and a module, in a folder; what it prints is put behind what is there."""
+    """Start a program, or ``-m`` and a module, in a folder; what it prints is put behind what is there.
+
+    ``environment`` comes on top of the one that this process has now.
+    """
     told = {
         "OUTPUT": str(output),
         "ERRORS": str(errors),
         "FOLDER": str(folder),
         "WORDS": tuple(words),
-        "ENVIRONMENT": {**TELLING, **environment},
+        "ENVIRONMENT": {**os.environ, **TELLING, **environment},
     }
     process = fork_server().Process(
         target=runpy.run_path, args=(str(_CHILD),), kwargs={"init_globals": told, "run_name": "__main__"}

@@ -10,7 +10,7 @@ import pytest
 from remesh.linux.procfs import family_of, start_of, work_of
 from remesh.testing.quiet_limit import QuietLimit
 from tests.procs import progress
-from tests.procs.forked_programs import ALONE, end, start
+from tests.procs.forked_programs import ALONE, end, run_program, start
 from tests.procs.progress import Headway
 from tests.procs.torch_jobs import run_natively
 
@@ -53,6 +53,19 @@ print("end")
 def test_a_program_ends_while_gloo_is_busy_with_its_tensors(tmp_path: Path, last: str) -> None:
     (tmp_path / "ends.py").write_text(_ENDS_EARLY + last)
     assert run_natively(str(tmp_path / "ends.py"), 2) == ["end", "end"]
+
+
+@pytest.mark.procs
+def test_a_program_has_the_environment_that_there_is_when_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not what there was when the server was started, of which it is forked."""
+    (tmp_path / "tells.py").write_text("import os; print(os.environ.get('COME'), os.environ.get('GONE'))")
+    for name, value in (("GONE", "1"), ("COME", "2")):
+        monkeypatch.setenv(name, value)
+        told = run_program(tmp_path / "tells.py", tmp_path)
+        monkeypatch.delenv("GONE", raising=False)
+    assert told == "None 1\n2 None\n"  # one behind the other
 
 
 @pytest.mark.procs

@@ -24,6 +24,7 @@ for descriptor, path in ((1, OUTPUT), (2, ERRORS)):
     os.close(log)
 faulthandler.enable(2)
 os.chdir(FOLDER)
+os.environ.clear()  # what the server had when it was started
 os.environ.update(ENVIRONMENT)
 tempfile.tempdir = None  # the next who asks finds it by these variables
 if WORDS[0] == "-m":

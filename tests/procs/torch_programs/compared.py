@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 go = Path(sys.argv[1])
+dist.set_debug_level_from_env()  # again, for a process that was forked with torch in it
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 pair = dist.new_group([1, 0])
