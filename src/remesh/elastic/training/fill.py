@@ -41,7 +41,7 @@ from remesh.layout.from_torch import Piece
 from remesh.reshard.model.tasks import compute_missing_boxes
 from remesh.reshard.planning.plan import Plan
 from remesh.reshard.planning.planner import plan_reshard
-from remesh.reshard.running.describe import describe_all, moves_of
+from remesh.reshard.running.describe import describe_all, gather_moves, moves_of
 from remesh.reshard.running.run import Moved, UnfilledError, run_plan
 from remesh.reshard.running.telemetry import BytesByPair
 
@@ -168,6 +168,8 @@ def fill_state(state: CarriedState, offers: Offers, host_of: Mapping[int, str], 
     if not (is_new and rules.may_begin_anew(num_lost)):
         raise _nothing_to_continue_from(reasons, rules, num_lost)
     state.forget_allocated()
+    # Raises where ranks have another shape or dtype of a tensor. Only the next change of members would find it else.
+    gather_moves({}, state.tensors())
     return _begin_anew(reasons, rules.line, num_lost)
 
 
