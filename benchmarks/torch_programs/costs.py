@@ -22,11 +22,13 @@ from remesh.rounds.job_folder import JobFolder
 
 _WORKER = str(Path(__file__).with_name("worker.py"))
 _CALLS = str(Path(__file__).with_name("calls.py"))
+_GROWTH = str(Path(__file__).with_name("growth.py"))
 _PAGE = Path(__file__).parents[2] / "docs" / "torch_programs" / "measured.md"
 _REMESH = (sys.executable, "-m", "remesh", "torch")
 _PATIENCE_S = 300.0
 _RANKS = 2
 _STEP_RANKS = 4
+_GROWN_RANKS = 8
 _APART = ", a processor for each rank"
 _RUNGS = {
     "forwards": "by a Python method that forwards",
@@ -75,6 +77,7 @@ def rows(turns: int) -> list[Row]:
         *calls,
         *(row for case, what in _STEPS.items() for row in _step_rows(what, steps[case], by_turns[case])),
         *_saved_rows(saved),
+        at_most(f"groups of {_GROWN_RANKS} ranks grown again", min(_run_growth(_GROWN_RANKS, turns + 1)), "s", 0.5),
     ]
 
 
@@ -93,7 +96,7 @@ def write_page(rows: list[Row]) -> None:
         "processes. Where Linux puts both ranks on one processor, a call takes as long as both together compute. A",
         "group that only forwards, and ours without its extension in C, say where the time goes.",
         "Checkpoints and restarts are of two ranks, beside one process that writes or reads as many bytes; of two ways",
-        "to read, the faster.",
+        "to read, the faster. Groups are grown again after checkpoints that go on: the world and two halves of it.",
         "",
         "| case | value | goal | |",
         "|---|---|---|---|",
@@ -225,6 +228,20 @@ def _run_carried(cases: str, num_ranks: int, *, saves: bool) -> tuple[dict[str, 
         saved = [_save_and_restart(job, leader)] if saves else []
         leader.communicate(timeout=_PATIENCE_S)
     return found, saved
+
+
+def _run_growth(num_ranks: int, num_cuts: int) -> list[float]:
+    """Seconds that the groups of a program took to grow again, after each of so many checkpoints."""
+    with tempfile.TemporaryDirectory() as folder:
+        job = Path(folder) / "job"
+        how = ("--nproc-per-node", str(num_ranks), "--job", str(job), "--interface", "lo")
+        leader = _lead("run", *how, _GROWTH, str(num_cuts))
+        assert leader.stdout is not None
+        leader.stdout.readline()
+        for _ in range(num_cuts):
+            _take_checkpoint(job)
+        found: list[float] = json.loads(leader.communicate(timeout=_PATIENCE_S)[0])
+    return found
 
 
 def _lead(*words: str) -> subprocess.Popen[str]:
