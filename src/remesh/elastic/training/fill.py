@@ -167,13 +167,13 @@ def fill_state(state: CarriedState, offers: Offers, host_of: Mapping[int, str], 
     num_lost = max([rules.known_step, *(int(summary["step"]) for summary in summaries)])
     if not (is_new and rules.may_begin_anew(num_lost)):
         raise _nothing_to_continue_from(reasons, rules, num_lost)
+    return _begin_anew(state, reasons, rules.line, num_lost)
+
+
+def _begin_anew(state: CarriedState, reasons: Sequence[str], line: int, num_lost: int) -> Filled:
     state.forget_allocated()
     # Raises where ranks have another shape or dtype of a tensor. Only the next change of members would find it else.
     gather_moves({}, state.tensors())
-    return _begin_anew(reasons, rules.line, num_lost)
-
-
-def _begin_anew(reasons: Sequence[str], line: int, num_lost: int) -> Filled:
     begins = "there is no checkpoint"
     if num_lost:
         begins = f"no checkpoint was due yet: the job begins anew, {num_lost} steps are lost"
