@@ -222,9 +222,10 @@ def _kill_a_rank_that_writes(job: TorchJob) -> tuple[int, str]:
     _restart(job)
     keeper, known = _keepers(job)[1], {*JobFolder(job.folder).images.iterdir()}
     assert job.leader is not None
-    job.leader.send_signal(signal.SIGTERM)
+    job.ask_to_stop()
     deadline_s = time.monotonic() + PATIENCE_S
-    while all(path.parent in known for path in JobFolder(job.folder).images.glob(f"*/{rank_name(1)}")):
+    images = JobFolder(job.folder).images
+    while job.leader.poll() is None and all(path.parent in known for path in images.glob(f"*/{rank_name(1)}")):
         assert time.monotonic() < deadline_s
     with contextlib.suppress(ProcessLookupError):
         os.kill(keeper, signal.SIGKILL)

@@ -84,16 +84,15 @@ class TorchJob:
 
     def stop(self) -> None:
         """A checkpoint that stops, asked for by a signal: a command would start for longer than some programs run."""
-        assert self.leader is not None
-        # What an earlier stay printed says nothing of this one, which hears signals once it runs.
-        deadline_s = time.monotonic() + PATIENCE_S
-        while self.state() != "running":
-            assert self.leader.poll() is None, self.end()
-            assert time.monotonic() < deadline_s
-            time.sleep(0.005)
-        self.leader.send_signal(signal.SIGTERM)
+        self.ask_to_stop()
         status, said = self.end()
         assert (status, self.state()) == (0, "stopped"), said
+
+    def ask_to_stop(self) -> None:
+        """Send the signal once the job runs: what printed lines may be an earlier stay, or one of several ranks."""
+        self._wait_until(lambda: self.state() == "running")
+        assert self.leader is not None
+        self.leader.send_signal(signal.SIGTERM)
 
     def checkpoint(self) -> str:
         """What a command that asks for a checkpoint says, which goes on or is given up."""
