@@ -212,8 +212,7 @@ def _run_turns(cases: str, num_ranks: int) -> dict[str, dict[str, float]]:
 def _run_alone(num_ranks: int, *command: str) -> dict[str, dict[str, float]]:
     """What a carried program says that compares itself with torch alone."""
     with tempfile.TemporaryDirectory() as folder:
-        how = ("--nproc-per-node", str(num_ranks), "--job", str(Path(folder) / "job"), "--interface", "lo")
-        leader = _lead("run", *how, *command)
+        leader = _carry(Path(folder) / "job", num_ranks, *command)
         found: dict[str, dict[str, float]] = json.loads(leader.communicate(timeout=_PATIENCE_S)[0])
     return found
 
@@ -221,8 +220,7 @@ def _run_alone(num_ranks: int, *command: str) -> dict[str, dict[str, float]]:
 def _run_carried(cases: str, num_ranks: int, *, saves: bool) -> tuple[dict[str, float], list[_Saved]]:
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder) / "job"
-        how = ("--nproc-per-node", str(num_ranks), "--job", str(job), "--interface", "lo")
-        leader = _lead("run", *how, _WORKER, cases, str(_PATIENCE_S if saves else 0))
+        leader = _carry(job, num_ranks, _WORKER, cases, str(_PATIENCE_S if saves else 0))
         assert leader.stdout is not None
         found = json.loads(leader.stdout.readline())
         saved = [_save_and_restart(job, leader)] if saves else []
@@ -234,14 +232,17 @@ def _run_growth(num_ranks: int, num_cuts: int) -> list[float]:
     """Seconds that the groups of a program took to grow again, after each of so many checkpoints."""
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder) / "job"
-        how = ("--nproc-per-node", str(num_ranks), "--job", str(job), "--interface", "lo")
-        leader = _lead("run", *how, _GROWTH, str(num_cuts))
+        leader = _carry(job, num_ranks, _GROWTH, str(num_cuts))
         assert leader.stdout is not None
         leader.stdout.readline()
         for _ in range(num_cuts):
             _take_checkpoint(job)
         found: list[float] = json.loads(leader.communicate(timeout=_PATIENCE_S)[0])
     return found
+
+
+def _carry(job: Path, num_ranks: int, *command: str) -> subprocess.Popen[str]:
+    return _lead("run", "--nproc-per-node", str(num_ranks), "--job", str(job), "--interface", "lo", *command)
 
 
 def _lead(*words: str) -> subprocess.Popen[str]:
