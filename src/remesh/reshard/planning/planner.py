@@ -69,7 +69,7 @@ MIN_CHUNK_BYTES = 64
 _RELAY_CHUNK_BYTES = 128 << 10
 """Chunks on a route with relays are not cut finer than this for the sake of its pipeline."""
 _HOST_RELAY_CHUNK_BYTES = 2 << 20
-"""The same where nothing leaves its host: a message costs its processors as much as some 100 KiB, and no link waits."""
+"""The same where nothing leaves its host: a message costs processors as much as several 100 KiB, and no link waits."""
 _TURN_BYTES = 256 << 10
 """Chunks are not cut finer than this for the sake of hosts that serve several others in turn."""
 _NUM_TURNS = 16
@@ -365,10 +365,10 @@ def _chunk_size(lag: int, problem: _Problem) -> int:
     bound, network = problem.bound, problem.network
     if not lag:
         return problem.chunk_bytes
-    if not bound.bytes:
-        largest = max(problem.fused.group_bytes)
-        return min(problem.chunk_bytes, max(largest // (CHUNKS_PER_DELAY * lag), _HOST_RELAY_CHUNK_BYTES))
     if network is not None and network.latency_s and bound.seconds:
         num_chunks = max(1, round(math.sqrt(lag * bound.seconds / network.latency_s)))
         return min(problem.chunk_bytes, max(bound.bytes // num_chunks, MIN_CHUNK_BYTES))
-    return min(problem.chunk_bytes, max(bound.bytes // (CHUNKS_PER_DELAY * lag), _RELAY_CHUNK_BYTES))
+    # Where nothing leaves its host, no NIC is busy, and the bound is of no bytes.
+    nbytes = bound.bytes or max(problem.fused.group_bytes)
+    least = _RELAY_CHUNK_BYTES if bound.bytes else _HOST_RELAY_CHUNK_BYTES
+    return min(problem.chunk_bytes, max(nbytes // (CHUNKS_PER_DELAY * lag), least))
