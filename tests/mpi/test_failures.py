@@ -276,6 +276,21 @@ def test_sigterm_takes_a_checkpoint_and_stops(tmp_path: Path, remesh_cli: Callab
 
 
 @pytest.mark.slow
+def test_sigterm_while_a_restart_comes_up_stops_it_by_its_checkpoint(
+    tmp_path: Path, remesh_cli: Callable[..., subprocess.Popen[str]]
+) -> None:
+    folder, program = tmp_path / "j", PROGRAMS / "ring.py"
+    running = remesh_cli("run", "-n", "2", "--mpi", "mpich", "--job", str(folder), str(program), "2000", "0.01")
+    for state, number in (("running", 1), ("starting", 1), ("starting", 1), ("running", 2)):
+        wait_until(lambda state=state: f'"state": "{state}"' in _text(folder / "state.json"))
+        running.send_signal(signal.SIGTERM)
+        output, _ = communicate_patiently(running)
+        assert running.returncode == 0 and f"stopped: checkpoint {number}" in output, output
+        if number == 1:
+            running = remesh_cli("restart", str(folder), "--mpi", "openmpi")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("mpi", ["mpich", "openmpi"])
 def test_a_job_that_may_restart_goes_on_by_itself_when_a_rank_was_killed(
     tmp_path: Path, mpi: str, job: Job, remesh_cli: Callable[..., subprocess.Popen[str]]

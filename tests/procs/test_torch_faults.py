@@ -233,6 +233,17 @@ def _kill_a_rank_that_writes(job: TorchJob) -> tuple[int, str]:
 
 
 @pytest.mark.slow
+def test_a_restart_that_is_told_to_stop_while_it_comes_up_has_lost_nothing(stopped: TorchJob) -> None:
+    for _ in range(3):
+        stopped.restart()
+        stopped.ask_to_stop(once="starting")
+        status, said = stopped.end()
+        assert (status, stopped.state()) == (0, "stopped"), said
+        assert "checkpoint 1 holds" in said
+    _restart(stopped)
+
+
+@pytest.mark.slow
 def test_a_program_that_leaves_by_os_exit_in_the_middle_of_a_checkpoint_is_part_of_it(job: TorchJob) -> None:
     job.run("leaves.py", "python")
     job.wait_for(2)

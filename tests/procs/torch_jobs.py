@@ -88,9 +88,9 @@ class TorchJob:
         status, said = self.end()
         assert (status, self.state()) == (0, "stopped"), said
 
-    def ask_to_stop(self) -> None:
+    def ask_to_stop(self, *, once: str = "running") -> None:
         """Send the signal once the job runs: what printed lines may be an earlier stay, or one of several ranks."""
-        self._wait_until(lambda: self.state() == "running")
+        self._wait_until(lambda: self.state() == once)
         assert self.leader is not None
         self.leader.send_signal(signal.SIGTERM)
 

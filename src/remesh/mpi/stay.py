@@ -108,7 +108,8 @@ def run_stay(
 ) -> JobStay:
     """Run the job on these hosts, from its beginning or from a checkpoint, until it ends or stops.
 
-    SIGTERM takes a checkpoint and stops; SIGINT ends the job. Both only when called in the main thread.
+    SIGTERM takes a checkpoint and stops, or while a restart comes up stops at once; SIGINT ends the job. Both only when
+    called in the main thread.
     """
     spec = folder.read_spec()
     installation, network = find_launch(placement)
@@ -119,7 +120,8 @@ def run_stay(
         check_apart(ranks, seats, doing)
     with contextlib.ExitStack() as stack:
         stack.enter_context(folder.lead())
-        coordinator = Coordinator(folder, spec.num_ranks, settings, say)
+        begun_from = None if checkpoint is None else checkpoint.number
+        coordinator = Coordinator(folder, spec.num_ranks, settings, say, begun_from=begun_from)
         stack.callback(coordinator.close)
         stack.enter_context(obeying_signals(coordinator))
         room = _make_room(folder)

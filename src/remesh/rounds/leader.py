@@ -56,14 +56,16 @@ class Coordinator:
         settings: Settings,
         say: Callable[[str], None],
         add_to_checkpoint: Callable[[Path], Mapping[str, Any]] = lambda _: {},
+        begun_from: int | None = None,
     ) -> None:
-        """``say`` takes lines for the user.
+        """``say`` takes lines for the user; ``begun_from`` is the number of the checkpoint that the stay begins from.
 
         ``add_to_checkpoint`` writes what the leader itself has into the folder of a checkpoint, while all ranks stand
         still, and returns what the manifest says of it.
         """
         self._folder = folder
         self._settings = settings
+        self._begun_from = begun_from
         self._journal = Journal(folder, say)
         self._server = Server(folder.read_token(), self._on_message, self._on_gone, self._journal.note)
         self._ranks = Ranks(num_ranks, self._server.tell)
@@ -123,12 +125,19 @@ class Coordinator:
         return self._checkpointing.last
 
     def save_and_stop(self) -> None:
-        """Take a checkpoint that stops, the polite end. A second call, or one before the job runs, ends it at once."""
-        if self._told_to_stop or not self.all_ready:
-            self._is_to_end = True
+        """Take a checkpoint that stops, the polite end. A second call, or one before the job runs, ends it at once.
+
+        A job whose ranks are still coming up from a checkpoint is stopped by that one.
+        """
+        self._is_to_end = True
+        if not self.all_ready and self._begun_from is not None:
+            cause = f"checkpoint {self._begun_from} holds, from which its ranks were coming up"
+            self._end_early(JobOutcome("stopped", cause, ExitCode.OK))
+        elif self._told_to_stop or not self.all_ready:
             self.fail("told to end before a checkpoint could be taken", of_signal(signal.SIGTERM))
-        self._told_to_stop = True
-        self.request_checkpoint(stop=True)
+        else:
+            self._told_to_stop = True
+            self.request_checkpoint(stop=True)
 
     def request_checkpoint(self, *, stop: bool) -> None:
         """Take a checkpoint as soon as can be."""
@@ -142,9 +151,7 @@ class Coordinator:
 
     def fail(self, cause: str, exit_code: int = ExitCode.FAILED) -> None:
         """End the job."""
-        if self.outcome is None:
-            self._end(JobOutcome("failed", cause, exit_code, self._is_to_end))
-            self._ranks.tell_all({"type": "abort", "cause": cause})
+        self._end_early(JobOutcome("failed", cause, exit_code, self._is_to_end))
 
     def describe(self) -> dict[str, Any]:
         """Describe the job now, for people."""
@@ -163,6 +170,8 @@ class Coordinator:
         kind = message["type"]
         if (rank := self._ranks.find(caller)) is not None:
             self._on_rank_message(rank, kind, message)
+        elif kind == "hello" and self.outcome is not None:
+            self._server.tell(caller, {"type": "abort", "cause": self.outcome.cause})
         elif kind == "hello":
             if problem := self._ranks.add(caller, message):
                 self.fail(problem)
@@ -241,6 +250,12 @@ class Coordinator:
         if self.outcome is None:
             self._end(JobOutcome("finished", "all programs ended with exit status 0", ExitCode.OK))
             self._ranks.tell_all({"type": "leave"})
+
+    def _end_early(self, outcome: JobOutcome) -> None:
+        """End the job while its ranks run or come up."""
+        if self.outcome is None:
+            self._end(outcome)
+            self._ranks.tell_all({"type": "abort", "cause": outcome.cause})
 
     def _end(self, outcome: JobOutcome) -> None:
         """End the job; the first outcome stays, whatever was on its way then."""

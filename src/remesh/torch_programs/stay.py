@@ -87,7 +87,8 @@ def run_stay(
 ) -> JobOutcome:
     """Run the job on these hosts, from its beginning or from a checkpoint, until it ends or stops.
 
-    SIGTERM takes a checkpoint and stops; SIGINT ends the job. Both only when called in the main thread.
+    SIGTERM takes a checkpoint and stops, or while a restart comes up stops at once; SIGINT ends the job. Both only when
+    called in the main thread.
     """
     spec = folder.read_spec()
     hosts = placement.hosts or (Host(socket.gethostname(), spec.num_ranks),)
@@ -105,7 +106,12 @@ def run_stay(
         store = stack.enter_context(ProgramStore(folder.read_token(), for_store.socket, content, folder.log_event))
         made_by = {"torch": [_torch_version()], "script": [_digest_of_script(spec)]}
         coordinator = Coordinator(
-            folder, spec.num_ranks, settings, say, lambda part: {**made_by, **_write_store(part, store)}
+            folder,
+            spec.num_ranks,
+            settings,
+            say,
+            lambda part: {**made_by, **_write_store(part, store)},
+            begun_from=None if checkpoint is None else checkpoint.number,
         )
         stack.callback(coordinator.close)
         stack.enter_context(obeying_signals(coordinator))

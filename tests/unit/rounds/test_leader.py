@@ -50,10 +50,10 @@ class Peer:
 class Stage:
     """A coordinator of two ranks and everybody who talks to it."""
 
-    def __init__(self, path: Path, settings: Settings) -> None:
+    def __init__(self, path: Path, settings: Settings, begun_from: int | None = None) -> None:
         self.folder = JobFolder.create(path, JobSpec(("app.py",), 2, "/", {}))
         self.said: list[str] = []
-        self.coordinator = Coordinator(self.folder, 2, settings, self.said.append)
+        self.coordinator = Coordinator(self.folder, 2, settings, self.said.append, begun_from=begun_from)
         listener = socket.create_server(("127.0.0.1", 0))
         self.address = listener.getsockname()
         self.coordinator.listen(listener)
@@ -435,6 +435,25 @@ def test_a_polite_end_before_the_job_runs_ends_it(stage: Stage) -> None:
     stage.coordinator.save_and_stop()
     outcome = stage.coordinator.outcome
     assert outcome is not None and outcome.exit_code == 143 and outcome.is_wanted
+
+
+def test_a_polite_end_while_a_restart_comes_up_stops_the_job_by_its_checkpoint(tmp_path: Path) -> None:
+    """A batch system that pre-empts it then shall put it into its queue again."""
+    stage = Stage(tmp_path / "job", Settings(), begun_from=7)
+    peer = stage.connect()
+    peer.send(type="hello", rank=0, size=2, pid=1, host="h0", made_by={})
+    stage.step()
+    stage.coordinator.save_and_stop()
+    late = stage.connect()
+    late.send(type="hello", rank=1, size=2, pid=2, host="h1", made_by={})
+    stage.step()
+    outcome, told = stage.coordinator.outcome, peer.take() + late.take()
+    stage.close()
+    for each in (peer, late):
+        each.socket.close()
+    assert outcome is not None and (outcome.state, outcome.exit_code) == ("stopped", 0)
+    assert "checkpoint 7" in outcome.cause and stage.folder.read_state().state == "stopped"
+    assert [message["type"] for message in told] == ["abort", "abort"]
 
 
 def test_only_who_asked_for_the_end_wanted_it_however_it_came(stage: Stage) -> None:
