@@ -1,8 +1,9 @@
 """Every ordered pair of configurations is restarted once in each language, and random chains are walked.
 
-``python -m benchmarks.mpi.matrix [K/N]``: all of it, or the K-th of N parts, which join those that were run on
-the same commit. Every answer must be that of a native run. The pairs stand on one closed walk, which is cut into
-segments; each is the life of one job, with one of the programs (`benchmarks.mpi.matrix_programs`).
+``python -m benchmarks.mpi.matrix [K/N] [C Fortran Python random]``: all of it, the K-th of N parts, or jobs of some
+kinds; they join those that were run on the same commit. Every answer must be that of a native run. The pairs stand on
+one closed walk, which is cut into segments; each is the life of one job, with one of the programs
+(`benchmarks.mpi.matrix_programs`).
 """
 
 from __future__ import annotations
@@ -55,17 +56,18 @@ def jobs(programs: dict[str, list[Program]]) -> list[tuple[str, Program, list[Co
 
 def main(arguments: list[str]) -> None:
     """Run the jobs of a part; the report is written after each, so that an interrupted run tells what it has seen."""
-    part, num_parts = map(int, arguments[0].split("/")) if arguments else (1, 1)
+    parts, kinds = [each for each in arguments if "/" in each], [each for each in arguments if "/" not in each]
+    part, num_parts = map(int, parts[0].split("/")) if parts else (1, 1)
     told = read_told()
     answers: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="remesh-matrix-") as folder:
         for number, (kind, program, configs) in enumerate(jobs(make_programs(Path(folder)))):
-            if number % num_parts != part - 1:
+            if number % num_parts != part - 1 or (kinds and kind not in kinds):
                 continue
             began_s = time.monotonic()
-            walk = run_command(program.argv, program.environment, configs, SEED + number)
             expected = answers.get(program.name) or program.native_answer()
             answers[program.name] = expected
+            walk = run_command(program.argv, program.environment, configs, SEED + number)
             told[number] = tell(kind, walk, good=walk.answer == expected)
             verdict = "same answer" if told[number]["good"] else "BROKEN"
             took = f"{time.monotonic() - began_s:4.0f} s"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.procs.torch_jobs import NEEDS_IMAGES, TorchJob, stop_and_compare
+from tests.procs.torch_jobs import NEEDS_IMAGES, TorchJob, go_on_and_compare, stop_and_compare
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(600), NEEDS_IMAGES]
 
@@ -27,6 +27,11 @@ def job(tmp_path: Path) -> Iterator[TorchJob]:
 )
 def test_a_program_of_a_host_and_its_workers_go_on_to_the_same_bits(job: TorchJob, script: str) -> None:
     stop_and_compare(job, 2, script, 400, 2, "2")
+
+
+@pytest.mark.parametrize("script", ["lightning_trainer.py", "accelerate_gpt2.py", "transformers_trainer.py"])
+def test_with_a_checkpoint_each_second_a_program_of_a_host_comes_to_the_same_bits(job: TorchJob, script: str) -> None:
+    assert go_on_and_compare(job, 2, script, 400, 1.0, "2") >= 2
 
 
 @pytest.mark.parametrize("stage", ["2", "3"])

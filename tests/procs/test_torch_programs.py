@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from remesh.rounds.job_folder import JobFolder
-from tests.procs.torch_jobs import NEEDS_IMAGES, TorchJob, run_natively, stop_and_compare
+from tests.procs.torch_jobs import NEEDS_IMAGES, TorchJob, go_on_and_compare, run_natively, stop_and_compare
 
 pytestmark = [pytest.mark.procs, pytest.mark.timeout(600), NEEDS_IMAGES]
 
@@ -108,6 +108,22 @@ def test_stopped_again_and_again_training_goes_on_to_the_same_bits(
     job: TorchJob, script: str, size: int, steps: int, stops: int, more: tuple[str, ...]
 ) -> None:
     stop_and_compare(job, size, script, steps, stops, *more)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("script", "size", "steps", "more"),
+    [
+        ("ddp.py", 2, 400, ("2",)),
+        ("fsdp_transformer.py", 2, 200, ()),
+        ("pipeline.py", 3, 400, ()),
+        ("mingpt.py", 2, 400, ("2",)),
+    ],
+)
+def test_with_a_checkpoint_each_second_training_comes_to_the_same_bits(
+    job: TorchJob, script: str, size: int, steps: int, more: tuple[str, ...]
+) -> None:
+    assert go_on_and_compare(job, size, script, steps, 1.0, *more) >= 2
 
 
 @pytest.mark.long

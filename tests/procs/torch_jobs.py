@@ -2,6 +2,7 @@
 
 ``python -m tests.procs.torch_jobs SCRIPT --ranks 2 --steps 100 --stops 20 [--seed N] [ARGUMENTS]`` runs a program of
 ``torch_programs`` alone, then stops it at random moments of its life and restarts it on other ports and interfaces.
+With ``--every SECONDS`` it goes on instead, with a checkpoint each so many seconds.
 """
 
 from __future__ import annotations
@@ -159,6 +160,16 @@ def stop_and_compare(
     assert found == expected, sorted({*found} ^ {*expected})
 
 
+def go_on_and_compare(job: TorchJob, size: int, script: str, steps: int, every_s: float, *more: str) -> int:
+    """With one checkpoint after the other it prints what it prints when nobody touches it; returns how many it took."""
+    expected = run_natively(script, size, str(steps), *more)
+    job.size = size
+    job.run(script, str(steps), *more, options=("--every", str(every_s), "--keep", "2"))
+    found = job.finish()
+    assert found == expected, sorted({*found} ^ {*expected})
+    return max((each.number for each in JobFolder(job.folder).checkpoints()), default=0)
+
+
 def _interfaces() -> list[str]:
     """Those that have an address of IPv4."""
     found = []
@@ -173,22 +184,27 @@ def _interfaces() -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Stop one program again and again."""
+    """Stop one program again and again, or take one checkpoint of it after the other."""
     parser = argparse.ArgumentParser(prog="tests.procs.torch_jobs")
     parser.add_argument("script")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--stops", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--every", type=float)
     options, more = parser.parse_known_args(arguments)
+    program = (options.ranks, options.script, options.steps)
     with tempfile.TemporaryDirectory() as folder:
         job = TorchJob(Path(folder) / "job", options.ranks)
         try:
-            chance = random.Random(options.seed)
-            stop_and_compare(job, options.ranks, options.script, options.steps, options.stops, *more, chance=chance)
+            if options.every is not None:
+                done = f"{go_on_and_compare(job, *program, options.every, *more)} checkpoints"
+            else:
+                stop_and_compare(job, *program, options.stops, *more, chance=random.Random(options.seed))
+                done = f"{options.stops} of {options.stops} stops"
         finally:
             job.close()
-    print(f"{options.script}: {options.stops} of {options.stops} stops, all bits equal")
+    print(f"{options.script}: {done}, all bits equal")
 
 
 if __name__ == "__main__":
