@@ -81,6 +81,24 @@ def test_failure_without_restarts_ends_all_nodes_with_one_cause(tmp_path: Path) 
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("stubborn", [1, 3])
+def test_node_that_is_long_about_its_own_failure_is_not_told_that_the_network_failed(
+    tmp_path: Path, stubborn: int
+) -> None:
+    """Ranks 0 and 2 fail on two nodes at once; one of them must kill a worker before it can tell."""
+    port = free_port()
+    with Agents(tmp_path) as agents:
+        flags = [*meeting_flags(port), "--nproc-per-node", "2", "--shutdown-timeout", "25"]
+        actions = ["wait-for-4", f"stubborn@{stubborn}", "when-stubborn", "exit@0", "exit@2", "sleep"]
+        for name in "ab":
+            agents.start(*flags, "--node-name", name, actions=actions)
+        for index in (0, 1):
+            code, output = agents.end(index)
+            assert code == 1 and "exit code 3" in output.splitlines()[-1], output
+        assert not agents.leftovers()
+
+
+@pytest.mark.slow
 def test_node_that_joins_restarts_the_others_and_uses_no_restart(tmp_path: Path) -> None:
     """nnodes 1:2, one node runs, another comes: a second round of two, although no restart is allowed."""
     port = free_port()

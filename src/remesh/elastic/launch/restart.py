@@ -14,6 +14,7 @@ restarts while they remain, restarts by change of membership that use none up, t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -53,8 +54,11 @@ _FAILURES = "remesh/failures/"
 _HEARD = "remesh/heard"
 _ORDER = "remesh/order"
 DEFAULT_SHUTDOWN_S = 30
-FAREWELL_S = 5.0
-"""How long an agent whose workers failed for good waits until the others know, for it may host their store."""
+FAREWELL_S = 15.0
+"""How long an agent whose workers failed for good waits until the others know, for it may host their store.
+
+As long as torch's meeting waits for a sign of life: a node that is silent for longer counts as lost.
+"""
 _POLL_S = 0.02
 
 
@@ -123,6 +127,8 @@ class RestartAgent(LocalElasticAgent):
         self._last_state = WorkerState.INIT
         self._failures: Sequence[WorkerFailure] = ()
         """Of this node's workers, when they were last found failed."""
+        self._heard: list[WorkerFailure] | None = None
+        """All failures, once another node has ended the job by its own."""
         self._group: WorkerGroup | None = None
         self.preload: Preload | None = None
         """Of which workers are forked where it can be."""
@@ -173,12 +179,16 @@ class RestartAgent(LocalElasticAgent):
             self._failures = failures
             for failure in failures:
                 self._log.write("worker-failed", **{**failure.to_json(), "traceback": failure.traceback[-4000:]})
-            self._share(worker_group, failures, is_end=self._remaining_restarts == 0)
+            # Who hosts the store may have failed as well, and be gone: that is no cause.
+            with contextlib.suppress(dist.DistError, RuntimeError):
+                self._share(worker_group, failures, is_end=self._remaining_restarts == 0)
         elif result.state is WorkerState.HEALTHY and store.check([_ENDED]):
-            store.add(_HEARD, 1)
+            self._heard = self.all_failures()
+            _say_heard(store)
             raise EndedElsewhereError("another node's workers failed, and no restarts are left on that node")
         elif result.state is WorkerState.SUCCEEDED:
             self._note_exits(worker_group)
+            _say_heard(store)
         return result
 
     def _bounded(self, close: Callable[..., None]) -> Callable[..., None]:
@@ -192,8 +202,8 @@ class RestartAgent(LocalElasticAgent):
     def all_failures(self) -> list[WorkerFailure]:
         """Failures of this round on all nodes, as far as they are known here."""
         group = self._group
-        if group is None:
-            return []
+        if group is None or self._heard is not None:
+            return self._heard or []
         store = _store_of(group)
         found: list[WorkerFailure] = []
         try:
@@ -203,7 +213,7 @@ class RestartAgent(LocalElasticAgent):
                     found += [WorkerFailure.from_json(value) for value in values]
         except (dist.DistError, RuntimeError):
             # The store was another node's and is gone with it; what is known here must do.
-            return found
+            return found or list(self._failures)
         return found
 
     def wait_until_heard(self) -> None:
@@ -334,6 +344,12 @@ def _failure_of(node_name: str, rank: int, failure: ProcessFailure) -> WorkerFai
         message=shortened(str(message).strip()),
         traceback=shortened(traceback, MOST_TRACED),
     )
+
+
+def _say_heard(store: dist.Store) -> None:
+    """Tell an agent that may wait to go that this one needs its store no more; that one may be gone already."""
+    with contextlib.suppress(dist.DistError, RuntimeError):
+        store.add(_HEARD, 1)
 
 
 def _store_of(group: WorkerGroup) -> dist.Store:
