@@ -59,14 +59,15 @@ def main(arguments: list[str]) -> None:
     parts, kinds = [each for each in arguments if "/" in each], [each for each in arguments if "/" not in each]
     part, num_parts = map(int, parts[0].split("/")) if parts else (1, 1)
     told = read_told()
-    answers: dict[str, str] = {}
+    answers: dict[tuple[str, ...], str] = {}
+    """By the command of the native run: programs of several faces have one."""
     with tempfile.TemporaryDirectory(prefix="remesh-matrix-") as folder:
         for number, (kind, program, configs) in enumerate(jobs(make_programs(Path(folder)))):
             if number % num_parts != part - 1 or (kinds and kind not in kinds):
                 continue
             began_s = time.monotonic()
-            expected = answers.get(program.name) or program.native_answer()
-            answers[program.name] = expected
+            command = program.natively[0]
+            expected = answers[command] = answers.get(command) or program.native_answer()
             walk = run_command(program.argv, program.environment, configs, SEED + number)
             told[number] = tell(kind, walk, good=walk.answer == expected)
             verdict = "same answer" if told[number]["good"] else "BROKEN"
