@@ -31,7 +31,7 @@ def test_a_program_of_a_host_and_its_workers_go_on_to_the_same_bits(job: TorchJo
 
 @pytest.mark.parametrize("script", ["lightning_trainer.py", "accelerate_gpt2.py", "transformers_trainer.py"])
 def test_with_a_checkpoint_each_second_a_program_of_a_host_comes_to_the_same_bits(job: TorchJob, script: str) -> None:
-    assert go_on_and_compare(job, 2, script, 400, 1.0, "2") >= 2
+    assert go_on_and_compare(job, 2, script, 150, 1.0, "2") >= 2
 
 
 @pytest.mark.parametrize("stage", ["2", "3"])
