@@ -41,6 +41,7 @@ def make_page(pairs: dict, report: dict) -> str:
         "",
         f"Of {len(ALL) * (len(ALL) - 1)} ordered pairs are `=`: {languages}.",
         "",
+        *_tell_busy(report),
         "| | configuration | " + " | ".join(str(number) for number in range(1, len(ALL) + 1)) + " |",
         "|---|---|" + "---|" * len(ALL),
     ]
@@ -91,7 +92,7 @@ def make_costs_page(report: dict) -> str:
         "and two switches. Of MPI in a restart: the share if MPI took as long as MPI_Init of a native program.",
         "",
         *_tell_not_run(report.get("not_run", ())),
-        *([_BUSY, ""] if report["load_before"][0] > report["machine"]["num_cores"] else []),
+        *_tell_busy(report),
         "| case | value | bound | goal | |",
         "|---|---|---|---|---|",
     ]
@@ -104,6 +105,10 @@ def make_costs_page(report: dict) -> str:
 
 def _describe(value: float | None, unit: str) -> str:
     return "" if value is None else describe_value(value, unit)
+
+
+def _tell_busy(report: dict) -> list[str]:
+    return [_BUSY, ""] if report["load_before"][0] > report["machine"]["num_cores"] else []
 
 
 def _tell_not_run(names: Sequence[str]) -> list[str]:
