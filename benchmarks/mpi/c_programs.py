@@ -246,10 +246,15 @@ def switch_row(folder: Path, repeat: int) -> Row:
 
 def _native(case: CCase, *arguments: str) -> tuple[list[str], dict[str, str]]:
     start = plan_start(case.installation, case.network, case.num_ranks, (), Reach(), (str(case.program), *arguments))
-    library = Path(case.installation.launcher).parents[1] / "lib"
+    library = library_folder(case.installation)
     # Open MPI does not start without a home.
     environment = {"PATH": "/usr/bin:/bin", "HOME": str(Path.home()), "LD_LIBRARY_PATH": str(library)}
     return list(start.command), {**environment, **start.environment}
+
+
+def library_folder(installation: Installation) -> Path:
+    """Where the MPI's own libraries are, which a program that is linked with them needs to be told."""
+    return Path(installation.launcher).parents[1] / "lib"
 
 
 def run_native(case: CCase) -> Measured:

@@ -28,6 +28,7 @@ SEGMENT = 17
 """Restarts of one job."""
 RANDOM = "random"
 """Kind of the jobs that do not belong to the walk over the pairs; the others have that of their language."""
+_KINDS = ("Python", "C", "Fortran", RANDOM)
 _TOLD = OUT / "mpi_walks.json"
 """What jobs came to, of all parts that were run on one commit."""
 
@@ -57,10 +58,12 @@ def jobs(programs: dict[str, list[Program]]) -> list[tuple[str, Program, list[Co
 def main(arguments: list[str]) -> None:
     """Run the jobs of a part; the report is written after each, so that an interrupted run tells what it has seen."""
     parts, kinds = [each for each in arguments if "/" in each], [each for each in arguments if "/" not in each]
+    if unknown := {*kinds} - {*_KINDS}:
+        raise SystemExit(f"jobs of kind {', '.join(sorted(unknown))}: expected {', '.join(_KINDS)}")
     part, num_parts = map(int, parts[0].split("/")) if parts else (1, 1)
     told = read_told()
+    # By the command of the native run: programs of several faces have one.
     answers: dict[tuple[str, ...], str] = {}
-    """By the command of the native run: programs of several faces have one."""
     with tempfile.TemporaryDirectory(prefix="remesh-matrix-") as folder:
         for number, (kind, program, configs) in enumerate(jobs(make_programs(Path(folder)))):
             if number % num_parts != part - 1 or (kinds and kind not in kinds):

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.mpi.c_programs import library_folder
 from benchmarks.mpi.chain import carried_python, native_answer, native_python
 from remesh.mpi.mpis import find_mpi
 from tests.mpi.fortran import compiled_fortran, variables, variables_without_mpi
@@ -62,8 +63,7 @@ def _in_c(folder: Path) -> list[Program]:
     found = []
     for name, (steps, pause) in _C.items():
         by_face = {face: (str(compiled(name, face, folder)), str(steps)) for face in _FACES}
-        with_mpi = {"LD_LIBRARY_PATH": str(Path(find_mpi("mpich").launcher).parents[1] / "lib")}
-        natively = ((*by_face["mpich"], "0"), with_mpi)
+        natively = ((*by_face["mpich"], "0"), {"LD_LIBRARY_PATH": str(library_folder(find_mpi("mpich")))})
         for face, argv in by_face.items():
             found.append(Program(f"{name} ({face})", (*argv, str(pause)), {"PATH": "/usr/bin:/bin"}, natively))
     return found
