@@ -60,6 +60,8 @@ FAREWELL_S = 15.0
 As long as torch's meeting waits for a sign of life: a node that is silent for longer counts as lost.
 """
 _POLL_S = 0.02
+_STORE_GONE = (dist.DistError, RuntimeError)
+"""What calls of a store raise once its host is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,11 @@ class RestartEnd:
 
 class EndedElsewhereError(Exception):
     """Another node's workers failed for good: this node's are to end too."""
+
+    def __init__(self, failures: Sequence[WorkerFailure]) -> None:
+        """``failures``: those that are known; none if the store went with the other node."""
+        super().__init__("another node's workers failed, and no restarts are left on that node")
+        self.failures = failures
 
 
 class RestartAgent(LocalElasticAgent):
@@ -126,9 +133,7 @@ class RestartAgent(LocalElasticAgent):
         self._num_rounds = 0
         self._last_state = WorkerState.INIT
         self._failures: Sequence[WorkerFailure] = ()
-        """Of this node's workers, when they were last found failed."""
-        self._heard: list[WorkerFailure] | None = None
-        """All failures, once another node has ended the job by its own."""
+        """Of this node's workers in this round."""
         self._group: WorkerGroup | None = None
         self.preload: Preload | None = None
         """Of which workers are forked where it can be."""
@@ -136,7 +141,7 @@ class RestartAgent(LocalElasticAgent):
     # --- what torch's loop calls ---
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        self._group = worker_group
+        self._group, self._failures = worker_group, ()
         self._num_rounds += 1
         self._log.write(
             "round",
@@ -180,12 +185,12 @@ class RestartAgent(LocalElasticAgent):
             for failure in failures:
                 self._log.write("worker-failed", **{**failure.to_json(), "traceback": failure.traceback[-4000:]})
             # Who hosts the store may have failed as well, and be gone: that is no cause.
-            with contextlib.suppress(dist.DistError, RuntimeError):
+            with contextlib.suppress(*_STORE_GONE):
                 self._share(worker_group, failures, is_end=self._remaining_restarts == 0)
         elif result.state is WorkerState.HEALTHY and store.check([_ENDED]):
-            self._heard = self.all_failures()
-            _say_heard(store)
-            raise EndedElsewhereError("another node's workers failed, and no restarts are left on that node")
+            known = self.all_failures()
+            _say_heard(store)  # its host may go now
+            raise EndedElsewhereError(known)
         elif result.state is WorkerState.SUCCEEDED:
             self._note_exits(worker_group)
             _say_heard(store)
@@ -202,8 +207,8 @@ class RestartAgent(LocalElasticAgent):
     def all_failures(self) -> list[WorkerFailure]:
         """Failures of this round on all nodes, as far as they are known here."""
         group = self._group
-        if group is None or self._heard is not None:
-            return self._heard or []
+        if group is None:
+            return []
         store = _store_of(group)
         found: list[WorkerFailure] = []
         try:
@@ -211,7 +216,7 @@ class RestartAgent(LocalElasticAgent):
                 if store.check([f"{_FAILURES}{index}"]):
                     values = json.loads(store.get(f"{_FAILURES}{index}"))
                     found += [WorkerFailure.from_json(value) for value in values]
-        except (dist.DistError, RuntimeError):
+        except _STORE_GONE:
             # The store was another node's and is gone with it; what is known here must do.
             return found or list(self._failures)
         return found
@@ -224,7 +229,7 @@ class RestartAgent(LocalElasticAgent):
         try:
             while _store_of(group).add(_HEARD, 0) < (group.group_world_size or 0) and time.monotonic() < deadline_s:
                 time.sleep(_POLL_S)
-        except (dist.DistError, RuntimeError):
+        except _STORE_GONE:
             return
 
     def _share(self, group: WorkerGroup, failures: Sequence[WorkerFailure], *, is_end: bool) -> None:
@@ -235,7 +240,7 @@ class RestartAgent(LocalElasticAgent):
         store.set(f"{_FAILURES}{group.group_rank}", values)
         if is_end:
             store.set(_ENDED, "yes")
-            store.add(_HEARD, 1)
+            _say_heard(store)
 
     def _note_exits(self, group: WorkerGroup) -> None:
         for worker in group.workers:
@@ -277,10 +282,10 @@ def run_restart_job(
             return RestartEnd(Outcome(None, "all workers ended well"), result)
         agent.wait_until_heard()
         _leave_error_file(job, result)
-        return RestartEnd(_outcome_of(agent, job.node_name), result)
+        unknown = f"workers of {job.node_name} failed"
+        return RestartEnd(_outcome_of(agent.all_failures(), job.node_name, unknown), result)
     except EndedElsewhereError as error:
-        outcome = _outcome_of(agent, job.node_name)
-        return RestartEnd(outcome if outcome.text else Outcome(Category.WORKER, str(error)), None)
+        return RestartEnd(_outcome_of(error.failures, job.node_name, str(error)), None)
     except SignalException:
         closes = False
         raise
@@ -300,10 +305,10 @@ def _run_recorded(agent: RestartAgent, handler: str) -> RunResult | None:
     return result
 
 
-def _outcome_of(agent: RestartAgent, node_name: str) -> Outcome:
-    failures = agent.all_failures()
+def _outcome_of(failures: Sequence[WorkerFailure], node_name: str, unknown: str) -> Outcome:
+    """The job's end, as this node tells it; ``unknown`` is what to say where no failure is known."""
     if not failures:
-        return Outcome(Category.WORKER, f"workers of {node_name} failed")
+        return Outcome(Category.WORKER, unknown)
     cause, reason = decide_cause(failures)
     # Each traceback is shown once for the whole job, where it happened.
     detail = cause.traceback if cause.node == node_name else ""
@@ -348,7 +353,7 @@ def _failure_of(node_name: str, rank: int, failure: ProcessFailure) -> WorkerFai
 
 def _say_heard(store: dist.Store) -> None:
     """Tell an agent that may wait to go that this one needs its store no more; that one may be gone already."""
-    with contextlib.suppress(dist.DistError, RuntimeError):
+    with contextlib.suppress(*_STORE_GONE):
         store.add(_HEARD, 1)
 
 
