@@ -90,7 +90,7 @@ class TorchJob:
         assert (status, self.state()) == (0, "stopped"), said
 
     def ask_to_stop(self, *, once: str = "running") -> None:
-        """Send the signal once the job runs: what printed lines may be an earlier stay, or one of several ranks."""
+        """Send the signal once the job is in this state: printed lines may be an earlier stay's, or one rank's."""
         self._wait_until(lambda: self.state() == once)
         assert self.leader is not None
         self.leader.send_signal(signal.SIGTERM)

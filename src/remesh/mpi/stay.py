@@ -120,8 +120,7 @@ def run_stay(
         check_apart(ranks, seats, doing)
     with contextlib.ExitStack() as stack:
         stack.enter_context(folder.lead())
-        begun_from = None if checkpoint is None else checkpoint.number
-        coordinator = Coordinator(folder, spec.num_ranks, settings, say, begun_from=begun_from)
+        coordinator = Coordinator(folder, spec.num_ranks, settings, say, begun_from=checkpoint)
         stack.callback(coordinator.close)
         stack.enter_context(obeying_signals(coordinator))
         room = _make_room(folder)

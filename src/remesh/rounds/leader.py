@@ -22,7 +22,7 @@ from remesh.comm.server import Peer, Server
 from remesh.errors import Error
 from remesh.exit_codes import ExitCode, of_signal
 from remesh.rounds.checkpointing import Checkpointing, Settings
-from remesh.rounds.job_folder import JobFolder
+from remesh.rounds.job_folder import Checkpoint, JobFolder
 from remesh.rounds.journal import Journal
 from remesh.rounds.machine import End, Ending
 from remesh.rounds.ranks import Ranks
@@ -56,9 +56,9 @@ class Coordinator:
         settings: Settings,
         say: Callable[[str], None],
         add_to_checkpoint: Callable[[Path], Mapping[str, Any]] = lambda _: {},
-        begun_from: int | None = None,
+        begun_from: Checkpoint | None = None,
     ) -> None:
-        """``say`` takes lines for the user; ``begun_from`` is the number of the checkpoint that the stay begins from.
+        """``say`` takes lines for the user; ``begun_from`` is the checkpoint that the stay begins from, if any.
 
         ``add_to_checkpoint`` writes what the leader itself has into the folder of a checkpoint, while all ranks stand
         still, and returns what the manifest says of it.
@@ -131,7 +131,7 @@ class Coordinator:
         """
         self._is_to_end = True
         if not self.all_ready and self._begun_from is not None:
-            cause = f"checkpoint {self._begun_from} holds, from which its ranks were coming up"
+            cause = f"checkpoint {self._begun_from.number} holds, from which its ranks were coming up"
             self._end_early(JobOutcome("stopped", cause, ExitCode.OK))
         elif self._told_to_stop or not self.all_ready:
             self.fail("told to end before a checkpoint could be taken", of_signal(signal.SIGTERM))

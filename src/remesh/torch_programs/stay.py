@@ -111,7 +111,7 @@ def run_stay(
             settings,
             say,
             lambda part: {**made_by, **_write_store(part, store)},
-            begun_from=None if checkpoint is None else checkpoint.number,
+            checkpoint,
         )
         stack.callback(coordinator.close)
         stack.enter_context(obeying_signals(coordinator))

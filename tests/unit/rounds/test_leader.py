@@ -16,7 +16,7 @@ from remesh.comm.messages import NONCE_BYTES, Conversation, Role
 from remesh.comm.token import Token
 from remesh.rounds import checkpointing, leader
 from remesh.rounds.checkpointing import Settings
-from remesh.rounds.job_folder import JobFolder, JobSpec, rank_name
+from remesh.rounds.job_folder import Checkpoint, JobFolder, JobSpec, rank_name
 from remesh.rounds.leader import Coordinator
 from remesh.rounds.machine import Obstacle
 from remesh.rounds.status import Activity, Status
@@ -50,7 +50,7 @@ class Peer:
 class Stage:
     """A coordinator of two ranks and everybody who talks to it."""
 
-    def __init__(self, path: Path, settings: Settings, begun_from: int | None = None) -> None:
+    def __init__(self, path: Path, settings: Settings, begun_from: Checkpoint | None = None) -> None:
         self.folder = JobFolder.create(path, JobSpec(("app.py",), 2, "/", {}))
         self.said: list[str] = []
         self.coordinator = Coordinator(self.folder, 2, settings, self.said.append, begun_from=begun_from)
@@ -439,7 +439,7 @@ def test_a_polite_end_before_the_job_runs_ends_it(stage: Stage) -> None:
 
 def test_a_polite_end_while_a_restart_comes_up_stops_the_job_by_its_checkpoint(tmp_path: Path) -> None:
     """A batch system that pre-empts it then shall put it into its queue again."""
-    stage = Stage(tmp_path / "job", Settings(), begun_from=7)
+    stage = Stage(tmp_path / "job", Settings(), begun_from=Checkpoint(7, tmp_path, {}))
     peer = stage.connect()
     peer.send(type="hello", rank=0, size=2, pid=1, host="h0", made_by={})
     stage.step()
