@@ -23,10 +23,10 @@ try:
 except ImportError:  # run as a script
     BuildHookInterface = object
 
-_FOLDER = Path(__file__).resolve().parent / "src" / "remesh" / "mpi"
-_EXTENSIONS = [_FOLDER / "_fast.abi3.so", _FOLDER.parent / "torch_programs" / "_short.abi3.so"]
+_FOLDER = Path(__file__).resolve().parent / "src" / "remesh" / "carried" / "mpi"
+_EXTENSIONS = [_FOLDER / "_fast.abi3.so", _FOLDER.parent / "torch" / "_short.abi3.so"]
 """Each of all files in C whose names begin with `_` in its folder."""
-_REAPER = _FOLDER.parent / "images" / "built" / "remesh-init"
+_REAPER = _FOLDER.parent / "images" / "restore" / "built" / "remesh-init"
 
 
 def build_extensions() -> list[Path]:
@@ -97,7 +97,7 @@ class BuildHook(BuildHookInterface):
         others = [*build_library(), *build_reaper()] if extensions else []
         if extensions and version != "editable":
             for built in (*extensions, *others):
-                build_data["force_include"][str(built)] = str(built.relative_to(_FOLDER.parents[1]))
+                build_data["force_include"][str(built)] = str(built.relative_to(_FOLDER.parents[2]))
             build_data["pure_python"] = False
             platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
             build_data["tag"] = f"cp311-abi3-{platform}"

@@ -58,10 +58,10 @@ def check_contents(sdist: Path, manylinux: Path, pure: Path) -> None:
 
 def _built() -> set[str]:
     """What is compiled into a wheel: the extensions, a small init, and all that ``library/build.py`` names."""
-    made = runpy.run_path(str(ROOT / "src" / "remesh" / "mpi" / "library" / "build.py"))["ALL"]
-    extensions = {"remesh/mpi/_fast.abi3.so", "remesh/torch_programs/_short.abi3.so"}
-    alone = {*extensions, "remesh/images/built/remesh-init"}
-    return alone | {f"remesh/mpi/library/built/{name}" for name in made}
+    made = runpy.run_path(str(ROOT / "src" / "remesh" / "carried" / "mpi" / "library" / "build.py"))["ALL"]
+    extensions = {"remesh/carried/mpi/_fast.abi3.so", "remesh/carried/torch/_short.abi3.so"}
+    alone = {*extensions, "remesh/carried/images/restore/built/remesh-init"}
+    return alone | {f"remesh/carried/mpi/library/built/{name}" for name in made}
 
 
 def check_manylinux(wheel: Path, folder: Path) -> None:

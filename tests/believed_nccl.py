@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from remesh.comm import gather
-from remesh.comm.nccl import NcclMember
+from remesh.device.nccl import NcclMember
 
 _NAME = "believed"
 _PATIENCE = timedelta(seconds=30)

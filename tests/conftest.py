@@ -17,9 +17,9 @@ import pytest
 from _pytest.doctest import DoctestModule
 from xdist.scheduler import LoadFileScheduling
 
-from remesh.errors import ConfigError
-from remesh.mpi.mpis import KINDS, find_all
-from remesh.testing.pool import RankPool
+from remesh.carried.mpi.mpis import KINDS, find_all
+from remesh.foundation.errors import ConfigError
+from remesh.testbed.pool import RankPool
 from tests import profiles  # noqa: F401 - loads a profile of Hypothesis
 from tests.leftovers import watch
 
@@ -27,7 +27,7 @@ _SPECIAL_TIERS = ("mpi", "netns", "gpu", "browser", "hosts", "slow", "long")
 """Those that are run when they are asked for; they get the marker ``special``, by which pyproject.toml and the Makefile
 leave them out."""
 
-_TOGETHER = ("tests/rules/", "tests/unit/mpi/library/")
+_TOGETHER = ("tests/rules/", "tests/unit/carried/mpi/library/")
 """Parse all sources; wait for a library that is compiled with checks."""
 
 _HOSTS = ("accelerate", "lightning", "torchtitan", "transformers", "verl")

@@ -132,7 +132,7 @@ class MakeBelieveDevice:
             if not self.work(1):
                 raise AssertionError("streams wait for each other")
 
-    # What `remesh.checkpoint.background.queued_copies` asks of devices.
+    # What `remesh.device.queued_copies` asks of devices.
 
     def device_of(self, tensor: torch.Tensor) -> Hashable | None:
         return "make-believe" if tensor.untyped_storage().data_ptr() in self._blocks else None

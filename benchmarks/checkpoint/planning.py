@@ -27,10 +27,10 @@ from benchmarks.report import Row, at_most, is_quick, write_report
 from remesh.checkpoint.formats.index_files import encode_index
 from remesh.checkpoint.plan.writes import HeldBoxes, Written, assemble_index, choose_writers
 from remesh.checkpoint.values.outline import Outline, check_outlines, outline_of
-from remesh.collector import collector_at_rest
 from remesh.comm.agreement import Agreements
 from remesh.dist_checkpointing.exchange_utils import _build_shard_distribution, _describe
 from remesh.dist_checkpointing.mapping import ShardedTensor
+from remesh.foundation.collector import collector_at_rest
 
 _COPIES = 4
 _GOALS_S = (5.0, 0.05)

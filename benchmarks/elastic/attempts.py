@@ -24,8 +24,8 @@ from benchmarks.elastic.etcd_server import etcd_server, why_no_etcd
 from benchmarks.elastic.peers import FOLDER
 from benchmarks.elastic.settings import Settings
 from benchmarks.report import Row
-from remesh.comm.free_ports import free_port
-from remesh.testing.quiet_limit import QuietLimit
+from remesh.testbed.quiet_limit import QuietLimit
+from remesh.wire.free_ports import free_port
 
 MEETINGS = ("standalone", "static", "c10d", "etcd")
 LAUNCHERS = {"remesh": "remesh.run", "torchrun": "torch.distributed.run"}

@@ -41,7 +41,7 @@ from benchmarks.elastic.settings import Settings
 from benchmarks.elastic.sides import NotRecovered, RemeshSide, hurt_often
 from benchmarks.report import OUT, Row, at_most, header_of, print_rows, save_report
 from remesh.comm.gather import all_gather_json
-from remesh.testing.pool import RankPool
+from remesh.testbed.pool import RankPool
 
 NUM_SURVIVORS = RemeshSide.survivors["worker"]
 GOAL_S = 0.06

@@ -21,9 +21,7 @@ from itertools import pairwise
 from typing import Any
 
 from benchmarks.report import Row, at_most
-from remesh.collector import collector_at_rest
-from remesh.elastic.generation import Generation, MeetingRules, NodeInfo, WorkerReport
-from remesh.elastic.membership.instructions import (
+from remesh.elasticity.membership.instructions import (
     Event,
     Instruction,
     KillWorker,
@@ -39,11 +37,13 @@ from remesh.elastic.membership.instructions import (
     WorkerReady,
     WorkerSuspects,
 )
-from remesh.elastic.membership.machine import AgentMachine
-from remesh.elastic.membership.phases import Phase
-from remesh.elastic.membership.rules import AgentRules
-from remesh.elastic.membership.view import StoreReader
-from remesh.elastic.mesh_policy import make_template
+from remesh.elasticity.membership.machine import AgentMachine
+from remesh.elasticity.membership.phases import Phase
+from remesh.elasticity.membership.rules import AgentRules
+from remesh.elasticity.membership.view import StoreReader
+from remesh.elasticity.model.generation import Generation, MeetingRules, NodeInfo, WorkerReport
+from remesh.elasticity.model.mesh_policy import make_template
+from remesh.foundation.collector import collector_at_rest
 
 SIZES = (16, 64, 256, 1024, 4096, 16384)
 QUICK_SIZES = (16, 64, 256, 1024)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from remesh.comm.free_ports import free_port
+from remesh.wire.free_ports import free_port
 
 _START_S = 30.0
 

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.elastic.model import BATCH_SIZE, SAVE_EVERY, STEP_S, make_batch, make_model, pace
-from remesh.elastic.events import EventLog
+from remesh.elasticity.telemetry.events import EventLog
 
 _CPU = torch.device("cpu")
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from nvidia_resiliency_ext import inprocess
 
 from benchmarks.elastic.from_checkpoint import train_from_checkpoint
-from remesh.elastic.events import EventLog
+from remesh.elasticity.telemetry.events import EventLog
 
 OFTEN = timedelta(seconds=0.1)
 GLOO_TIMEOUT = timedelta(seconds=2)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.elastic.overhead_script import STEP_S
 from benchmarks.report import Row, at_most
-from remesh.testing.local_job import LocalJob
+from remesh.testbed.local_job import LocalJob
 
 SNAPSHOT_EVERY = 10
 GOAL_QUIET, GOAL_SNAPSHOTS = 0.01, 0.03

@@ -28,8 +28,8 @@ from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import Any, Self
 
-from remesh.comm.free_ports import free_port
-from remesh.elastic.events import EventReader
+from remesh.elasticity.telemetry.events import EventReader
+from remesh.wire.free_ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".peers"

@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from benchmarks.report import Row, at_most
 from benchmarks.reshard.netns import why_not
-from remesh.elastic.events import EventReader
+from remesh.elasticity.telemetry.events import EventReader
 from remesh.testbed import BedSpec, Testbed
 
 __all__ = ["rows", "why_not"]

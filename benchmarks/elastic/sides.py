@@ -21,10 +21,10 @@ from typing import Any, Protocol, Self
 
 from benchmarks.elastic.model import STEP_S
 from benchmarks.elastic.phases import Recovery, split_recovery
-from remesh.comm.free_ports import free_port
-from remesh.elastic.events import EventReader
-from remesh.linux.procfs import children_of, family_of
-from remesh.testing.local_job import LocalJob
+from remesh.elasticity.telemetry.events import EventReader
+from remesh.foundation.linux.procfs import children_of, family_of
+from remesh.testbed.local_job import LocalJob
+from remesh.wire.free_ports import free_port
 
 CASES = ("worker", "node", "host")
 STEPS, WARM_STEPS = 1_000_000, 30

@@ -23,10 +23,10 @@ from pathlib import Path
 import torch.distributed as dist
 
 from benchmarks.report import Row
-from remesh.comm.tls import Tls
-from remesh.elastic.store.server import StoreClient, StoreServer, StoreWatch
-from remesh.elastic.store.tunnel import Tunnels
-from remesh.testing.certificates import make_tls
+from remesh.elasticity.store.server import StoreClient, StoreServer, StoreWatch
+from remesh.elasticity.store.tunnel import Tunnels
+from remesh.wire.tls import Tls
+from tests.support.certificates import make_tls
 
 PLAN_BYTES = 77_000
 """About what an agent reads of a plan for 1,024 workers."""

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torchft import Manager, Optimizer, ProcessGroupGloo
 
 from benchmarks.elastic.model import BATCH_SIZE, STEP_S, make_batch, make_model, pace
-from remesh.elastic.events import EventLog
+from remesh.elasticity.telemetry.events import EventLog
 
 TIMEOUT = timedelta(seconds=2)
 """Of collectives. It ends the wait of a rank whose own connections all live; a step takes a fortieth of it."""

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.elastic.from_checkpoint import train_from_checkpoint
-from remesh.elastic.events import EventLog
+from remesh.elasticity.telemetry.events import EventLog
 
 
 def main() -> None:

@@ -42,7 +42,7 @@ _HOW = """\
 A test that needs more GPUs than there are says so; `make test` hides them all. `python -m benchmarks.gpu.page` then
 writes this page, and what README says of devices. Groups over NCCL need `torch.cuda.set_device(LOCAL_RANK)` first, or
 `device_id`; of torch's settings only those matter that end processes, which [elastic jobs set or
-refuse](../src/remesh/comm/nccl_settings.py). Memory on devices: `python -m benchmarks.memory --device cuda`."""
+refuse](../src/remesh/device/nccl_settings.py). Memory on devices: `python -m benchmarks.memory --device cuda`."""
 Outcomes = dict[str, list[tuple[str, str]]]
 """For each file its tests, each with what became of it."""
 

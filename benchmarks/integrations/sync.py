@@ -25,7 +25,7 @@ from benchmarks.report import Row, at_least, at_most
 from benchmarks.reshard.netns import MAX_LOAD, MAX_T_SPREAD
 from benchmarks.reshard.netns_ranks import nic_bytes, plain_message, timed
 from remesh.integrations.fused_weights import EnginePlace, map_weights
-from remesh.reshard import Resharder
+from remesh.resharding import Resharder
 from remesh.testbed import BedSpec, HostSpec, Testbed
 
 HOSTS = {"trainer0": 2, "trainer1": 2, "engine0": 1, "engine1": 1}

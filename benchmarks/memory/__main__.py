@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.memory.verbs import VERBS, Told, measure
 from benchmarks.report import Row, at_most, describe_run, header_of, is_quick, write_report
-from remesh.testing.pool import RankPool
+from remesh.testbed.pool import RankPool
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "memory.md"
 NUM_RANKS = 2

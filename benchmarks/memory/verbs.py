@@ -16,9 +16,9 @@ import remesh
 from benchmarks.memory.peaks import peak_of
 from remesh.checkpoint.storage.checked_file import NUM_READERS, WINDOW_BYTES
 from remesh.comm.gather import group_device
-from remesh.elastic.state import CarriedState
-from remesh.elastic.training.fill import FillRules, Offers, fill_state
-from remesh.reshard import Target
+from remesh.elasticity.state import CarriedState
+from remesh.elasticity.training.fill import FillRules, Offers, fill_state
+from remesh.resharding import Target
 
 NUM_TENSORS = 16
 _WINDOWS = 8

@@ -25,14 +25,14 @@ from typing import Final
 from unittest import mock
 
 from benchmarks.report import Row, at_most
-from remesh.linux.procfs import children_of, family_of
-from remesh.mpi.launch import Reach, plan_start
-from remesh.mpi.library.build import LIBRARIES
-from remesh.mpi.lower.pace import SPIN_VARIABLE
-from remesh.mpi.mpis import Installation, find_mpi
-from remesh.mpi.stay import Placement, StaySettings, run_stay
-from remesh.rounds.job_folder import JobFolder, JobSpec
-from remesh.rounds.leader import Coordinator
+from remesh.carried.mpi.launch import Reach, plan_start
+from remesh.carried.mpi.library.build import LIBRARIES
+from remesh.carried.mpi.lower.pace import SPIN_VARIABLE
+from remesh.carried.mpi.mpis import Installation, find_mpi
+from remesh.carried.mpi.stay import Placement, StaySettings, run_stay
+from remesh.carried.rounds.job_folder import JobFolder, JobSpec
+from remesh.carried.rounds.leader import Coordinator
+from remesh.foundation.linux.procfs import children_of, family_of
 from tests.mpi.patience import run_patiently
 
 _ROOT: Final = Path(__file__).resolve().parents[2]

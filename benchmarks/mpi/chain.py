@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from remesh.mpi.mpis import find_mpi
-from remesh.mpi.stay import Placement, StaySettings, run_stay
-from remesh.ranks.hosts import Host
-from remesh.rounds.job_folder import JobFolder, JobSpec
-from remesh.rounds.leader import Coordinator
+from remesh.carried.hosts.hosts import Host
+from remesh.carried.mpi.mpis import find_mpi
+from remesh.carried.mpi.stay import Placement, StaySettings, run_stay
+from remesh.carried.rounds.job_folder import JobFolder, JobSpec
+from remesh.carried.rounds.leader import Coordinator
 from tests.mpi.patience import Patience, run_patiently
 
 PROGRAMS = Path(__file__).resolve().parents[2] / "tests" / "mpi" / "programs"

@@ -33,13 +33,13 @@ from benchmarks.mpi import c_programs, images, whole_runs
 from benchmarks.mpi.chain import ENVIRONMENT, PROGRAMS
 from benchmarks.mpi.tables import write_costs_page
 from benchmarks.report import Row, at_least, at_most, is_quick, write_report
-from remesh.mpi.launch import LaunchCommand, Reach, plan_start
-from remesh.mpi.library.faces import SHARED_ARRAYS
-from remesh.mpi.mpis import find_mpi
-from remesh.mpi.stay import Placement, StaySettings, reach_into, run_stay
-from remesh.ranks.ground import make_bed
-from remesh.ranks.hosts import Host
-from remesh.rounds.job_folder import JobFolder, JobSpec
+from remesh.carried.hosts.ground import make_bed
+from remesh.carried.hosts.hosts import Host
+from remesh.carried.mpi.launch import LaunchCommand, Reach, plan_start
+from remesh.carried.mpi.library.faces import SHARED_ARRAYS
+from remesh.carried.mpi.mpis import find_mpi
+from remesh.carried.mpi.stay import Placement, StaySettings, reach_into, run_stay
+from remesh.carried.rounds.job_folder import JobFolder, JobSpec
 from remesh.testbed.inside import command_inside
 from tests.mpi.patience import run_patiently
 

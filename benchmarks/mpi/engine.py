@@ -27,7 +27,7 @@ import numpy as np
 
 from benchmarks.mpi import images_page
 from benchmarks.report import Row, at_most, is_quick, write_report
-from remesh.images import (
+from remesh.carried.images import (
     Command,
     ImageReport,
     Site,
@@ -36,7 +36,7 @@ from remesh.images import (
     restore_upper,
     start_upper,
 )
-from remesh.images.criu import dump_by_criu, find_criu
+from remesh.carried.images.criu import dump_by_criu, find_criu
 
 _MIB = 1 << 20
 _BLOCK_BYTES = 8 * _MIB

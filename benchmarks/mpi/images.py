@@ -23,11 +23,11 @@ from pathlib import Path
 from benchmarks.mpi import images_page
 from benchmarks.mpi.chain import ENVIRONMENT, PROGRAMS
 from benchmarks.report import Row, at_most, is_quick, write_report
-from remesh.mpi.launch import SHM, Reach, plan_start
-from remesh.mpi.mpis import KINDS, find_mpi
-from remesh.mpi.stay import JobStay, Placement, StaySettings, run_stay
-from remesh.rounds.job_folder import JobFolder, JobSpec
-from remesh.rounds.leader import Coordinator
+from remesh.carried.mpi.launch import SHM, Reach, plan_start
+from remesh.carried.mpi.mpis import KINDS, find_mpi
+from remesh.carried.mpi.stay import JobStay, Placement, StaySettings, run_stay
+from remesh.carried.rounds.job_folder import JobFolder, JobSpec
+from remesh.carried.rounds.leader import Coordinator
 from tests.mpi.patience import run_patiently
 
 _MIB = 1 << 20

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.mpi.c_programs import library_folder
 from benchmarks.mpi.chain import carried_python, native_answer, native_python
-from remesh.mpi.mpis import find_mpi
+from remesh.carried.mpi.mpis import find_mpi
 from tests.mpi.fortran import compiled_fortran, variables, variables_without_mpi
 from tests.mpi.test_library import compiled
 

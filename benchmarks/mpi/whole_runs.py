@@ -19,12 +19,11 @@ from typing import Final
 
 from benchmarks.mpi.c_programs import CCase, compile_program, run_carried, run_native
 from benchmarks.report import Row, at_most
-from remesh.mpi.mpis import find_mpi
-from remesh.mpi.stay import Placement, StaySettings, run_stay
-from remesh.rounds.job_folder import JobFolder, JobSpec
+from remesh.carried.mpi.mpis import find_mpi
+from remesh.carried.mpi.stay import Placement, StaySettings, run_stay
+from remesh.carried.rounds.job_folder import JobFolder, JobSpec
 from tests.mpi.debian import ROOT
-from tests.mpi.debian_programs import INPUTS as DEBIAN_INPUTS
-from tests.mpi.debian_programs import argon, variables
+from tests.mpi.debian_programs import INPUTS as DEBIAN_INPUTS, argon, variables
 from tests.mpi.patience import run_patiently
 
 _LONGER: Final = 1.01

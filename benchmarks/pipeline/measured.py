@@ -52,8 +52,8 @@ from remesh.pipeline import (
     split_model,
 )
 from remesh.pipeline.peaks import compute_peaks
+from remesh.pipeline.running.stage import StageWork
 from remesh.pipeline.search import search_schedule
-from remesh.pipeline.stage import StageWork
 from remesh.testbed import BedSpec, Testbed
 from remesh.testbed.commands import NIC
 

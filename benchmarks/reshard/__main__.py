@@ -13,7 +13,7 @@ from benchmarks.report import Row
 from benchmarks.reshard import ablation, loopback, netns, planning
 from benchmarks.reshard.journal import Journal
 from benchmarks.reshard.settings import Settings
-from remesh.testing.pool import RankPool
+from remesh.testbed.pool import RankPool
 
 
 def experiments(settings: Settings) -> Iterator[list[Row]]:

@@ -17,11 +17,11 @@ from pathlib import Path
 
 from benchmarks.report import Row, at_most
 from benchmarks.reshard.planning import TABLE_2, pair_of_specs
-from remesh.reshard import TensorMove, compute_tasks, plan_reshard
-from remesh.reshard.planning.simulate import simulate_plan
-from remesh.reshard.schedule.baselines import ALGORITHMS, MulticastTask
-from remesh.reshard.schedule.strategies import multicast_task
-from remesh.reshard.schedule.stream import Part, SliceStream
+from remesh.resharding import TensorMove, compute_tasks, plan_reshard
+from remesh.resharding.planning.simulate import simulate_plan
+from remesh.resharding.schedule.baselines import ALGORITHMS, MulticastTask
+from remesh.resharding.schedule.strategies import multicast_task
+from remesh.resharding.schedule.stream import Part, SliceStream
 
 SEED = 8
 OURS = "ours"

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from benchmarks.report import describe_run, header_of
 from remesh.layout import Layout, Mesh, layout_from_spec
-from remesh.reshard import Plan, TensorMove, Transfer, plan_reshard
-from remesh.reshard.planning.transfer import plan_stacked
+from remesh.resharding import Plan, TensorMove, Transfer, plan_reshard
+from remesh.resharding.planning.transfer import plan_stacked
 
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "reshard" / "first_byte.md"
 _DEVICES = 8

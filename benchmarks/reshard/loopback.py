@@ -21,12 +21,12 @@ import torch.distributed as dist
 from benchmarks.report import Row, at_least, at_most
 from remesh.layout import Box, Shard
 from remesh.layout.from_torch import Piece
-from remesh.reshard import plan_reshard
-from remesh.reshard.api import gather_moves, reshard
-from remesh.reshard.planning.plan import Plan
-from remesh.reshard.running.cache import Resharder
-from remesh.reshard.running.run import run_plan
-from remesh.testing.pool import RankPool
+from remesh.resharding import plan_reshard
+from remesh.resharding.api import gather_moves, reshard
+from remesh.resharding.planning.plan import Plan
+from remesh.resharding.running.cache import Resharder
+from remesh.resharding.running.run import run_plan
+from remesh.testbed.pool import RankPool
 
 NUM_RANKS = 4
 Pieces = dict[str, Piece]

@@ -18,10 +18,10 @@ from benchmarks.report import Row, at_least, at_most
 from benchmarks.reshard.netns_cases import GLOO, MIB, ONE_BY_ONE, Case, all_cases
 from benchmarks.reshard.netns_ranks import Told, Work, measure
 from benchmarks.reshard.settings import Settings, choose
-from remesh.reshard import plan_reshard
-from remesh.reshard.model.network import HostLink, Network
-from remesh.reshard.planning.simulate import simulate_plan
-from remesh.reshard.planning.transfer import Transfer
+from remesh.resharding import plan_reshard
+from remesh.resharding.model.network import HostLink, Network
+from remesh.resharding.planning.simulate import simulate_plan
+from remesh.resharding.planning.transfer import Transfer
 from remesh.testbed import BedSpec, HostSpec, Testbed
 
 OURS = "remesh"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from benchmarks.reshard.planning import TABLE_2, pair_of_specs, rows_to_columns
 from remesh.layout import Box, Layout, Mesh, Shard, layout_from_spec
 from remesh.layout.blocks import FlatRange, layout_from_flat_ranges, layout_from_ragged
-from remesh.reshard import TensorMove
+from remesh.resharding import TensorMove
 
 SEED = 7
 MIB = 1 << 20

@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 from remesh.layout import Layout, Shard
 from remesh.layout.from_torch import Piece, torch_dtype
-from remesh.reshard import TensorMove, plan_reshard, run_plan
-from remesh.reshard.planning.transfer import Transfer
+from remesh.resharding import TensorMove, plan_reshard, run_plan
+from remesh.resharding.planning.transfer import Transfer
 
 _LEAD_S = 0.03
 """How long after it was agreed a run begins: everybody knows by then."""

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from benchmarks.report import Row, at_most
 from remesh.layout import Box, Layout, Mesh, Shard, layout_from_spec
-from remesh.reshard import TensorMove, plan_reshard
+from remesh.resharding import TensorMove, plan_reshard
 
 SEED = 20
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.plots import plot_growth
 from benchmarks.report import describe_run, header_of
 from benchmarks.reshard.planning import PAIRS, pair_of_halves, timed
-from remesh.reshard import Plan, plan_reshard
+from remesh.resharding import Plan, plan_reshard
 
 RANKS = tuple(1 << power for power in range(3, 14))
 _DOCS = Path(__file__).resolve().parents[2] / "docs" / "reshard"

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from remesh.torch_programs import anew
-from remesh.torch_programs.groups import CarriedGroup
-from remesh.torch_programs.short import SHORT
+from remesh.carried.torch import anew
+from remesh.carried.torch.groups import CarriedGroup
+from remesh.carried.torch.short import SHORT
 
 _CLOCKS = {"passed": time.perf_counter, "computed": time.thread_time}
 """The second is that of the thread that calls."""

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import Row, at_most, describe_run, describe_value, header_of, verdict_of
-from remesh.comm.free_ports import free_port
-from remesh.linux.calls import make_buffer
-from remesh.rounds.job_folder import JobFolder
+from remesh.carried.rounds.job_folder import JobFolder
+from remesh.foundation.linux.calls import make_buffer
+from remesh.wire.free_ports import free_port
 
 _WORKER = str(Path(__file__).with_name("worker.py"))
 _CALLS = str(Path(__file__).with_name("calls.py"))

@@ -9,7 +9,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from remesh.torch_programs.cut import GroupsAtCut
+from remesh.carried.torch.cut import GroupsAtCut
 
 
 def main(num_cuts: int) -> None:

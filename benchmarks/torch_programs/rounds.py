@@ -21,14 +21,14 @@ from typing import Any
 from unittest.mock import patch
 
 from benchmarks.report import Row, at_most
-from remesh.collector import collector_at_rest
-from remesh.comm.messages import Message
-from remesh.rounds import leader
-from remesh.rounds.checkpointing import Settings
-from remesh.rounds.job_folder import JobFolder, JobSpec
-from remesh.rounds.leader import Coordinator
-from remesh.rounds.members import pack_members
-from remesh.rounds.status import Activity, ClockStanding, Status, pairs
+from remesh.carried.rounds import leader
+from remesh.carried.rounds.checkpointing import Settings
+from remesh.carried.rounds.job_folder import JobFolder, JobSpec
+from remesh.carried.rounds.leader import Coordinator
+from remesh.carried.rounds.members import pack_members
+from remesh.carried.rounds.status import Activity, ClockStanding, Status, pairs
+from remesh.foundation.collector import collector_at_rest
+from remesh.wire.messages import Message
 
 SIZES = (64, 1024, 16384)
 QUICK_SIZES = (64, 1024)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import enum
 import importlib
-import inspect
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -45,12 +44,7 @@ def _names_of(module: ModuleType) -> list[str]:
 
 
 def _describe(module: str, name: str, value: Any) -> Iterator[str]:
-    if isinstance(value, ModuleType):  # a room that can be called: `remesh.reshard`
-        home = importlib.import_module(f"{module}.{name}.api")
-        value = getattr(home, name)
-        yield from (f".. py:function:: {module}.{name}{inspect.signature(value)}", "")
-        yield from (f"   {line}" for line in (inspect.getdoc(value) or "").splitlines())
-    elif isinstance(value, type):
+    if isinstance(value, type):
         yield f".. autoclass:: {module}.{name}"
         if issubclass(value, BaseException):
             yield "   :no-members:"

@@ -15,7 +15,7 @@ from pathlib import Path
 from playwright.sync_api import Browser, sync_playwright
 
 from remesh.dashboard.serve import make_app, make_server
-from remesh.elastic.events import EventReader
+from remesh.elasticity.telemetry.events import EventReader
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "pictures"
 SCHEMES = ("light", "dark")

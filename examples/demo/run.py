@@ -21,8 +21,8 @@ import train
 import view
 from story import Change, Story, compare_losses
 
-from remesh.testing.local_job import Event, LocalJob
-from remesh.testing.samples import count_samples
+from remesh.testbed.local_job import Event, LocalJob
+from remesh.testbed.samples import count_samples
 
 HERE = Path(__file__).parent
 NODES = ("node-a", "node-b")

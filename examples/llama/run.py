@@ -10,7 +10,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from remesh.testing.local_job import LocalJob
+from remesh.testbed.local_job import LocalJob
 
 SCRIPT = Path(__file__).with_name("train.py")
 KEPT, KILLED = "node-a", "node-b"

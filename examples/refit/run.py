@@ -20,7 +20,7 @@ from torch.distributed.tensor import Replicate
 
 from remesh.layout import Box, Mesh, Packed, Shard, layout_from_spec
 from remesh.layout.from_torch import Piece
-from remesh.reshard import Refit
+from remesh.resharding import Refit
 
 TRAINERS = [[0, 1], [2, 3]]
 GENERATORS = [4, 5, 6]

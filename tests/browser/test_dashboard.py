@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from remesh.dashboard.serve import make_app, make_server
-from remesh.elastic.events import EventReader
+from remesh.elasticity.telemetry.events import EventReader
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: make test-browser installs it")
 pytestmark = pytest.mark.browser

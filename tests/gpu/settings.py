@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from remesh.comm.gather import Group
-from remesh.testing.pool import RankPool
+from remesh.testbed.pool import RankPool
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 @in_settings(CPU, SHARED, TWO)
 def test_tensors_on_a_device_are_there_after_a_restart(tmp_path: Path, setting: Setting) -> None:
-    from tests.procs.torch_jobs import NEEDS_IMAGES, TorchJob  # noqa: PLC0415 - it starts processes to examine the machine
+    from tests.procs.carried.torch_jobs import NEEDS_IMAGES, TorchJob  # noqa: PLC0415 - it starts processes to examine the machine
 
     skip_without(setting.num_gpus)
     if NEEDS_IMAGES.args[0]:

@@ -13,8 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from remesh.comm.lower import LowerHalf
-from remesh.testing.pool import DIED, RankPool
+from remesh.groups.lower import LowerHalf
+from remesh.testbed.pool import DIED, RankPool
 from tests.gpu.settings import ALONE, CPU, TWO, Place, Setting, in_settings, skip_without
 
 TIMEOUT_S = 60.0

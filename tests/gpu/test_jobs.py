@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from remesh.testing.hold import Hold
-from remesh.testing.local_job import LocalJob
-from remesh.testing.samples import SampleCount, count_samples
+from remesh.testbed.local_job import LocalJob
+from remesh.testbed.samples import SampleCount, count_samples
 from tests.gpu.settings import CPU, TWO, Setting, in_settings, skip_without
 from tests.procs.scripts import tiny
+from tests.support.hold import Hold
 
-pytestmark = pytest.mark.slow  # on the CPU tests/procs/test_elastic.py has the same
+pytestmark = pytest.mark.slow  # on the CPU tests/procs/elasticity/test_elastic.py has the same
 QUIET_S = 120.0
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.memory.__main__ import ALLOWED_BYTES
 from benchmarks.memory.verbs import VERBS, Told, measure
-from remesh.testing.pool import RankPool
+from remesh.testbed.pool import RankPool
 from tests.gpu.settings import CPU, SHARED, Place, Setting, in_settings
 
 STATE_BYTES = 32 << 20

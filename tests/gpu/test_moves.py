@@ -8,7 +8,7 @@ import torch
 import remesh
 from remesh.layout import Box, Shard
 from remesh.layout.from_torch import Piece, piece_of
-from remesh.testing.pool import RankPool
+from remesh.testbed.pool import RankPool
 from tests.gpu.settings import ALONE, CPU, SHARED, TWO, Place, Setting, in_settings
 
 DTYPES = ["float32", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int64", "bool"]

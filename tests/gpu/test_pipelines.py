@@ -11,10 +11,10 @@ from torch import nn
 
 from remesh.comm.gather import Group
 from remesh.pipeline.graph import StageGraph
-from remesh.pipeline.runtime import Pipeline
+from remesh.pipeline.running.runtime import Pipeline
+from remesh.pipeline.running.stage import Stage
 from remesh.pipeline.schedules import SCHEDULES
-from remesh.pipeline.stage import Stage
-from remesh.testing.pool import RankPool
+from remesh.testbed.pool import RankPool
 from tests.believed_nccl import believed_group
 from tests.gpu.settings import BY_HOST, CPU, SHARED, TWO, Place, Setting, in_settings
 

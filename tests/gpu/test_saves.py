@@ -10,18 +10,18 @@ import pytest
 import torch
 
 import remesh
-from remesh.comm.token import Token
-from remesh.elastic.snapshots.choice import SnapshotChoice
-from remesh.elastic.snapshots.keeper import SnapshotKeeper
-from remesh.elastic.snapshots.opened import read_snapshot
-from remesh.elastic.snapshots.shared_memory import SnapshotBuffer
-from remesh.elastic.snapshots.taker import Shelf, SnapshotTaker
-from remesh.elastic.state import HeldState
-from remesh.elastic.training.offers import Offers
+from remesh.elasticity.snapshots.choice import SnapshotChoice
+from remesh.elasticity.snapshots.keeper import SnapshotKeeper
+from remesh.elasticity.snapshots.opened import read_snapshot
+from remesh.elasticity.snapshots.shared_memory import SnapshotBuffer
+from remesh.elasticity.snapshots.taker import Shelf, SnapshotTaker
+from remesh.elasticity.state import HeldState
+from remesh.elasticity.training.offers import Offers
 from remesh.layout import Box, Shard
 from remesh.layout.from_torch import Piece, piece_of
-from remesh.testing.pool import RankPool
-from remesh.testing.quiet_limit import QuietLimit
+from remesh.testbed.pool import RankPool
+from remesh.testbed.quiet_limit import QuietLimit
+from remesh.wire.token import Token
 from tests.gpu.settings import ALONE, CPU, SHARED, TWO, Place, Setting, in_settings
 from tests.gpu.test_moves import DTYPES, bits_of, columns_of, random_bits, rows_of
 

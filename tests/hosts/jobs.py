@@ -17,8 +17,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from remesh.linux.procfs import family_of, work_of
-from remesh.testing.quiet_limit import QuietLimit
+from remesh.foundation.linux.procfs import family_of, work_of
+from remesh.testbed.quiet_limit import QuietLimit
 
 _PATIENCE_S = 200
 """Time without any progress after which a job is given up."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from remesh.errors import ConfigError
+from remesh.foundation.errors import ConfigError
 from tests.hosts.jobs import run_program, run_ranks, run_script, stored_tensors
 
 pytestmark = [pytest.mark.hosts, pytest.mark.filterwarnings("default")]

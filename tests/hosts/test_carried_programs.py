@@ -1,6 +1,7 @@
 """Programs of hosts, as their users write them, under `remesh torch`: stopped, restarted elsewhere, equal to the bit.
 
-More stops: ``python -m tests.procs.torch_jobs lightning_trainer.py --steps 600 --stops 20``, and so with the others.
+More stops: ``python -m tests.procs.carried.torch_jobs lightning_trainer.py --steps 600 --stops 20``, and so with the
+others.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.procs.torch_jobs import NEEDS_IMAGES, TorchJob, go_on_and_compare, stop_and_compare
+from tests.procs.carried.torch_jobs import NEEDS_IMAGES, TorchJob, go_on_and_compare, stop_and_compare
 
 pytestmark = [pytest.mark.hosts, pytest.mark.timeout(600), NEEDS_IMAGES]
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import remesh
+from remesh.checkpoint.foreign.deepspeed import read_zero
 from remesh.cli import main
-from remesh.integrations.deepspeed import read_zero
 from tests.hosts.jobs import run_ranks
 
 pytestmark = [pytest.mark.hosts, pytest.mark.filterwarnings("default")]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from remesh.checkpoint.errors import CheckpointingException
-from remesh.errors import ConfigError
+from remesh.foundation.errors import ConfigError
 from tests.hosts.jobs import run_ranks, stored_tensors
 
 pytestmark = [pytest.mark.hosts, pytest.mark.filterwarnings("default")]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from remesh.comm.free_ports import free_port
+from remesh.wire.free_ports import free_port
 from tests.hosts.jobs import wait_patiently
 
 pytestmark = [pytest.mark.hosts, pytest.mark.filterwarnings("default")]

@@ -12,8 +12,8 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.distributed.fsdp import fully_shard
 
-from remesh.errors import ConfigError
-from remesh.testing.pool import RankPool
+from remesh.foundation.errors import ConfigError
+from remesh.testbed.pool import RankPool
 
 pytestmark = [pytest.mark.hosts, pytest.mark.filterwarnings("default")]
 

@@ -9,7 +9,7 @@ import torch
 
 import remesh
 from remesh.cli import main
-from remesh.errors import ConfigError
+from remesh.foundation.errors import ConfigError
 from tests.hosts.jobs import run_ranks
 
 pytestmark = [pytest.mark.hosts, pytest.mark.filterwarnings("default")]

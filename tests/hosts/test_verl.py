@@ -138,7 +138,7 @@ def test_rollouts_that_join_and_leave_get_every_tensor_whole(backend: str, monke
 
 
 def _actor_that_fails(rank: int, path: str, results: Any) -> None:
-    from remesh.errors import Error  # noqa: PLC0415
+    from remesh.foundation.errors import Error  # noqa: PLC0415
     from remesh.integrations.verl import RemeshCheckpointEngine  # noqa: PLC0415
 
     board = dist.FileStore(path)
@@ -168,7 +168,7 @@ def test_what_one_actor_raises_is_raised_on_all(monkeypatch: pytest.MonkeyPatch)
 
 
 def _rollout_that_breaks_off_once(rank: int, path: str, results: Any) -> None:
-    from remesh.errors import Error  # noqa: PLC0415
+    from remesh.foundation.errors import Error  # noqa: PLC0415
     from remesh.integrations.verl import RemeshCheckpointEngine  # noqa: PLC0415
 
     board = dist.FileStore(path)
@@ -204,7 +204,7 @@ def test_after_a_rollout_that_broke_off_the_next_update_meets_anew(monkeypatch: 
 
 
 def test_shards_that_an_engine_cuts_by_rules_of_its_own_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    from remesh.errors import ConfigError  # noqa: PLC0415
+    from remesh.foundation.errors import ConfigError  # noqa: PLC0415
     from remesh.integrations.verl import RemeshCheckpointEngine  # noqa: PLC0415
 
     spec = SimpleNamespace(full_shape=(2,), place="rows of rank 0", to_hf_chunk=None, mesh=None)
@@ -222,7 +222,7 @@ def test_shards_that_an_engine_cuts_by_rules_of_its_own_are_refused_by_name(monk
 def test_shards_of_an_adapter_that_is_not_merged_are_refused_by_name(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    from remesh.errors import ConfigError  # noqa: PLC0415
+    from remesh.foundation.errors import ConfigError  # noqa: PLC0415
     from remesh.integrations.verl import RemeshCheckpointEngine  # noqa: PLC0415
 
     held = [(f"base_model.model.{name}", torch.ones(2), SimpleNamespace(full_shape=(2,)))]

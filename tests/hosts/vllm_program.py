@@ -20,9 +20,9 @@ from vllm.config import WeightTransferConfig
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
-from remesh.comm.free_ports import free_port
 from remesh.integrations.vllm import RemeshTrainerInitInfo, ShardedModule
 from remesh.integrations.vllm_plugin import register
+from remesh.wire.free_ports import free_port
 
 CHANGED = ("model.embed_tokens.", "model.layers.0.self_attn.", "model.layers.1.mlp.", "model.norm.")
 """Beginnings of the names that the second update brings, and the third does not."""

@@ -22,7 +22,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from remesh.cli import main
-from remesh.comm.free_ports import free_port
+from remesh.wire.free_ports import free_port
 
 _ROOT = Path(__file__).resolve().parents[2]
 _SCRIPT = Path(__file__).with_name("training_rank.py")

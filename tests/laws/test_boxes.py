@@ -2,11 +2,10 @@
 
 import itertools
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from remesh.layout import Box, boxes_of_flat_range, flat_range_of_box, subtract_all
-from remesh.testing.layouts import boxes, indices_of, shapes
+from tests.support.layouts import boxes, indices_of, shapes
 
 
 @st.composite

@@ -4,10 +4,9 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from remesh.errors import LayoutError
+from remesh.foundation.errors import LayoutError
 from remesh.layout import (
     Layout,
     boxes_at,
@@ -19,7 +18,7 @@ from remesh.layout import (
     mesh_from_json,
     mesh_to_json,
 )
-from remesh.testing.layouts import (
+from tests.support.layouts import (
     complete_layouts,
     element_of,
     gather_array,

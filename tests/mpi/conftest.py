@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import remesh
-from remesh.mpi.stay import JobStay, Placement, StaySettings, Watch, run_stay
-from remesh.rounds.job_folder import Checkpoint, JobFolder, JobSpec
-from remesh.rounds.leader import Coordinator
+from remesh.carried.mpi.stay import JobStay, Placement, StaySettings, Watch, run_stay
+from remesh.carried.rounds.job_folder import Checkpoint, JobFolder, JobSpec
+from remesh.carried.rounds.leader import Coordinator
 from tests.mpi.patience import Patience
 
 collect_ignore_glob = ["programs/*", "lower_alone.py", "missing_names.py"]

@@ -29,11 +29,11 @@ from pathlib import Path
 
 import numpy as np
 
-from remesh.mpi.launch import ROWS, SHM, Reach, plan_start
-from remesh.mpi.mpis import KINDS, find_mpi
-from remesh.mpi.stay import Placement, StaySettings
-from remesh.rounds.leader import Coordinator
-from remesh.testing.quiet_limit import QuietLimit
+from remesh.carried.mpi.launch import ROWS, SHM, Reach, plan_start
+from remesh.carried.mpi.mpis import KINDS, find_mpi
+from remesh.carried.mpi.stay import Placement, StaySettings
+from remesh.carried.rounds.leader import Coordinator
+from remesh.testbed.quiet_limit import QuietLimit
 from tests.mpi.conftest import PROGRAMS, Job
 from tests.mpi.patience import QUIET_S
 

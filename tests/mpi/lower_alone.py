@@ -21,16 +21,16 @@ from typing import Any
 import mpi4py
 from mpi4py import MPI
 
-from remesh.mpi.arena import FILE, make_arena
-from remesh.mpi.channel import SharedChannel
-from remesh.mpi.library.build import BUILT, LIBRARIES
-from remesh.mpi.library.faces import library_environment
-from remesh.mpi.lower.half import MpiLowerHalf
-from remesh.mpi.lower.rank import describe_half
-from remesh.ranks.host_room import HostRoom
-from remesh.ranks.room import make_room
-from remesh.rounds.drain import is_drained
-from remesh.rounds.status import Status
+from remesh.carried.hosts.host_room import HostRoom
+from remesh.carried.hosts.room import make_room
+from remesh.carried.mpi.arena import FILE, make_arena
+from remesh.carried.mpi.channel import SharedChannel
+from remesh.carried.mpi.library.build import BUILT, LIBRARIES
+from remesh.carried.mpi.library.faces import library_environment
+from remesh.carried.mpi.lower.half import MpiLowerHalf
+from remesh.carried.mpi.lower.rank import describe_half
+from remesh.carried.rounds.drain import is_drained
+from remesh.carried.rounds.status import Status
 
 _FOREIGN = ("OMPI_", "PMIX", "PMI_", "PRTE", "MPI", "I_MPI", "HYDRA", "FI_", "UCX")
 _ROUND_S = 0.005

@@ -23,11 +23,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import remesh
-from remesh.images.tree import has_ended, tree_of
-from remesh.linux.calls import PR_SET_CHILD_SUBREAPER, prctl
-from remesh.mpi.launch import SHM, Reach, plan_start
-from remesh.mpi.mpis import find_mpi
-from remesh.testing.quiet_limit import QuietLimit
+from remesh.carried.images.look.tree import has_ended, tree_of
+from remesh.carried.mpi.launch import SHM, Reach, plan_start
+from remesh.carried.mpi.mpis import find_mpi
+from remesh.foundation.linux.calls import PR_SET_CHILD_SUBREAPER, prctl
+from remesh.testbed.quiet_limit import QuietLimit
 
 _HERE = Path(__file__).parent
 _LOOK_S = 0.1

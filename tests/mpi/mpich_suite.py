@@ -35,10 +35,10 @@ from pathlib import Path
 from typing import Final
 
 import remesh
-from remesh.linux.calls import PR_SET_CHILD_SUBREAPER, prctl
-from remesh.mpi.launch import SHM, Reach, plan_start
-from remesh.mpi.mpis import find_mpi
-from remesh.testing.quiet_limit import QuietLimit
+from remesh.carried.mpi.launch import SHM, Reach, plan_start
+from remesh.carried.mpi.mpis import find_mpi
+from remesh.foundation.linux.calls import PR_SET_CHILD_SUBREAPER, prctl
+from remesh.testbed.quiet_limit import QuietLimit
 from tests.mpi.mpi4py_suite import end_descendants
 
 _HERE: Final = Path(__file__).parent

@@ -9,10 +9,10 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE, CompletedProcess, Popen, TimeoutExpired
 from typing import IO, AnyStr, Final
 
-from remesh.linux.procfs import family_of, work_of
-from remesh.rounds.job_folder import JobFolder
-from remesh.rounds.leader import Coordinator
-from remesh.testing.quiet_limit import QuietLimit
+from remesh.carried.rounds.job_folder import JobFolder
+from remesh.carried.rounds.leader import Coordinator
+from remesh.foundation.linux.procfs import family_of, work_of
+from remesh.testbed.quiet_limit import QuietLimit
 
 QUIET_S: Final = 100.0
 """A machine that runs ten other things gives every program some work within it."""

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from remesh.linux.procfs import children_of
-from remesh.mpi.stay import Watch
-from remesh.rounds.leader import Coordinator
+from remesh.carried.mpi.stay import Watch
+from remesh.carried.rounds.leader import Coordinator
+from remesh.foundation.linux.procfs import children_of
 from tests.mpi.conftest import Job, ending_once, stop_after
 from tests.mpi.patience import wait_until
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from remesh.images.stored import read_tree
-from remesh.mpi.stay import Watch
-from remesh.ranks.imaging import IMAGE
-from remesh.rounds.leader import Coordinator
+from remesh.carried.hosts.imaging import IMAGE
+from remesh.carried.images.form.stored import read_tree
+from remesh.carried.mpi.stay import Watch
+from remesh.carried.rounds.leader import Coordinator
 from tests.mpi.conftest import Job, stop_after
 from tests.mpi.test_library import _create, compiled
 

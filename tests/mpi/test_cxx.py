@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from remesh.rounds.job_folder import JobFolder, JobSpec
+from remesh.carried.rounds.job_folder import JobFolder, JobSpec
 from tests.mpi.conftest import PROGRAMS, Job, stop_after
 from tests.mpi.debian import ROOT, libraries
 from tests.mpi.fortran import variables

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from remesh.checksums import crc32
-from remesh.errors import Error
-from remesh.images.format import CHANNEL_FILE, CHUNKS_FILE, PAGES_FILE
-from remesh.images.stored import read_tree, stored_pages
-from remesh.mpi.lower.state_file import STATE, read_state
-from remesh.mpi.stay import Watch
-from remesh.ranks.imaging import IMAGE
-from remesh.rounds.job_folder import JobFolder, rank_name
-from remesh.rounds.leader import Coordinator
+from remesh.carried.hosts.imaging import IMAGE
+from remesh.carried.images.form.format import CHANNEL_FILE, CHUNKS_FILE, PAGES_FILE
+from remesh.carried.images.form.stored import read_tree, stored_pages
+from remesh.carried.mpi.lower.state_file import STATE, read_state
+from remesh.carried.mpi.stay import Watch
+from remesh.carried.rounds.job_folder import JobFolder, rank_name
+from remesh.carried.rounds.leader import Coordinator
+from remesh.foundation.checksums import crc32
+from remesh.foundation.errors import Error
 from tests.damage import damaged
 from tests.mpi.conftest import Job
 from tests.mpi.test_library import compiled

@@ -16,15 +16,15 @@ from pathlib import Path
 
 import pytest
 
-from remesh.comm import messages as frames
-from remesh.errors import ConfigError, FormatError
-from remesh.linux.procfs import family_of, start_of
-from remesh.mpi import stay
-from remesh.mpi.stay import Placement
-from remesh.ranks.hosts import Host
-from remesh.rounds.job_folder import JobFolder
-from remesh.rounds.leader import Coordinator
+from remesh.carried.hosts.hosts import Host
+from remesh.carried.mpi import stay
+from remesh.carried.mpi.stay import Placement
+from remesh.carried.rounds.job_folder import JobFolder
+from remesh.carried.rounds.leader import Coordinator
+from remesh.foundation.errors import ConfigError, FormatError
+from remesh.foundation.linux.procfs import family_of, start_of
 from remesh.testbed import Testbed
+from remesh.wire import messages as frames
 from tests.mpi.conftest import PROGRAMS, Job, ending_once, stop_after
 from tests.mpi.patience import communicate_patiently, wait_until
 from tests.mpi.test_library import compiled

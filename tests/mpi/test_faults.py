@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from remesh.rounds import leader
-from remesh.rounds.job_folder import JobFolder, JobSpec
+from remesh.carried.rounds import leader
+from remesh.carried.rounds.job_folder import JobFolder, JobSpec
 from tests.mpi.conftest import Job
 from tests.mpi.test_library import compiled
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from remesh.images.kinds import OpenFilePolicy
-from remesh.mpi.stay import StaySettings, Watch
-from remesh.rounds.leader import Coordinator
+from remesh.carried.images.form.kinds import OpenFilePolicy
+from remesh.carried.mpi.stay import StaySettings, Watch
+from remesh.carried.rounds.leader import Coordinator
 from tests.mpi.conftest import Job, stop_after
 
 pytestmark = pytest.mark.mpi

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from remesh.rounds.job_folder import JobFolder, JobSpec
+from remesh.carried.rounds.job_folder import JobFolder, JobSpec
 from tests.mpi.conftest import Job, stop_after
 from tests.mpi.fortran import compiled_fortran, variables, variables_without_mpi
 

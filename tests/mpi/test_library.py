@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from remesh.errors import ConfigError
-from remesh.mpi.library.build import LIBRARIES
-from remesh.mpi.mpis import find_mpi
-from remesh.rounds.job_folder import JobFolder, JobSpec
+from remesh.carried.mpi.library.build import LIBRARIES
+from remesh.carried.mpi.mpis import find_mpi
+from remesh.carried.rounds.job_folder import JobFolder, JobSpec
+from remesh.foundation.errors import ConfigError
 from tests.mpi.conftest import PROGRAMS, Job, stop_after
 
 pytestmark = pytest.mark.mpi

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import remesh
-from remesh.errors import ConfigError
-from remesh.mpi.lower.wire import DIRECT_VARIABLE, PROBE_VARIABLE
-from remesh.mpi.mpis import KINDS, Installation, find_mpi
+from remesh.carried.mpi.lower.wire import DIRECT_VARIABLE, PROBE_VARIABLE
+from remesh.carried.mpi.mpis import KINDS, Installation, find_mpi
+from remesh.foundation.errors import ConfigError
 from tests.mpi.patience import run_patiently
 
 pytestmark = pytest.mark.mpi

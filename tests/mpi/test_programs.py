@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from remesh.errors import ConfigError
-from remesh.mpi.mpis import find_mpi
-from remesh.rounds.job_folder import JobFolder, JobSpec
+from remesh.carried.mpi.mpis import find_mpi
+from remesh.carried.rounds.job_folder import JobFolder, JobSpec
+from remesh.foundation.errors import ConfigError
 from tests.mpi.conftest import Job, stop_after
 from tests.mpi.debian import ROOT
 from tests.mpi.debian_libraries import PROGRAMS_ON_LIBRARIES

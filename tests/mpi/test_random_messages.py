@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from remesh.mpi.library.build import BUILT, LIBRARIES
-from remesh.mpi.library.build import HERE as LIBRARY
+from remesh.carried.mpi.library.build import BUILT, HERE as LIBRARY, LIBRARIES
 from tests.mpi.conftest import Job, stop_after
 from tests.mpi.random_messages import PROGRAM, expected_lines
-from tests.unit.mpi.library.building import has_compiler
+from tests.unit.carried.mpi.library.building import has_compiler
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 

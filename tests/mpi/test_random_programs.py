@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from remesh.errors import ConfigError
-from remesh.mpi.mpis import find_mpi
-from remesh.rounds.job_folder import JobFolder, JobSpec
+from remesh.carried.mpi.mpis import find_mpi
+from remesh.carried.rounds.job_folder import JobFolder, JobSpec
+from remesh.foundation.errors import ConfigError
 from tests.mpi.conftest import PROGRAMS, Job, stop_after
 from tests.mpi.patience import run_patiently
 from tests.mpi.random_programs import write_program

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from remesh.images.kinds import ARENA_PATH
-from remesh.images.stored import read_image
-from remesh.mpi.stay import Placement, StaySettings
-from remesh.ranks.hosts import Host
-from remesh.ranks.imaging import IMAGE
+from remesh.carried.hosts.hosts import Host
+from remesh.carried.hosts.imaging import IMAGE
+from remesh.carried.images.form.kinds import ARENA_PATH
+from remesh.carried.images.form.stored import read_image
+from remesh.carried.mpi.stay import Placement, StaySettings
 from tests.mpi.conftest import FOREIGN, Job, ending_once, stop_after
 
 pytestmark = pytest.mark.mpi

@@ -14,7 +14,7 @@ import click
 import pytest
 
 import remesh
-from remesh.mpi.mpis import find_mpi
+from remesh.carried.mpi.mpis import find_mpi
 from tests.mpi.conftest import FOREIGN, PROGRAMS
 from tests.mpi.patience import communicate_patiently, wait_until
 

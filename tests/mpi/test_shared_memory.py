@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from remesh.errors import ConfigError
-from remesh.mpi.library.build import LIBRARIES
-from remesh.mpi.stay import Placement
-from remesh.ranks.host_room import host_folder, name_stay
-from remesh.ranks.hosts import Host
-from remesh.rounds.job_folder import JobFolder, JobSpec
-from remesh.rounds.leader import Coordinator
+from remesh.carried.hosts.host_room import host_folder, name_stay
+from remesh.carried.hosts.hosts import Host
+from remesh.carried.mpi.library.build import LIBRARIES
+from remesh.carried.mpi.stay import Placement
+from remesh.carried.rounds.job_folder import JobFolder, JobSpec
+from remesh.carried.rounds.leader import Coordinator
+from remesh.foundation.errors import ConfigError
 from tests.mpi.conftest import Job, stop_after
 from tests.mpi.fortran import compiled_fortran, variables
 from tests.mpi.test_library import compiled

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 import remesh
-from remesh.ranks.slurm import BatchLaunch, make_script
-from remesh.rounds.job_folder import JobFolder
+from remesh.carried.hosts.slurm import BatchLaunch, make_script
+from remesh.carried.rounds.job_folder import JobFolder
 from remesh.testbed import BedSpec, Testbed
 from tests.mpi.conftest import FOREIGN, PROGRAMS
 from tests.mpi.patience import communicate_patiently, wait_until
-from tests.procs.torch_jobs import PROGRAMS as TORCH_PROGRAMS
+from tests.procs.carried.torch_jobs import PROGRAMS as TORCH_PROGRAMS
 
 pytestmark = [pytest.mark.long, pytest.mark.netns]
 

@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 
 import remesh
-from remesh.rounds.job_folder import JobFolder, rank_name
+from remesh.carried.rounds.job_folder import JobFolder, rank_name
 from remesh.testbed import BedSpec, Testbed
 from tests.mpi.conftest import FOREIGN, PROGRAMS
 from tests.mpi.patience import communicate_patiently, wait_until
-from tests.procs.torch_jobs import PROGRAMS as TORCH_PROGRAMS
-from tests.procs.torch_jobs import run_natively
+from tests.procs.carried.torch_jobs import PROGRAMS as TORCH_PROGRAMS, run_natively
 
 pytestmark = pytest.mark.netns
 

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.mpi.chain import ALL, NUM_RANKS, ONE_HOST, run_command
 from benchmarks.mpi.matrix_programs import make_programs
-from remesh.rounds.job_folder import JobFolder, JobSpec
+from remesh.carried.rounds.job_folder import JobFolder, JobSpec
 from tests.mpi.conftest import Job
 
 pytestmark = [pytest.mark.mpi, pytest.mark.long]

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from remesh.testbed import BedSpec, Testbed
-from remesh.testing.certificates import make_tls
-from remesh.testing.local_job import Event, LocalJob
-from remesh.testing.samples import count_samples
+from remesh.testbed.local_job import Event, LocalJob
+from remesh.testbed.samples import count_samples
 from tests.procs.scripts import tiny
+from tests.support.certificates import make_tls
 
 pytestmark = pytest.mark.netns
 

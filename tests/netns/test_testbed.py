@@ -16,8 +16,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from remesh.errors import ConfigError
-from remesh.linux.procfs import start_of
+from remesh.foundation.errors import ConfigError
+from remesh.foundation.linux.procfs import start_of
 from remesh.testbed import BedSpec, RanksFailed, Testbed
 from remesh.testbed.namespaces import FOLDER, find_namespaces, processes_in
 from remesh.testbed.probe import Measured, probe
@@ -184,7 +184,7 @@ def test_programs_run_on_hosts_and_end_with_the_bed(tmp_path: Path) -> None:
 
 OWNER_THAT_CRASHES = """
 import os, signal, subprocess, sys
-from remesh.linux.procfs import start_of
+from remesh.foundation.linux.procfs import start_of
 from remesh.testbed import BedSpec, Testbed
 if __name__ == "__main__":
     bed = Testbed(BedSpec.uniform(2, None))

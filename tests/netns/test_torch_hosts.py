@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from remesh.linux.procfs import family_of
-from remesh.rounds.job_folder import JobFolder
+from remesh.carried.rounds.job_folder import JobFolder
+from remesh.foundation.linux.procfs import family_of
 from remesh.testbed.beds import KnownBed, cut, find_beds
-from tests.procs.torch_jobs import NEEDS_IMAGES, PATIENCE_S, REMESH, TorchJob, run_natively
+from tests.procs.carried.torch_jobs import NEEDS_IMAGES, PATIENCE_S, REMESH, TorchJob, run_natively
 
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(900), NEEDS_IMAGES]
 

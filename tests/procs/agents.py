@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from remesh.comm.listening import is_listening
-from remesh.linux.procfs import children_of, start_of, work_of
-from remesh.testing.quiet_limit import QuietLimit
+from remesh.foundation.linux.procfs import children_of, start_of, work_of
+from remesh.testbed.quiet_limit import QuietLimit
+from remesh.wire.listening import is_listening
 from tests.procs.forked_programs import ForkedProgram, start
 from tests.procs.scripts import plain
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from remesh.errors import ConfigError
-from remesh.images import freeze
+from remesh.carried.images import freeze
+from remesh.foundation.errors import ConfigError
 from tests.procs.stage import WAIT_FOR_GO, Stage
 
 

@@ -20,10 +20,10 @@ import sys
 from typing import Any
 
 from remesh.cli import main
-from remesh.elastic.launch import preloading
-from remesh.elastic.node.preload import Preload
-from remesh.elastic.node.preloaded import fork_workers
-from remesh.exit_codes import ExitCode
+from remesh.elasticity.launch import preloading
+from remesh.elasticity.node.preload import Preload
+from remesh.elasticity.node.preloaded import fork_workers
+from remesh.foundation.exit_codes import ExitCode
 from tests.procs import main_script
 
 _MAX_ORDER_BYTES = 1 << 16

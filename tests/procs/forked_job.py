@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from remesh.testing.local_job import LocalJob
+from remesh.testbed.local_job import LocalJob
 from tests.procs.forked_programs import ForkedProgram, module_of, start
 
 

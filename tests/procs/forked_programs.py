@@ -16,8 +16,8 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Final
 
-from remesh.testing.quiet_limit import QuietLimit
-from remesh.testing.rank_process import fork_server
+from remesh.testbed.quiet_limit import QuietLimit
+from remesh.testbed.rank_process import fork_server
 from tests.procs.progress import Headway
 from tests.procs.stacks import TELLING, end_with_stacks
 

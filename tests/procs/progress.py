@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from remesh.linux.procfs import family_of, work_of
+from remesh.foundation.linux.procfs import family_of, work_of
 
 _LOOKING_AROUND = 100
 """Ticks. Threads of gloo that wait look around a hundred times a second: a rank of three groups has 20 in a minute."""

@@ -14,7 +14,7 @@ import select
 import signal
 from pathlib import Path
 
-from remesh.linux.procfs import children_of, read_stat, thread_ids
+from remesh.foundation.linux.procfs import children_of, read_stat, thread_ids
 
 TELLING = {"PYTHONFAULTHANDLER": "1"}
 """Variables with which a Python tells its stacks on SIGABRT."""

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from remesh.images import (
+from remesh.carried.images import (
     INNER_PID,
     Command,
     OpenFilePolicy,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from remesh.elastic.node.preload import ForkedProcess, Preload, PreloadPlan
+from remesh.elasticity.node.preload import ForkedProcess, Preload, PreloadPlan
 
 LIMIT_S: Final = 120.0
 HEAD: Final = """\

@@ -5,7 +5,7 @@ import re
 from tests.rules.source_tree import modules
 
 # For people to read, and for file names; nothing is decided by them.
-_FOR_PEOPLE = {"remesh.elastic.events", "remesh.elastic.metrics"}
+_FOR_PEOPLE = {"remesh.elasticity.telemetry.events", "remesh.elasticity.telemetry.metrics"}
 _WALL_CLOCK = re.compile(r"\btime\.time\(|\bdatetime\b.*\bnow\(|\butcnow\(")
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tests.rules.source_tree import ROOT
 
-_HOME = ROOT / "src" / "remesh" / "comm" / "free_ports.py"
+_HOME = ROOT / "src" / "remesh" / "wire" / "free_ports.py"
 
 
 def _given_back_at_once(path: Path) -> list[str]:
@@ -29,4 +29,4 @@ def test_ports_for_later_come_from_one_place() -> None:
     folders = ("src", "tests", "benchmarks", "examples")
     paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py")) if path != _HOME]
     found = [line for path in paths for line in _given_back_at_once(path)]
-    assert not found, "ask remesh.comm.free_ports.free_port, or let the server take port 0 and tell"
+    assert not found, "ask remesh.wire.free_ports.free_port, or let the server take port 0 and tell"

@@ -27,7 +27,7 @@ def _found(pattern: re.Pattern[str]) -> list[tuple[str, re.Match[str]]]:
 
 def test_a_process_that_nobody_has_reaped_yet_does_not_run() -> None:
     found = [place for place, _ in _found(_PROC_EXISTS)]
-    assert not found, "ask remesh.linux.procfs.start_of, which knows the dead that still have a folder"
+    assert not found, "ask remesh.foundation.linux.procfs.start_of, which knows the dead that still have a folder"
 
 
 def test_a_slow_machine_makes_no_example_unhealthy() -> None:
@@ -65,4 +65,4 @@ def _hurts_in_flight(path: Path) -> list[str]:
 
 def test_a_job_that_is_hurt_waits_for_it() -> None:
     found = [place for path in sorted((_TESTS / "procs").glob("test_*.py")) for place in _hurts_in_flight(path)]
-    assert not found, "hold the job at a step (remesh.testing.hold): it may be over before the test gets there"
+    assert not found, "hold the job at a step (tests.support.hold): it may be over before the test gets there"

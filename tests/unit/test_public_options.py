@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import remesh
-from remesh.errors import ConfigError, Error
-from remesh.options import OptionError
-from remesh.reshard import Resharder, plan_reshard, redistribute_across, reshard_async, reshard_tensor
+from remesh.foundation.errors import ConfigError, Error
+from remesh.foundation.options import OptionError
+from remesh.resharding import Resharder, plan_reshard, redistribute_across, reshard_async, reshard_tensor
 
 _ROOMS = ("checkpoint", "elastic", "layout", "pipeline", "reshard")
 _NO_MESH: Any = None

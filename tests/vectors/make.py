@@ -21,6 +21,7 @@ from remesh.layout import (
     Layout,
     Mesh,
     Packed,
+    Shard as BoxShard,
     Split,
     StridedSplit,
     layout_from_flat_ranges,
@@ -28,8 +29,7 @@ from remesh.layout import (
     layout_from_spec,
     layout_to_json,
 )
-from remesh.layout import Shard as BoxShard
-from remesh.testing.layouts import missing_by_index, overlap_by_index
+from tests.support.layouts import missing_by_index, overlap_by_index
 
 FOLDER = Path(__file__).parent
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from remesh.errors import Error, FormatError, LayoutError, StorageError
+from remesh.foundation.errors import DeviceError, Error, FormatError, LayoutError, StorageError
 
 
 class CheckpointingException(Error):
@@ -34,11 +34,17 @@ class CheckpointMismatchError(CheckpointingException, LayoutError, AssertionErro
     """
 
 
+class CheckpointDeviceError(CheckpointingException, DeviceError):
+    """A device or its driver refuses to copy what is to be saved, or is lost; the save does not exist."""
+
+
 def as_checkpoint_error(doing: str, raised: BaseException) -> BaseException:
-    """A system or layout error as one of this room, with ``doing`` first; any other as it is."""
+    """A system, device or layout error as one of this room, with ``doing`` first; any other as it is."""
     told: BaseException = raised
     if isinstance(raised, LayoutError) and not str(raised).startswith(doing):
         told = CheckpointMismatchError(f"{doing}: {raised}")
+    elif isinstance(raised, DeviceError) and not isinstance(raised, CheckpointingException):
+        told = CheckpointDeviceError(str(raised))
     elif isinstance(raised, OSError) and not isinstance(raised, Error):
         told = CheckpointPathError(
             f"{doing}: the operating system refused with {raised}; correct the path, the rights or the space and try "
@@ -51,7 +57,7 @@ def as_checkpoint_error(doing: str, raised: BaseException) -> BaseException:
 
 @contextmanager
 def told_as_checkpoint_errors(doing: str) -> Iterator[None]:
-    """Give system and layout errors that leave the block this room's types, with ``doing`` first."""
+    """Give system, device and layout errors that leave the block this room's types, with ``doing`` first."""
     try:
         yield
     except (Error, OSError) as raised:

@@ -26,8 +26,8 @@ from remesh.checkpoint.run.steps import take_first_step, take_step
 from remesh.checkpoint.storage import Directory, Location, location_of, store_of
 from remesh.comm.agreement import check_alike
 from remesh.comm.gather import Group, check_group, group_rank
-from remesh.options import OptionError, check_option
-from remesh.retention import KeepBest, KeepEvery, KeepLast, Policy, Saved
+from remesh.foundation.options import OptionError, check_option
+from remesh.foundation.retention import KeepBest, KeepEvery, KeepLast, Policy, Saved
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -36,10 +36,11 @@ logger = logging.getLogger(__name__)
 class Checkpoints:
     """The checkpoints of one run, under ``root``: a path, or a URL of any store that fsspec knows.
 
-    ``keep`` is how many of the newest stay, or a list of `KeepLast`, `KeepEvery` and `KeepBest` of `remesh.retention`:
-    what any of them keeps stays, and the newest stays always; None keeps all. With ``background`` a save returns once
-    the values are copied, and at most one is under way. Every rank of the group makes one of these and calls the same
-    methods in the same order. As a context manager it waits for the last save at its end.
+    ``keep`` is how many of the newest stay, or a list of `KeepLast`, `KeepEvery` and `KeepBest` of
+    `remesh.foundation.retention`: what any of them keeps stays, and the newest stays always; None keeps all. With
+    ``background`` a save returns once the values are copied, and at most one is under way. Every rank of the group
+    makes one of these and calls the same methods in the same order. As a context manager it waits for the last save at
+    its end.
     """
 
     def __init__(

@@ -74,13 +74,13 @@ from remesh.checkpoint.values.nests import (
     spread_objects,
     with_versions,
 )
-from remesh.collector import collector_at_rest
 from remesh.comm.agreement import Agreed, Agreement, Agreements, check_alike
 from remesh.comm.gather import Group, group_rank, group_size
-from remesh.errors import ConfigError
+from remesh.foundation.collector import collector_at_rest
+from remesh.foundation.errors import ConfigError
+from remesh.foundation.options import check_option
 from remesh.layout import Box, Shard, check_places, row_major_strides
 from remesh.layout.from_torch import Piece, piece_of
-from remesh.options import check_option
 
 _ABSENT = object()
 _TENSORS = "tensors of a plain state"

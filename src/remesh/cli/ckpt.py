@@ -39,11 +39,11 @@ from remesh.checkpoint.storage.integrity import SHA256_FNAME, check_sha256_manif
 from remesh.cli.ckpt_foreign import FROM_PROGRAM, TO_PROGRAM, convert_from, convert_to
 from remesh.cli.ckpt_forms import form_of_checkpoint, form_of_decisions, form_of_listed, form_of_tensor
 from remesh.cli.shown import JSON, print_json, progress_of_bytes, texts_of, with_progress
-from remesh.errors import ConfigError
-from remesh.exit_codes import ExitCode
+from remesh.foundation.errors import ConfigError
+from remesh.foundation.exit_codes import ExitCode
+from remesh.foundation.retention import KeepBest, KeepEvery, KeepLast, Policy
 from remesh.layout import Box
 from remesh.layout.from_torch import torch_dtype
-from remesh.retention import KeepBest, KeepEvery, KeepLast, Policy
 
 _MAX_CELLS = 32
 _MARKS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from remesh.checkpoint.foreign.deepspeed import read_zero
+from remesh.checkpoint.foreign.deepspeed_universal import BUFFERS, write_universal
+from remesh.checkpoint.foreign.megatron_legacy import read_megatron_legacy, save_megatron
+from remesh.checkpoint.foreign.megatron_parts import mesh_told, write_megatron_legacy
 from remesh.checkpoint.plain import save
 from remesh.checkpoint.run.conversion import Format, open_any
 from remesh.checkpoint.run.reader import OpenCheckpoint, open_checkpoint
 from remesh.checkpoint.storage import Location
-from remesh.errors import ConfigError
-from remesh.integrations.deepspeed import read_zero
-from remesh.integrations.deepspeed_universal import BUFFERS, write_universal
-from remesh.integrations.megatron_legacy import read_megatron_legacy, save_megatron
-from remesh.integrations.megatron_parts import mesh_told, write_megatron_legacy
+from remesh.foundation.errors import ConfigError
 
 FROM_PROGRAM = ("deepspeed-zero", "megatron-legacy")
 TO_PROGRAM = ("deepspeed-universal", "megatron-legacy")

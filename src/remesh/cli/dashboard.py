@@ -10,9 +10,9 @@ import click
 
 from remesh.cli.events_folder import check_folder, title_of
 from remesh.dashboard.serve import make_app, make_server, new_token
-from remesh.elastic.events import EventReader
-from remesh.elastic.store.endpoint import is_loopback
-from remesh.errors import ConfigError
+from remesh.elasticity.store.endpoint import is_loopback
+from remesh.elasticity.telemetry.events import EventReader
+from remesh.foundation.errors import ConfigError
 
 DEFAULT_PORT = 8265
 

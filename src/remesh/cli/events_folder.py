@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from remesh.errors import ConfigError
+from remesh.foundation.errors import ConfigError
 
 
 def check_folder(events_dir: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 import click
 from rich.console import Console
 
-from remesh.errors import ConfigError, StorageError
+from remesh.foundation.errors import ConfigError, StorageError
 
 
 def read_text(path: Path, what: str) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from remesh.cli.quiet import import_quietly
-from remesh.errors import Error
-from remesh.first_use import import_home
+from remesh.foundation.errors import Error
+from remesh.foundation.first_use import import_home
 
 _VERBS = {
     "ckpt": "Inspect and edit checkpoints: list, show, diff, verify, convert, merge, export, clean up.",

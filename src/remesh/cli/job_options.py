@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from remesh.images.kinds import OpenFilePolicy
+from remesh.carried.images.form.kinds import OpenFilePolicy
 
 Option = Callable[[Any], Any]
 

@@ -11,12 +11,12 @@ from typing import Any, NoReturn
 
 import click
 
+from remesh.carried.rounds.job_folder import Checkpoint, JobFolder
+from remesh.carried.rounds.leader import JobOutcome
+from remesh.carried.rounds.returns import run_stays
 from remesh.cli.shown import JSON, print_json, print_table, waiting
-from remesh.comm.messages import Line
-from remesh.errors import ConfigError, Error, PeerError
-from remesh.rounds.job_folder import Checkpoint, JobFolder
-from remesh.rounds.leader import JobOutcome
-from remesh.rounds.returns import run_stays
+from remesh.foundation.errors import ConfigError, Error, PeerError
+from remesh.wire.messages import Line
 
 _ROOT = "remesh-jobs"
 _MIB = 1 << 20
@@ -136,7 +136,7 @@ def show(what: str) -> None:
 
 
 def _describe_path(path: Path) -> Any:
-    from remesh.images import describe_image  # noqa: PLC0415  reads images; others need it not
+    from remesh.carried.images import describe_image  # noqa: PLC0415  reads images; others need it not
 
     if (path / "manifest.json").is_file():
         return json.loads((path / "manifest.json").read_text())

@@ -13,21 +13,21 @@ from typing import Any
 
 import click
 
+from remesh.carried.hosts.ground import make_bed
+from remesh.carried.hosts.hosts import parse_hosts
+from remesh.carried.hosts.slurm import BatchLaunch, make_script
+from remesh.carried.images.form.kinds import OpenFilePolicy
+from remesh.carried.mpi.extension import find_missing
+from remesh.carried.mpi.input_file import find_input
+from remesh.carried.mpi.library.faces import check_program, find_missing_library
+from remesh.carried.mpi.mpis import Installation, find_all
+from remesh.carried.mpi.stay import Placement, StaySettings, find_launch, run_stay
+from remesh.carried.rounds.job_folder import Checkpoint, JobFolder, JobSpec
 from remesh.cli.job_options import CHECKPOINTS, HOSTS, JOB, MAX_RESTARTS, RESTART, with_options
 from remesh.cli.job_verbs import checkpoint_job, jobs_root, lead_job, list_jobs, refuse_if_running, show
 from remesh.cli.shown import JSON, print_json, print_table, waiting
-from remesh.errors import ConfigError
-from remesh.exit_codes import ExitCode
-from remesh.images.kinds import OpenFilePolicy
-from remesh.mpi.extension import find_missing
-from remesh.mpi.input_file import find_input
-from remesh.mpi.library.faces import check_program, find_missing_library
-from remesh.mpi.mpis import Installation, find_all
-from remesh.mpi.stay import Placement, StaySettings, find_launch, run_stay
-from remesh.ranks.ground import make_bed
-from remesh.ranks.hosts import parse_hosts
-from remesh.ranks.slurm import BatchLaunch, make_script
-from remesh.rounds.job_folder import Checkpoint, JobFolder, JobSpec
+from remesh.foundation.errors import ConfigError
+from remesh.foundation.exit_codes import ExitCode
 
 
 @click.group()
@@ -154,7 +154,7 @@ def examine(as_json: bool) -> None:
 
 
 def _examine_machine() -> list[dict[str, Any]]:
-    from remesh.images import examine_machine  # noqa: PLC0415  as above
+    from remesh.carried.images import examine_machine  # noqa: PLC0415  as above
 
     return [asdict(finding) for finding in examine_machine()]
 

@@ -17,8 +17,8 @@ from rich.table import Table
 
 from remesh.cli.files import OutputFile
 from remesh.cli.shown import JSON, print_json, waiting
-from remesh.errors import ConfigError
-from remesh.reshard.model.network import HostLink, Network
+from remesh.foundation.errors import ConfigError
+from remesh.resharding.model.network import HostLink, Network
 from remesh.testbed import BedSpec, Testbed, describe_rate
 from remesh.testbed.probe import Measured, probe
 

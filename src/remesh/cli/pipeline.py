@@ -14,7 +14,7 @@ from rich.table import Table
 
 from remesh.cli.files import OutputFile, OutputPath, read_json, read_text
 from remesh.cli.shown import JSON, print_json, waiting, with_progress
-from remesh.errors import ConfigError
+from remesh.foundation.errors import ConfigError
 from remesh.pipeline.bound import StepBound, compute_bound
 from remesh.pipeline.costs import Costs, EdgeCost, Lines, StageCost, read_costs
 from remesh.pipeline.csv_text import TableForm, read_csv, write_csv

@@ -17,15 +17,15 @@ from rich.table import Table
 
 from remesh.cli.files import OutputFile, OutputPath, read_json
 from remesh.cli.shown import JSON, print_json, waiting, with_progress
-from remesh.errors import ConfigError
+from remesh.foundation.errors import ConfigError
 from remesh.layout import Layout, Mesh, Overlap, Shard, compute_overlap, layout_from_spec
 from remesh.layout.box_array import join_grids
-from remesh.reshard import DEFAULT_CHUNK_BYTES, Plan, TensorMove, plan_reshard
-from remesh.reshard.model.network import Network
-from remesh.reshard.pictures.draw import Lanes, draw_svg, draw_text
-from remesh.reshard.pictures.trace import build_trace
-from remesh.reshard.planning.simulate import SimulatedRun, simulate_plan
-from remesh.reshard.schedule.strategies import STRATEGIES
+from remesh.resharding import DEFAULT_CHUNK_BYTES, Plan, TensorMove, plan_reshard
+from remesh.resharding.model.network import Network
+from remesh.resharding.pictures.draw import Lanes, draw_svg, draw_text
+from remesh.resharding.pictures.trace import build_trace
+from remesh.resharding.planning.simulate import SimulatedRun, simulate_plan
+from remesh.resharding.schedule.strategies import STRATEGIES
 
 _SIDE = re.compile(r"(?P<spec>[RS0-9(),]*)@(?P<mesh>\d{1,6}(?:x\d{1,6})*)(?::(?P<host>\d{1,6}))?", re.ASCII)
 _MAX_RANKS = 1 << 20

@@ -12,7 +12,7 @@ import importlib
 import os
 from types import ModuleType
 
-from remesh.collector import collector_at_rest
+from remesh.foundation.collector import collector_at_rest
 
 _LEVEL = "TORCH_CPP_LOG_LEVEL"
 

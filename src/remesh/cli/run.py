@@ -14,13 +14,12 @@ import click
 from click.core import ParameterSource
 from torch.distributed.elastic.multiprocessing import SignalException
 
-from remesh.elastic import node
-from remesh.elastic.events import EventLog
-from remesh.elastic.launch.checks import wait_for_names
-from remesh.elastic.launch.flags import FLAGS, LIST, REAL, SWITCH, TORCHRUN_FLAGS, WHOLE, Flag, complete_name
-from remesh.elastic.launch.mode import Mode
-from remesh.elastic.launch.preloading import preloaded
-from remesh.elastic.launch.request import (
+from remesh.elasticity import node
+from remesh.elasticity.launch.checks import wait_for_names
+from remesh.elasticity.launch.flags import FLAGS, LIST, REAL, SWITCH, TORCHRUN_FLAGS, WHOLE, Flag, complete_name
+from remesh.elasticity.launch.mode import Mode
+from remesh.elasticity.launch.preloading import preloaded
+from remesh.elasticity.launch.request import (
     Request,
     check_request,
     choose_mode,
@@ -29,13 +28,14 @@ from remesh.elastic.launch.request import (
     in_process_job,
     restart_job,
 )
-from remesh.elastic.launch.restart import run_restart_job
-from remesh.elastic.launch.verdict import outcome_of_error
-from remesh.elastic.metrics import Metrics
-from remesh.elastic.metrics_server import MetricsServer
-from remesh.elastic.outcome import Outcome, describe_signal
-from remesh.elastic.own_folder import own_folder
-from remesh.exit_codes import of_signal
+from remesh.elasticity.launch.restart import run_restart_job
+from remesh.elasticity.launch.verdict import outcome_of_error
+from remesh.elasticity.model.outcome import Outcome, describe_signal
+from remesh.elasticity.own_folder import own_folder
+from remesh.elasticity.telemetry.events import EventLog
+from remesh.elasticity.telemetry.metrics import Metrics
+from remesh.elasticity.telemetry.metrics_server import MetricsServer
+from remesh.foundation.exit_codes import of_signal
 
 NAME_PATIENCE_S = 60.0
 """How long the host of the meeting may be unknown to this machine's resolver."""

@@ -14,10 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from remesh.cli.shown import JSON, print_json
-from remesh.errors import ConfigError
-from remesh.exit_codes import of_signal
-from remesh.testbed import BedSpec, Testbed, describe_rate, parse_rate
-from remesh.testbed import beds as known_beds
+from remesh.foundation.errors import ConfigError
+from remesh.foundation.exit_codes import of_signal
+from remesh.testbed import BedSpec, Testbed, beds as known_beds, describe_rate, parse_rate
 from remesh.testbed.namespaces import clean as clean_leftovers
 
 _MASTER_PORT = "29500"

@@ -13,7 +13,7 @@ from remesh.cli.events_folder import check_folder, describe_empty, title_of
 from remesh.cli.shown import JSON, print_json
 from remesh.dashboard.story import Story
 from remesh.dashboard.top import render
-from remesh.elastic.events import EventReader
+from remesh.elasticity.telemetry.events import EventReader
 
 
 @click.command()

@@ -10,15 +10,15 @@ from typing import Any
 
 import click
 
+from remesh.carried.hosts.ground import make_bed
+from remesh.carried.hosts.hosts import count_ranks, parse_hosts
+from remesh.carried.hosts.slurm import BatchLaunch, make_script
+from remesh.carried.images.form.kinds import OpenFilePolicy
+from remesh.carried.rounds.job_folder import JobFolder, JobSpec
+from remesh.carried.torch.stay import KIND, TorchPlacement, TorchSettings, run_stay
 from remesh.cli.job_options import CHECKPOINTS, HOSTS, JOB, MAX_RESTARTS, RESTART, with_options
 from remesh.cli.job_verbs import checkpoint_job, jobs_root, lead_job, list_jobs, refuse_if_running, show
-from remesh.errors import ConfigError
-from remesh.images.kinds import OpenFilePolicy
-from remesh.ranks.ground import make_bed
-from remesh.ranks.hosts import count_ranks, parse_hosts
-from remesh.ranks.slurm import BatchLaunch, make_script
-from remesh.rounds.job_folder import JobFolder, JobSpec
-from remesh.torch_programs.stay import KIND, TorchPlacement, TorchSettings, run_stay
+from remesh.foundation.errors import ConfigError
 
 _OF_TORCHRUN = (
     *("num_hosts", "ranks_per_host", "node_rank", "standalone", "run_id", "master_addr", "master_port"),
@@ -124,7 +124,7 @@ def _count_ranks_of_a_host(text: str, num_hosts: int) -> int:
             f"starting a program with --nproc-per-node {text} on {num_hosts} hosts: this command sees its own "
             "host, and not the others; give numbers, as in --hosts a:2,b:2"
         )
-    from remesh.elastic.launch.request import num_workers  # noqa: PLC0415  loads torch, which a number does not need
+    from remesh.elasticity.launch.request import num_workers  # noqa: PLC0415  loads torch, which a number does not need
 
     return num_workers(text)
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from remesh.comm.gather import Group, gather_from, group_rank, group_size, step_together
-from remesh.options import OptionError, find_unlike
+from remesh.foundation.options import OptionError, find_unlike
 
 T = TypeVar("T")
 _MAX_KEPT = 8

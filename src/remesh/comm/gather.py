@@ -37,11 +37,11 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from remesh.comm.nccl import agree_on_members, member_here
 from remesh.comm.tree import gather_words
-from remesh.errors import ConfigError, Error, PeerError
-from remesh.options import check_option
-from remesh.torch_private import backends_of, nccl_error, store_of
+from remesh.device.nccl import agree_on_members, member_here
+from remesh.foundation.errors import ConfigError, Error, PeerError
+from remesh.foundation.options import check_option
+from remesh.foundation.torch_private import backends_of, nccl_error, store_of
 
 _HEADER_BYTES = 1024
 _LENGTH = struct.Struct("<Q")
@@ -88,7 +88,7 @@ def group_rank(group: Group = None) -> int:
     members = group or dist.group.WORLD
     if members is None:
         return 0
-    # What torch says by the rank in the default group, a group beside that one (`remesh.comm.beside`) knows itself.
+    # What torch says by the rank in the default group, a group beside that one (`remesh.groups.beside`) knows itself.
     rank = members.rank() if isinstance(members, dist.ProcessGroup) else -1
     if rank < 0:
         raise PeerError(

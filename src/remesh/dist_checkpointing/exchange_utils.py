@@ -37,7 +37,7 @@ from remesh.comm.gather import (
 from remesh.dist_checkpointing.distribution_file import PG_DIST_CACHE_FILE_PREFIX, keep, recall
 from remesh.dist_checkpointing.utils import _sharded_tensor_shard_id, _ShardId
 from remesh.layout.from_torch import dtype_name
-from remesh.reshard.api import reshard
+from remesh.resharding.api import reshard
 
 __all__ = [
     "EXCHANGE_ALGOS",

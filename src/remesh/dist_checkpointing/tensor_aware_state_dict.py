@@ -34,7 +34,7 @@ from remesh.checkpoint.values.entities import (
 from remesh.checkpoint.values.nests import HOLE, graft, without_holes
 from remesh.checkpoint.values.state_split import expand, split, stored_factories
 from remesh.comm.gather import Group, gather_from, group_rank, step_together
-from remesh.device_streams import wait_for_devices
+from remesh.device.streams import wait_for_devices
 from remesh.dist_checkpointing.exchange_utils import (
     ShardDistribution,
     determine_main_replica_uniform_distribution,

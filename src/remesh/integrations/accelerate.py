@@ -26,7 +26,7 @@ from remesh.checkpoint.run.reader import OpenCheckpoint, is_complete
 from remesh.checkpoint.run.requests import stored_names
 from remesh.checkpoint.storage import Location, location_of
 from remesh.comm.gather import gather_from, group_rank
-from remesh.errors import ConfigError
+from remesh.foundation.errors import ConfigError
 from remesh.integrations.first_rank import buffer_names, of_first_rank, with_first_buffers
 from remesh.integrations.hosts import check_host
 from remesh.integrations.moments import set_moments, stored_moments

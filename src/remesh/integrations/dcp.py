@@ -46,9 +46,9 @@ from remesh.checkpoint.run.reader import OpenCheckpoint
 from remesh.checkpoint.storage import Directory, Location, is_location, location_of
 from remesh.checkpoint.storage.turns import Turn, held
 from remesh.checkpoint.values.entities import check_has_values
-from remesh.errors import ConfigError
+from remesh.foundation.errors import ConfigError
+from remesh.foundation.torch_private import StorageInfo
 from remesh.integrations.dcp_index import VERSION, check_planner_data, chunk_reads, index_of, metadata_of, open_native
-from remesh.torch_private import StorageInfo
 
 
 class Pickles(Enum):

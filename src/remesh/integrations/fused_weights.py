@@ -23,7 +23,7 @@ from enum import Enum
 
 import torch
 
-from remesh.errors import ConfigError
+from remesh.foundation.errors import ConfigError
 from remesh.layout import Box, Shard
 from remesh.layout.from_torch import Piece
 

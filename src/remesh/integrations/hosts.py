@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
-from remesh.errors import ConfigError
+from remesh.foundation.errors import ConfigError
 
 
 def check_host(package: str, at_least: tuple[int, int]) -> None:

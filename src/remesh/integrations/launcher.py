@@ -20,12 +20,12 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig
 
-from remesh.elastic.events import EventLog
-from remesh.elastic.launch.mode import Mode
-from remesh.elastic.launch.restart import RestartJob, run_restart_job
-from remesh.elastic.store.card import JobCard
-from remesh.elastic.store.door import read_token
-from remesh.errors import ConfigError, PeerError
+from remesh.elasticity.launch.mode import Mode
+from remesh.elasticity.launch.restart import RestartJob, run_restart_job
+from remesh.elasticity.store.card import JobCard
+from remesh.elasticity.store.door import read_token
+from remesh.elasticity.telemetry.events import EventLog
+from remesh.foundation.errors import ConfigError, PeerError
 
 __all__ = ["LaunchConfig", "elastic_launch", "launch_agent"]
 

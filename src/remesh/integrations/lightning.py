@@ -28,7 +28,7 @@ from remesh.checkpoint.run.reader import OpenCheckpoint
 from remesh.checkpoint.run.requests import stored_names
 from remesh.checkpoint.storage import location_of, store_of
 from remesh.comm.gather import step_together
-from remesh.errors import ConfigError
+from remesh.foundation.errors import ConfigError
 from remesh.integrations.first_rank import buffer_names, with_first_buffers
 from remesh.integrations.hosts import check_host
 from remesh.integrations.moments import set_moments, stored_moments

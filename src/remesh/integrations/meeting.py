@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from remesh.errors import PeerError
+from remesh.foundation.errors import PeerError
 
 _STORES: dict[tuple[str, int, bool], dist.TCPStore] = {}
 

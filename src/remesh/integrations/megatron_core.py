@@ -12,7 +12,7 @@ import importlib
 import pkgutil
 import sys
 
-from remesh.errors import ConfigError
+from remesh.foundation.errors import ConfigError
 from remesh.integrations.hosts import check_host
 
 _THEIRS = "megatron.core.dist_checkpointing"

@@ -2,8 +2,8 @@
 
 torch's own rendezvous decides which nodes are in, and its agent does the rest; only the place of the state changes.
 Every agent keeps a store of its own beside the one in force. When that one is lost, the agents of the last round agree
-on another store by a majority of those that may be alive (`remesh.elastic.failover`), bring along the state as each
-last saw it, and go on there. torch's agent does not notice; it restarts its workers without the lost node.
+on another store by a majority of those that may be alive (`remesh.elasticity.model.failover`), bring along the state as
+each last saw it, and go on there. torch's agent does not notice; it restarts its workers without the lost node.
 
     torch's agent ── next_rendezvous ──> MovableRendezvous ── state ──> MovableState ─┐
                                              └── the round's keys ──> MovableStore ─┴─> the store in force (MovableHome)
@@ -22,14 +22,14 @@ from typing import Any
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousParameters
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend, create_handler
 
-from remesh.elastic.generation import NodeInfo
-from remesh.elastic.launch.meeting import StoreForEachAttempt
-from remesh.elastic.store.card import JobCard
-from remesh.elastic.store.door import read_token
-from remesh.elastic.store.endpoint import is_loopback, split_endpoint
-from remesh.elastic.store.home import Address
-from remesh.elastic.store.movable import MovableHome, MovableStore, bytes_of, value_of
-from remesh.errors import ConfigError
+from remesh.elasticity.launch.meeting import StoreForEachAttempt
+from remesh.elasticity.model.generation import NodeInfo
+from remesh.elasticity.store.card import JobCard
+from remesh.elasticity.store.door import read_token
+from remesh.elasticity.store.endpoint import is_loopback, split_endpoint
+from remesh.elasticity.store.home import Address
+from remesh.elasticity.store.movable import MovableHome, MovableStore, bytes_of, value_of
+from remesh.foundation.errors import ConfigError
 
 BACKEND = "remesh"
 DEFAULT_PORT = 29400

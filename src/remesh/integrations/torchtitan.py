@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 
-from remesh.errors import ConfigError
+from remesh.foundation.errors import ConfigError
 from remesh.integrations.dcp import DcpReader, DcpWriter
 from remesh.integrations.hosts import check_host
 

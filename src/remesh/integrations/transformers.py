@@ -27,8 +27,8 @@ from remesh.checkpoint.run.reader import OpenCheckpoint, is_complete
 from remesh.checkpoint.run.requests import stored_names
 from remesh.checkpoint.storage import location_of
 from remesh.comm.gather import all_gather_json, step_together
-from remesh.errors import ConfigError
-from remesh.files import replace_whole
+from remesh.foundation.errors import ConfigError
+from remesh.foundation.files import replace_whole
 from remesh.integrations.first_rank import buffer_names, with_first_buffers
 from remesh.integrations.hosts import check_host
 from remesh.integrations.moments import set_moments, stored_moments

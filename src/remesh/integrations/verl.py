@@ -27,15 +27,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from remesh.comm.beside import join_beside, leave_beside
 from remesh.comm.gather import step_together
-from remesh.errors import ConfigError
+from remesh.foundation.errors import ConfigError
+from remesh.groups.beside import join_beside, leave_beside
 from remesh.integrations.hosts import check_host
 from remesh.layout import Box, Shard
 from remesh.layout.flat import boxes_of_flat_range
 from remesh.layout.from_torch import Piece, dtype_name, placements_from_torch, torch_dtype
 from remesh.layout.placement import boxes_at
-from remesh.reshard import Resharder
+from remesh.resharding import Resharder
 
 check_host("verl", (0, 9))
 

@@ -24,14 +24,14 @@ from typing import Any, ClassVar, Self
 import torch
 import torch.distributed as dist
 
-from remesh.comm.beside import join_beside, leave_beside
 from remesh.comm.gather import step_together
-from remesh.errors import ConfigError
+from remesh.foundation.errors import ConfigError
+from remesh.groups.beside import join_beside, leave_beside
 from remesh.integrations.fused_weights import VLLM_RULES, EnginePlace, Rule, WantedWeights, map_weights
 from remesh.integrations.hosts import check_host
 from remesh.integrations.meeting import act_while_asking, store_at
 from remesh.layout.from_torch import Piece
-from remesh.reshard import Resharder
+from remesh.resharding import Resharder
 
 check_host("vllm", (0, 33))
 

@@ -29,7 +29,7 @@ from vllm.model_executor.model_loader.reload.layerwise import (
 from vllm.model_executor.model_loader.reload.meta import materialize_layer
 from vllm.platforms import current_platform
 
-from remesh.errors import ConfigError
+from remesh.foundation.errors import ConfigError
 
 _PLAIN = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
-from remesh.errors import ConfigError
+from remesh.foundation.errors import ConfigError
 from remesh.integrations.hosts import check_host
 from remesh.layout import Shard as HeldBox
 from remesh.layout.from_torch import Piece

@@ -16,7 +16,7 @@ import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from remesh.errors import LayoutError
+from remesh.foundation.errors import LayoutError
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -6,7 +6,7 @@ NumPy agree on a name, the name is NumPy's too. A layout never needs the values 
 
 from __future__ import annotations
 
-from remesh.errors import LayoutError
+from remesh.foundation.errors import LayoutError
 
 ITEMSIZE_BYTES: dict[str, int] = {
     "bool": 1,

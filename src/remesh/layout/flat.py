@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 
-from remesh.errors import LayoutError
+from remesh.foundation.errors import LayoutError
 from remesh.layout.box import Box, row_major_strides
 
 

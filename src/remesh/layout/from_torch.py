@@ -17,11 +17,11 @@ from functools import cache, lru_cache
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, debug
-from torch.distributed.tensor import placement_types as torch_placements
+from torch.distributed.tensor import DTensor, debug, placement_types as torch_placements
 from torch.nn.parameter import is_lazy
 
-from remesh.errors import LayoutError
+from remesh.foundation.errors import LayoutError
+from remesh.foundation.torch_private import AsyncCollectiveTensor, StridedShard
 from remesh.layout.box import Box
 from remesh.layout.dtypes import ITEMSIZE_BYTES
 from remesh.layout.layout import Layout
@@ -39,7 +39,6 @@ from remesh.layout.placement import (
     reduce_op_of,
 )
 from remesh.layout.shard import Shard
-from remesh.torch_private import AsyncCollectiveTensor, StridedShard
 
 _OWN_MEMORY = (torch.Tensor, torch.nn.Parameter)
 """Types whose dense tensors always have it; those derived from them may be made of other tensors."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from remesh.errors import LayoutError
+from remesh.foundation.errors import LayoutError
 from remesh.layout.box import Box, row_major_strides
 from remesh.layout.layout import MAX_ELEMENTS, Layout
 from remesh.layout.mesh import Mesh

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from remesh.errors import LayoutError
+from remesh.foundation.errors import LayoutError
 from remesh.layout.atoms import Atoms, compute_atoms
 from remesh.layout.box import Box
 from remesh.layout.box_array import BoxArray, find_pairs, is_disjoint

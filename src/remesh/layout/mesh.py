@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from remesh.errors import LayoutError
+from remesh.foundation.errors import LayoutError
 
 _MAX_LISTED = 8
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from remesh.errors import LayoutError
+from remesh.foundation.errors import LayoutError
 from remesh.layout.atoms import Atoms
 from remesh.layout.box import Box
 from remesh.layout.box_array import BoxArray, IntArray, find_pairs

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from remesh.errors import LayoutError
+from remesh.foundation.errors import LayoutError
 from remesh.layout.intervals import Intervals, LocalBox, chunk, join, length_of, product, select
 from remesh.layout.layout import Layout
 from remesh.layout.mesh import Mesh

@@ -27,7 +27,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from remesh.errors import LayoutError
+from remesh.foundation.errors import LayoutError
 from remesh.layout.box import row_major_strides
 from remesh.layout.box_array import BoxArray, IntArray, find_pairs
 from remesh.layout.shard import Shard
@@ -49,7 +49,7 @@ def check_places(
     >>> check_places(twice, (4,), "giving 'w'")
     Traceback (most recent call last):
         ...
-    remesh.errors.LayoutError: giving 'w': boxes [0:2] and [2:4] overlap in memory from offset 0 on, ...
+    remesh.foundation.errors.LayoutError: giving 'w': boxes [0:2] and [2:4] overlap in memory from offset 0 on, ...
     """
     kept = [shard for shard in shards if not shard.box.is_empty]
     for shard in kept:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from remesh.errors import LayoutError
+from remesh.foundation.errors import LayoutError
 from remesh.layout.box import Box
 from remesh.layout.from_torch import Piece
 from remesh.layout.places import check_places

@@ -4,90 +4,41 @@ Schedules, checks, the simulator and the search are pure and need no torch. What
 `split_model`) is imported at its first use.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from remesh.first_use import attribute_at_home
-from remesh.pipeline.actions import Action, ActionKind
-from remesh.pipeline.bound import StepBound, compute_bound
-from remesh.pipeline.check import check_schedule
-from remesh.pipeline.costs import Costs, EdgeCost, Lines, StageCost
-from remesh.pipeline.graph import Edge, StageGraph
-from remesh.pipeline.peaks import Peak, check_memory, compute_peaks
-from remesh.pipeline.pipeline_error import PipelineError
-from remesh.pipeline.schedule import Schedule
-from remesh.pipeline.schedules import (
-    SCHEDULES,
-    build_schedule,
-    eager_one_f_one_b,
-    eager_split,
-    gpipe,
-    one_f_one_b,
-    one_f_one_b_split,
-    zero_bubble_h1,
-)
-from remesh.pipeline.search import Found, search_schedule
-from remesh.pipeline.simulate import Simulation, Transfers, compute_signal_bound_s, simulate_schedule
+from remesh.foundation.first_use import names_at_first_use
 
 if TYPE_CHECKING:
-    from remesh.pipeline.edges import Payload
-    from remesh.pipeline.runtime import Pipeline
-    from remesh.pipeline.split import Parts, split_model
-    from remesh.pipeline.stage import Stage
-    from remesh.pipeline.step import StepReport
-    from remesh.pipeline.tuning import gather_costs
-
-__all__ = [
-    "SCHEDULES",
-    "Action",
-    "ActionKind",
-    "Costs",
-    "Edge",
-    "EdgeCost",
-    "Found",
-    "Lines",
-    "Parts",
-    "Payload",
-    "Peak",
-    "Pipeline",
-    "PipelineError",
-    "Schedule",
-    "Simulation",
-    "Stage",
-    "StageCost",
-    "StageGraph",
-    "StepBound",
-    "StepReport",
-    "Transfers",
-    "build_schedule",
-    "check_memory",
-    "check_schedule",
-    "compute_bound",
-    "compute_peaks",
-    "compute_signal_bound_s",
-    "eager_one_f_one_b",
-    "eager_split",
-    "gather_costs",
-    "gpipe",
-    "one_f_one_b",
-    "one_f_one_b_split",
-    "search_schedule",
-    "simulate_schedule",
-    "split_model",
-    "zero_bubble_h1",
-]
-
-_HOMES = {
-    "Parts": "remesh.pipeline.split",
-    "Payload": "remesh.pipeline.edges",
-    "Pipeline": "remesh.pipeline.runtime",
-    "Stage": "remesh.pipeline.stage",
-    "StepReport": "remesh.pipeline.step",
-    "gather_costs": "remesh.pipeline.tuning",
-    "split_model": "remesh.pipeline.split",
-}
-
-
-if not TYPE_CHECKING:  # a type checker would take any name for one of ours
-
-    def __getattr__(name: str) -> Any:
-        return attribute_at_home(__name__, _HOMES, name)
+    from remesh.pipeline.actions import Action as Action, ActionKind as ActionKind
+    from remesh.pipeline.bound import StepBound as StepBound, compute_bound as compute_bound
+    from remesh.pipeline.check import check_schedule as check_schedule
+    from remesh.pipeline.costs import Costs as Costs, EdgeCost as EdgeCost, Lines as Lines, StageCost as StageCost
+    from remesh.pipeline.graph import Edge as Edge, StageGraph as StageGraph
+    from remesh.pipeline.peaks import Peak as Peak, check_memory as check_memory, compute_peaks as compute_peaks
+    from remesh.pipeline.pipeline_error import PipelineError as PipelineError
+    from remesh.pipeline.running.edges import Payload as Payload
+    from remesh.pipeline.running.runtime import Pipeline as Pipeline
+    from remesh.pipeline.running.split import Parts as Parts, split_model as split_model
+    from remesh.pipeline.running.stage import Stage as Stage
+    from remesh.pipeline.running.step import StepReport as StepReport
+    from remesh.pipeline.running.tuning import gather_costs as gather_costs
+    from remesh.pipeline.schedule import Schedule as Schedule
+    from remesh.pipeline.schedules import (
+        SCHEDULES as SCHEDULES,
+        build_schedule as build_schedule,
+        eager_one_f_one_b as eager_one_f_one_b,
+        eager_split as eager_split,
+        gpipe as gpipe,
+        one_f_one_b as one_f_one_b,
+        one_f_one_b_split as one_f_one_b_split,
+        zero_bubble_h1 as zero_bubble_h1,
+    )
+    from remesh.pipeline.search import Found as Found, search_schedule as search_schedule
+    from remesh.pipeline.simulate import (
+        Simulation as Simulation,
+        Transfers as Transfers,
+        compute_signal_bound_s as compute_signal_bound_s,
+        simulate_schedule as simulate_schedule,
+    )
+else:
+    __getattr__, __dir__ = names_at_first_use(__name__)

@@ -1,6 +1,6 @@
 """What can be wrong with a pipeline before its first step?"""
 
-from remesh.errors import ConfigError
+from remesh.foundation.errors import ConfigError
 
 
 class PipelineError(ConfigError):

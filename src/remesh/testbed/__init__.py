@@ -4,34 +4,18 @@ Needs root and iproute2; importing it needs neither, nor torch. Names are resolv
 most jobs run on hosts that are there.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from remesh.first_use import attribute_at_home
+from remesh.foundation.first_use import names_at_first_use
 
 if TYPE_CHECKING:
-    from remesh.testbed.bed import NicBytes, Testbed
-    from remesh.testbed.spec import BedSpec, HostSpec, describe_rate, parse_rate
-    from remesh.testing.pool import RankRun, RanksFailed
-
-__all__ = ["BedSpec", "HostSpec", "NicBytes", "RankRun", "RanksFailed", "Testbed", "describe_rate", "parse_rate"]
-
-_HOMES = {
-    "BedSpec": "remesh.testbed.spec",
-    "HostSpec": "remesh.testbed.spec",
-    "NicBytes": "remesh.testbed.bed",
-    "RankRun": "remesh.testing.pool",
-    "RanksFailed": "remesh.testing.pool",
-    "Testbed": "remesh.testbed.bed",
-    "describe_rate": "remesh.testbed.spec",
-    "parse_rate": "remesh.testbed.spec",
-}
-
-
-if not TYPE_CHECKING:  # a type checker would take any name for one of ours
-
-    def __getattr__(name: str) -> Any:
-        return attribute_at_home(__name__, _HOMES, name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    from remesh.testbed.bed import NicBytes as NicBytes, Testbed as Testbed
+    from remesh.testbed.pool import RankRun as RankRun, RanksFailed as RanksFailed
+    from remesh.testbed.spec import (
+        BedSpec as BedSpec,
+        HostSpec as HostSpec,
+        describe_rate as describe_rate,
+        parse_rate as parse_rate,
+    )
+else:
+    __getattr__, __dir__ = names_at_first_use(__name__)

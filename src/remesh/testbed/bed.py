@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final, Self
 
-from remesh.errors import ConfigError
+from remesh.foundation.errors import ConfigError
 from remesh.testbed import namespaces
 from remesh.testbed.commands import (
     NIC,
@@ -29,9 +29,9 @@ from remesh.testbed.commands import (
     commands_to_shape,
 )
 from remesh.testbed.inside import Door, command_inside
+from remesh.testbed.pool import RankPool, RankRun
 from remesh.testbed.spec import BedSpec
 from remesh.testbed.warden import Warden
-from remesh.testing.pool import RankPool, RankRun
 
 _BEDS: Final = itertools.count()
 """Numbers the beds of this process."""

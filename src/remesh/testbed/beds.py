@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from remesh.errors import ConfigError
+from remesh.foundation.errors import ConfigError
 from remesh.testbed.commands import BedNames, commands_to_cut, commands_to_mend, commands_to_shape
 from remesh.testbed.namespaces import check_able, find_namespaces, group_by_bed, is_alive, run_commands
 from remesh.testbed.spec import BedSpec, HostSpec, Owner

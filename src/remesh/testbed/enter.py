@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from remesh.exit_codes import ExitCode
+from remesh.foundation.exit_codes import ExitCode
 from remesh.testbed.inside import Door
 
 

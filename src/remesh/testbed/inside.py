@@ -12,8 +12,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from remesh.errors import ConfigError
-from remesh.linux import calls
+from remesh.foundation.errors import ConfigError
+from remesh.foundation.linux import calls
 from remesh.testbed.commands import NIC
 from remesh.testbed.namespaces import FOLDER
 

@@ -17,8 +17,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from remesh.errors import ConfigError
-from remesh.linux.procfs import start_of
+from remesh.foundation.errors import ConfigError
+from remesh.foundation.linux.procfs import start_of
 from remesh.testbed.commands import Command, command_to_remove
 from remesh.testbed.spec import NamespaceName, Owner
 

@@ -26,7 +26,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from remesh.errors import ConfigError
+from remesh.foundation.errors import ConfigError
 
 _NAME_BYTES = 256
 _FIRST_BYTES = 1 << 20

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from remesh.errors import ConfigError
+from remesh.foundation.errors import ConfigError
 
 MIN_RATE_BYTES_PER_S = 1_000.0
 """Below this a single packet takes seconds."""

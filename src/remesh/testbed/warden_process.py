@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from remesh.errors import ConfigError
+from remesh.foundation.errors import ConfigError
 from remesh.testbed import namespaces
 
 

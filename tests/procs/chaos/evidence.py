@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from remesh.elastic.training.position import Position, plan_batch
+from remesh.elasticity.training.position import Position, plan_batch
 
 Event = Mapping[str, Any]
 

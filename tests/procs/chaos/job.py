@@ -18,9 +18,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from remesh.comm.free_ports import free_port
-from remesh.elastic.events import EventReader
+from remesh.elasticity.telemetry.events import EventReader
 from remesh.testbed import BedSpec, Testbed
+from remesh.wire.free_ports import free_port
 
 NODES = ("a", "b")
 NUM_SLOTS = 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from remesh.comm.free_ports import free_port
+from remesh.wire.free_ports import free_port
 from tests.procs.forked_programs import ALONE, QUIET_S, end, module_of, start
 from tests.procs.pages.blocks import Command
 

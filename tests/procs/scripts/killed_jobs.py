@@ -38,7 +38,7 @@ from remesh.dist_checkpointing import ShardedObject, ShardedTensor, check_is_dis
 from remesh.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
 from remesh.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
 from remesh.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
-from remesh.errors import Error
+from remesh.foundation.errors import Error
 
 NUM_RANKS = 4
 IN_FRONT = ("sync", "fully parallel", "older ones removed")

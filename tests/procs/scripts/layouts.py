@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import remesh
-from remesh.elastic.training.position import Position, plan_batch
+from remesh.elasticity.training.position import Position, plan_batch
 
 WIDTH, NUM_SAMPLES, BATCH_SIZE, SEED, LEARNING_RATE = 8, 50, 12, 3, 1e-3
 MESHES = {

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import remesh
-from remesh.testing.hold import wait_if_held
+from tests.support.hold import wait_if_held
 
 WIDTH, NUM_SAMPLES, BATCH_SIZE, SEED = 8, 50, 12, 3
 

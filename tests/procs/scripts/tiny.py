@@ -15,9 +15,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import remesh
-from remesh.elastic.training.position import Position, plan_batch
-from remesh.elastic.training.stream import Stream
-from remesh.testing.hold import wait_if_held
+from remesh.elasticity.training.position import Position, plan_batch
+from remesh.elasticity.training.stream import Stream
+from tests.support.hold import wait_if_held
 
 WIDTH, NUM_SAMPLES, BATCH_SIZE, SEED = 8, 50, 12, 3
 

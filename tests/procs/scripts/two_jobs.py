@@ -21,7 +21,7 @@ from remesh.checkpoint.run.reader import why_incomplete
 from remesh.checkpoint.storage.integrity import verify
 from remesh.dist_checkpointing import ShardedTensor
 from remesh.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
-from remesh.errors import StorageError
+from remesh.foundation.errors import StorageError
 
 _NUM_RANKS = 2
 _ROWS = 40_000

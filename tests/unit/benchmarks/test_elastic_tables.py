@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.elastic import __main__ as room
-from benchmarks.elastic import bounds, control_plane, launcher_start
+from benchmarks.elastic import __main__ as room, bounds, control_plane, launcher_start
 from benchmarks.elastic.attempts import Count, tell_trial
 from benchmarks.elastic.peers import find_versions
 from benchmarks.elastic.phases import PHASES, Recovery, split_recovery

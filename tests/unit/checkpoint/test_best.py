@@ -15,8 +15,8 @@ import remesh
 from remesh.checkpoint.errors import CheckpointFormatError, CheckpointMismatchError
 from remesh.checkpoint.plan.step_names import step_name
 from remesh.checkpoint.storage.store import LocalStore
-from remesh.options import OptionError
-from remesh.retention import KeepBest, KeepEvery, KeepLast, Policy
+from remesh.foundation.options import OptionError
+from remesh.foundation.retention import KeepBest, KeepEvery, KeepLast, Policy
 from tests.profiles import seeds
 
 _CHANGES = ("create", "create_once", "put", "write_soon", "settle", "rename", "remove", "remove_directory")

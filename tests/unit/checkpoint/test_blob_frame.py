@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from remesh.checkpoint.errors import CheckpointFormatError
 from remesh.checkpoint.formats import data_file

@@ -16,7 +16,7 @@ from remesh.checkpoint.formats.directory import IN_PROGRESS_FNAME
 from remesh.checkpoint.plain import latest_complete, load, save
 from remesh.checkpoint.plan.step_names import step_name
 from remesh.dist_checkpointing.core import CheckpointingConfig, CheckpointingException, maybe_load_config, save_config
-from remesh.errors import FormatError, StorageError
+from remesh.foundation.errors import FormatError, StorageError
 
 
 class Killed(BaseException):

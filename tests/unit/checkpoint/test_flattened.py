@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from remesh import dist_checkpointing
 from remesh.checkpoint.plan.flattened import reroute, stored_form, unflatten

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import remesh
 from remesh import dist_checkpointing
@@ -22,8 +21,8 @@ from remesh.checkpoint.formats.torch_format import read_manifest
 from remesh.checkpoint.plan.manifest import Index, IndexedTensor, Manifest
 from remesh.checkpoint.run import reader
 from remesh.checkpoint.storage.integrity import CHECKSUMS_FNAME, read_checksums
-from remesh.checksums import crc32
 from remesh.dist_checkpointing import ShardedTensor
+from remesh.foundation.checksums import crc32
 from remesh.layout import itemsize_bytes
 
 METADATA = b"what .metadata holds"

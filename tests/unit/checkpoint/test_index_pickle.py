@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch.distributed.checkpoint import SavePlan
 from torch.distributed.checkpoint.filesystem import _StorageInfo, _StoragePrefix
 from torch.distributed.checkpoint.metadata import (
@@ -28,7 +27,7 @@ from remesh.checkpoint.errors import CheckpointFormatError
 from remesh.checkpoint.formats.index_files import encode_index
 from remesh.checkpoint.formats.inert_pickle import load_inert
 from remesh.checkpoint.plan.manifest import Index, IndexedTensor, Place
-from remesh.errors import LayoutError
+from remesh.foundation.errors import LayoutError
 
 KEYS = st.text(st.characters(codec="utf-8"), max_size=12)
 NUMBERS = st.integers(0, 2**70) | st.integers(0, 300)

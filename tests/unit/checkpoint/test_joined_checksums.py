@@ -8,14 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import remesh
 from remesh.checkpoint.storage import checked_file
 from remesh.checkpoint.storage.integrity import BLOCK_BYTES
 from remesh.checkpoint.storage.joined_checksums import join_blocks, join_groups
-from remesh.checksums import crc32
+from remesh.foundation.checksums import crc32
 
 
 @given(st.binary(max_size=50), st.binary(max_size=400), st.sampled_from([1, 2, 8, 32]))

@@ -13,9 +13,9 @@ import torch
 import remesh
 from remesh.checkpoint.errors import CheckpointMismatchError, CheckpointPathError
 from remesh.checkpoint.plan.step_names import step_name
-from remesh.errors import ConfigError
-from remesh.options import OptionError
-from remesh.retention import KeepEvery, KeepLast
+from remesh.foundation.errors import ConfigError
+from remesh.foundation.options import OptionError
+from remesh.foundation.retention import KeepEvery, KeepLast
 
 both = pytest.mark.parametrize("background", [False, True], ids=["in front", "behind"])
 

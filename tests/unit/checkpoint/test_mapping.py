@@ -9,7 +9,7 @@ from remesh.checkpoint.values.description import describe, entities_from
 from remesh.dist_checkpointing import LocalNonpersistentObject, ShardedObject, ShardedTensor, ShardedTensorFactory
 from remesh.dist_checkpointing.core import CheckpointingException
 from remesh.dist_checkpointing.mapping import apply_factories, apply_factory_merges, is_main_replica
-from remesh.errors import Error
+from remesh.foundation.errors import Error
 from remesh.layout import Box
 
 

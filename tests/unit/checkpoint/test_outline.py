@@ -6,8 +6,7 @@ import random
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from remesh.checkpoint.errors import CheckpointMismatchError
 from remesh.checkpoint.values.checks import validate_sharding_integrity

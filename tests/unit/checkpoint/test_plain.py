@@ -18,10 +18,10 @@ from remesh.checkpoint.plan.step_names import step_name
 from remesh.checkpoint.plan.writes import SMALL_BYTES, HeldBoxes, choose_writers
 from remesh.dist_checkpointing import ShardedTensor
 from remesh.dist_checkpointing.core import CheckpointingException
-from remesh.errors import FormatError, LayoutError, StorageError
+from remesh.foundation.errors import FormatError, LayoutError, StorageError
+from remesh.foundation.options import OptionError
 from remesh.layout import Box, Shard
 from remesh.layout.from_torch import Piece
-from remesh.options import OptionError
 
 
 def trained(seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:

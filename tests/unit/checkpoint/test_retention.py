@@ -16,8 +16,8 @@ from remesh.checkpoint.plan.step_names import step_name
 from remesh.checkpoint.run.housekeeping import State, decide_removals, list_checkpoints, remove_checkpoint
 from remesh.checkpoint.storage import Entry
 from remesh.checkpoint.storage.store import LocalStore
-from remesh.errors import ConfigError
-from remesh.retention import KeepBest, KeepEvery, KeepLast, Saved, decide_kept
+from remesh.foundation.errors import ConfigError
+from remesh.foundation.retention import KeepBest, KeepEvery, KeepLast, Saved, decide_kept
 
 
 def saved(*steps: int) -> list[Saved]:

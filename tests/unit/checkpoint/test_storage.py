@@ -24,8 +24,8 @@ from remesh.checkpoint.storage.integrity import verify
 from remesh.cli import main
 from remesh.dist_checkpointing import ShardedObject, ShardedTensor
 from remesh.dist_checkpointing.core import CONFIG_FNAME
-from remesh.errors import ConfigError, StorageError
-from remesh.retention import KeepLast
+from remesh.foundation.errors import ConfigError, StorageError
+from remesh.foundation.retention import KeepLast
 from tests.unit.checkpoint.stores import BUCKET, CREDENTIALS
 
 STATE = {"w": torch.arange(600.0).reshape(20, 30), "b": torch.arange(7, dtype=torch.int16), "step": 3, "lr": [0.1]}

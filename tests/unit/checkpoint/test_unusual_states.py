@@ -18,7 +18,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import remesh
 from remesh.checkpoint.errors import CheckpointMismatchError
-from remesh.errors import Error
+from remesh.foundation.errors import Error
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch says that some of them are to go
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from remesh.checkpoint.plan.writes import Written, assemble_index
 

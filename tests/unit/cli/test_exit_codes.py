@@ -12,16 +12,22 @@ import pytest
 from click.testing import CliRunner
 
 from remesh.cli import main
-from remesh.elastic.outcome import Category
-from remesh.exit_codes import ROWS, ExitCode, of_signal
+from remesh.elasticity.model.outcome import Category
+from remesh.foundation.exit_codes import ROWS, ExitCode, of_signal
 from tests.rules.source_tree import modules
 
 _GUIDE = Path(__file__).parents[3] / "docs" / "cli.md"
 _TABLE = re.compile(r"(<!-- exit codes: .*? -->\n)(.*?)(<!-- /exit codes -->)", re.DOTALL)
 # Processes of ours that no user starts: their codes are between them and us.
 _INSIDE = (
-    *("remesh.images.", "remesh.mpi.library.", "remesh.mpi.lower.", "remesh.testing.", "remesh.elastic.link"),
-    "remesh.torch_programs.host",
+    *(
+        "remesh.carried.images.",
+        "remesh.carried.mpi.library.",
+        "remesh.carried.mpi.lower.",
+        "remesh.testbed.rank_worker",
+        "remesh.elasticity.link",
+    ),
+    "remesh.carried.torch.host",
 )
 
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from remesh import __version__
 from remesh.cli import group, main
-from remesh.errors import ConfigError
+from remesh.foundation.errors import ConfigError
 
 
 def test_help_lists_every_verb_with_its_line() -> None:

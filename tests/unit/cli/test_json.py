@@ -14,10 +14,10 @@ import torch
 from click.testing import CliRunner
 
 import remesh
+from remesh.carried.rounds.job_folder import JobFolder, JobSpec
 from remesh.checkpoint.plan.step_names import step_name
 from remesh.cli import main
-from remesh.exit_codes import ExitCode
-from remesh.rounds.job_folder import JobFolder, JobSpec
+from remesh.foundation.exit_codes import ExitCode
 
 _MOVE = ("--shape", "8,8", "--src", "S0R@2x2", "--dst", "RS0@2x2")
 # Every verb, by whether it lists or shows. A new one is put where it belongs.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-from remesh import images
+from remesh.carried import images
+from remesh.carried.images import Finding
+from remesh.carried.mpi.mpis import Installation
 from remesh.cli import mpi as cli_mpi
-from remesh.errors import ConfigError
-from remesh.images import Finding
-from remesh.mpi.mpis import Installation
+from remesh.foundation.errors import ConfigError
 
 _GOOD = Finding("platform", True, True, "linux", "")
 _EXTRA = Finding("CRIU", False, False, "not installed", "install it")

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from remesh.carried.mpi import stay
+from remesh.carried.mpi.mpis import Installation
+from remesh.carried.rounds.job_folder import JobFolder, JobSpec, JobState
 from remesh.cli.group import main
 from remesh.cli.mpi import mpi
-from remesh.errors import ConfigError
-from remesh.mpi import stay
-from remesh.mpi.mpis import Installation
-from remesh.rounds.job_folder import JobFolder, JobSpec, JobState
+from remesh.foundation.errors import ConfigError
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from click.testing import CliRunner, Result
 
 from remesh.cli import main
 from remesh.cli.plan import build_move, parse_shape, parse_side
-from remesh.errors import ConfigError
-from remesh.reshard import Plan
-from remesh.reshard.model.network import HostLink, Network
+from remesh.foundation.errors import ConfigError
+from remesh.resharding import Plan
+from remesh.resharding.model.network import HostLink, Network
 
 
 def plan(*arguments: str) -> Result:

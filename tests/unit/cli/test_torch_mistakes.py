@@ -10,12 +10,12 @@ import pytest
 from click.testing import CliRunner
 from torch import accelerator
 
+from remesh.carried.hosts.hosts import Host
+from remesh.carried.rounds.job_folder import JobFolder
+from remesh.carried.rounds.leader import JobOutcome
+from remesh.carried.torch.stay import TorchPlacement
 from remesh.cli import torch as torch_verb
-from remesh.errors import ConfigError
-from remesh.ranks.hosts import Host
-from remesh.rounds.job_folder import JobFolder
-from remesh.rounds.leader import JobOutcome
-from remesh.torch_programs.stay import TorchPlacement
+from remesh.foundation.errors import ConfigError
 
 
 @pytest.fixture

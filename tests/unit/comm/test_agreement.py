@@ -8,7 +8,7 @@ import pytest
 
 from remesh.comm import agreement as module
 from remesh.comm.agreement import Agreement, Agreements, check_alike
-from remesh.options import OptionError
+from remesh.foundation.options import OptionError
 
 
 def agree(agreements: Agreements, parts: list[Any], beside: Any = None) -> Agreement[Any]:

@@ -3,7 +3,7 @@
 import pytest
 
 from remesh.comm.gather import gather_from, step_together
-from remesh.errors import Error
+from remesh.foundation.errors import Error
 
 
 def test_a_step_gives_its_own_value_back_whatever_it_is() -> None:

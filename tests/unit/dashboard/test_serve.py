@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from remesh.cli.dashboard import dashboard, read_token
 from remesh.cli.top import top
 from remesh.dashboard.serve import make_app, make_server
-from remesh.errors import ConfigError
+from remesh.foundation.errors import ConfigError
 
 TOKEN = "a-token-that-nobody-guesses"
 WAIT_S = 20.0

@@ -43,7 +43,7 @@ from remesh.dist_checkpointing.strategies.common import (
     load_common,
     save_common,
 )
-from remesh.errors import FormatError
+from remesh.foundation.errors import FormatError
 
 DTYPES = [
     *[torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.bool],

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import remesh
-from remesh.errors import ConfigError
+from remesh.foundation.errors import ConfigError
 from remesh.integrations.fused_weights import (
     TRANSPOSED_EXPERTS,
     VLLM_RULES,

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError
 
 import pytest
 
-from remesh.errors import ConfigError
+from remesh.foundation.errors import ConfigError
 from remesh.integrations.megatron_core import put_in_place
 
 _HOSTS = (

@@ -2,13 +2,12 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from remesh.errors import LayoutError
+from remesh.foundation.errors import LayoutError
 from remesh.layout import Box, Layout, Mesh, atoms, box_array, compute_overlap, layout_from_spec
 from remesh.layout.box_array import BoxArray, find_pairs, is_disjoint
-from remesh.testing.layouts import boxes, complete_layouts, indices_of, layouts, overlap_by_index, shapes, unfold
+from tests.support.layouts import boxes, complete_layouts, indices_of, layouts, overlap_by_index, shapes, unfold
 
 
 @st.composite

@@ -10,7 +10,7 @@ from torch.distributed.tensor._utils import _compute_local_shape_and_global_offs
 from torch.distributed.tensor.placement_types import _MaskPartial, _StridedShard
 
 from remesh import layout as rl
-from remesh.errors import LayoutError
+from remesh.foundation.errors import LayoutError
 from remesh.layout.dtypes import ITEMSIZE_BYTES
 from remesh.layout.from_torch import (
     Piece,

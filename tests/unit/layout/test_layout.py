@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from remesh.errors import LayoutError
+from remesh.foundation.errors import LayoutError
 from remesh.layout import Box, Layout, Mesh, Shard, compute_missing, compute_overlap, itemsize_bytes, layout_from_spec
 
 

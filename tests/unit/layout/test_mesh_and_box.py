@@ -2,7 +2,7 @@
 
 import pytest
 
-from remesh.errors import LayoutError
+from remesh.foundation.errors import LayoutError
 from remesh.layout import Box, Mesh
 
 

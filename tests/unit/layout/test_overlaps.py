@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from remesh.errors import LayoutError
+from remesh.foundation.errors import LayoutError
 from remesh.layout import Box, Layout, Shard, compute_overlap, compute_overlaps
 from remesh.layout.box import are_in_a_row
-from remesh.testing.layouts import layouts, shapes
+from tests.support.layouts import layouts, shapes
 
 
 @given(st.data())

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from remesh.errors import LayoutError
+from remesh.foundation.errors import LayoutError
 from remesh.layout import (
     Replicate,
     Split,
@@ -27,7 +27,7 @@ from remesh.layout import (
     mesh_to_json,
 )
 from remesh.layout.mesh import Mesh
-from remesh.testing.layouts import indices_of
+from tests.support.layouts import indices_of
 
 VECTORS = Path(__file__).parents[2] / "vectors"
 

@@ -19,8 +19,8 @@ from torch.utils.checkpoint import checkpoint
 from remesh.pipeline.actions import ActionKind
 from remesh.pipeline.check import order_of_progress
 from remesh.pipeline.graph import Edge, StageGraph
+from remesh.pipeline.running.stage import Stage, StageWork, add_gradients
 from remesh.pipeline.schedule import Schedule
-from remesh.pipeline.stage import Stage, StageWork, add_gradients
 
 SAMPLES, WIDTH = 3, 4
 NUM_STEPS = 9

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from remesh.pipeline.backward import Roots, begin_graph, run_backward, run_input_backward, run_weight_backward
+from remesh.pipeline.running.backward import Roots, begin_graph, run_backward, run_input_backward, run_weight_backward
 
 WIDTH = 5
 Outputs = dict[str, torch.Tensor]

@@ -12,7 +12,7 @@ from remesh.pipeline.actions import Action
 from remesh.pipeline.graph import Edge, StageGraph
 from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.queues import Crossing, Queue, check_queues, crossings_of, plan_queues
-from remesh.pipeline.runtime import check_device
+from remesh.pipeline.running.runtime import check_device
 from remesh.pipeline.schedule import Schedule
 from remesh.pipeline.schedules import SCHEDULES
 from remesh.pipeline.values import Pass, values_needed

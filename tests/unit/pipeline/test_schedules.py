@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from remesh.errors import ConfigError
+from remesh.foundation.errors import ConfigError
 from remesh.pipeline.actions import Action, ActionKind
 from remesh.pipeline.check import check_schedule
 from remesh.pipeline.graph import Edge, StageGraph

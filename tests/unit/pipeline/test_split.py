@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from remesh.pipeline.pipeline_error import PipelineError
-from remesh.pipeline.split import Parts, split_model
+from remesh.pipeline.running.split import Parts, split_model
 
 WIDTH = 4
 

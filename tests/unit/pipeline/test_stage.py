@@ -8,8 +8,8 @@ from torch import nn
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from remesh.pipeline.pipeline_error import PipelineError
-from remesh.pipeline.stage import Stage, StageWork, cut_microbatches, spec_of
-from remesh.pipeline.survey import unchanged
+from remesh.pipeline.running.stage import Stage, StageWork, cut_microbatches, spec_of
+from remesh.pipeline.running.survey import unchanged
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from remesh.cli import main
 from remesh.cli.net import network_of
-from remesh.errors import ConfigError
+from remesh.foundation.errors import ConfigError
 from remesh.testbed import BedSpec, Testbed
 from remesh.testbed.namespaces import is_alive, make_folder, remove_folders_of_the_dead, this_owner
 from remesh.testbed.probe import HostRates, Measured

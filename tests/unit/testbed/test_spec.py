@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from remesh.errors import ConfigError
+from remesh.foundation.errors import ConfigError
 from remesh.testbed import BedSpec, HostSpec, describe_rate, parse_rate
 from remesh.testbed.spec import MAX_HOSTS, NamespaceName, Owner
 

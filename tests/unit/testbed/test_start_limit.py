@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from remesh.testing import quiet_limit, rank_process
-from remesh.testing.rank_process import START_LIMIT_S, start_limit
+from remesh.testbed import quiet_limit, rank_process
+from remesh.testbed.rank_process import START_LIMIT_S, start_limit
 
 
 def test_a_start_is_over_when_nothing_has_moved_for_too_long(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,9 +29,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from remesh.linux import userfault
-from remesh.linux.calls import address_of, read_process
-from remesh.linux.userfault import EventKind
+from remesh.foundation.linux import userfault
+from remesh.foundation.linux.calls import address_of, read_process
+from remesh.foundation.linux.userfault import EventKind
 
 BLOCK_BYTES = 2 << 20
 """Copied and released together: a huge page, which a smaller part would break up."""

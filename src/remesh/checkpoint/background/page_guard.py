@@ -33,10 +33,10 @@ import torch
 
 from remesh.checkpoint.background import page_copier
 from remesh.checkpoint.errors import CheckpointingException
-from remesh.linux import calls, userfault
-from remesh.linux.proc_text import AreaKind
-from remesh.linux.procfs import read_areas
-from remesh.linux.userfault import Feature
+from remesh.foundation.linux import calls, userfault
+from remesh.foundation.linux.proc_text import AreaKind
+from remesh.foundation.linux.procfs import read_areas
+from remesh.foundation.linux.userfault import Feature
 
 logger = logging.getLogger(__name__)
 

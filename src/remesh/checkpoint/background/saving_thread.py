@@ -23,7 +23,7 @@ import torch.distributed as dist
 from remesh.checkpoint.background.staging import StagingBuffers
 from remesh.comm.agreement import Agreements
 from remesh.comm.gather import Group
-from remesh.torch_private import timeout_of
+from remesh.foundation.torch_private import timeout_of
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)

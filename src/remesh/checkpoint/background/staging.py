@@ -25,15 +25,16 @@ from dataclasses import dataclass
 
 import torch
 
-from remesh.checkpoint.background.cuda_devices import CUDA
 from remesh.checkpoint.background.page_guard import GuardedCopy, PageCopier, Refused, select
-from remesh.checkpoint.background.queued_copies import Devices, LockedMemory, QueuedCopy
-from remesh.checkpoint.errors import CheckpointingException, CheckpointMismatchError
+from remesh.checkpoint.errors import CheckpointingException, CheckpointMismatchError, told_as_checkpoint_errors
+from remesh.device.cuda_devices import CUDA
+from remesh.device.queued_copies import Devices, LockedMemory, QueuedCopy
 
 logger = logging.getLogger(__name__)
 
 _ALIGNMENT_BYTES = 64
 _LONGEST_WAIT_S = 1800.0
+_COPYING = "copying tensors of a device for a save"
 
 
 class Buffer:
@@ -69,7 +70,8 @@ class Copies:
         if self.guarded is not None:
             self.guarded.wait()
         if self.queued is not None:
-            self.queued.wait()
+            with told_as_checkpoint_errors(_COPYING):
+                self.queued.wait()
         return Copies(self.tensors, self.buffer)
 
 
@@ -136,9 +138,10 @@ class StagingBuffers:
         }
         if not on_devices:
             return None, on_devices
-        if buffer.locked is None:
-            buffer.locked = LockedMemory(buffer.raw, self._devices)
-        buffer.locked.begin([QueuedCopy(copies[number], tensors[number]) for number in sorted(on_devices)])
+        with told_as_checkpoint_errors(_COPYING):
+            if buffer.locked is None:
+                buffer.locked = LockedMemory(buffer.raw, self._devices)
+            buffer.locked.begin([QueuedCopy(copies[number], tensors[number]) for number in sorted(on_devices)])
         return buffer.locked, on_devices
 
     def _guard(

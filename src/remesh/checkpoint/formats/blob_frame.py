@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from remesh.checksums import crc32
+from remesh.foundation.checksums import crc32
 from remesh.layout.from_torch import torch_dtype
 
 LARGEST_BYTES = (1 << 32) - (1 << 20)

@@ -43,7 +43,7 @@ from remesh.checkpoint.formats.stand_ins import LOOK_UP, dump_with_stand_ins, fi
 from remesh.checkpoint.storage import Location, store_of
 from remesh.checkpoint.storage.integrity import BLOCK_BYTES, Trailer
 from remesh.checkpoint.storage.joined_checksums import join_blocks
-from remesh.checksums import crc32
+from remesh.foundation.checksums import crc32
 from remesh.layout.from_torch import dtype_name, torch_dtype
 
 _PATHS = (pathlib.PosixPath, pathlib.PurePosixPath, pathlib.PureWindowsPath)

@@ -34,8 +34,8 @@ from remesh.checkpoint.plan.manifest import Extent
 from remesh.checkpoint.plan.slabs import Slab, find_runs, plan_slabs
 from remesh.checkpoint.storage.checked_file import WINDOW_BYTES, CheckedFile, start_readers
 from remesh.checkpoint.storage.integrity import Checksums
-from remesh.checksums import crc32
-from remesh.device_streams import CallersStreams
+from remesh.device.streams import CallersStreams
+from remesh.foundation.checksums import crc32
 from remesh.layout import Box, row_major_strides
 from remesh.layout.from_torch import torch_dtype
 

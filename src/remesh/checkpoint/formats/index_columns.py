@@ -26,7 +26,7 @@ import numpy.typing as npt
 from remesh.checkpoint.errors import CheckpointFormatError
 from remesh.checkpoint.plan.manifest import Extent, Manifest, Place, StoredChunk, StoredTensor
 from remesh.checkpoint.storage import Location
-from remesh.errors import LayoutError
+from remesh.foundation.errors import LayoutError
 from remesh.layout import Box
 from remesh.layout.dtypes import ITEMSIZE_BYTES
 

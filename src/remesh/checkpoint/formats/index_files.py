@@ -38,9 +38,9 @@ from remesh.checkpoint.formats.index_columns import END, MAGIC, NUMBER, VERSION
 from remesh.checkpoint.plan.manifest import Index, Manifest, Place
 from remesh.checkpoint.storage import Location, store_of
 from remesh.checkpoint.storage.turns import Turn
-from remesh.checksums import crc32
+from remesh.foundation.checksums import crc32
+from remesh.foundation.torch_private import StorageInfo
 from remesh.layout.from_torch import torch_dtype
-from remesh.torch_private import StorageInfo
 
 _VERSION = "1.0.0"
 _ORIGINAL_SHAPE = "nd_reformulated_orig_global_shape"

@@ -26,8 +26,8 @@ from remesh.checkpoint.formats.blob_frame import Frame, frame_of
 from remesh.checkpoint.formats.index_columns import ColumnTensors
 from remesh.checkpoint.plan.manifest import StoredTensor
 from remesh.checkpoint.storage.checked_file import WINDOW_BYTES, CheckedFile
+from remesh.foundation.torch_private import foreach_copy
 from remesh.layout.from_torch import torch_dtype
-from remesh.torch_private import foreach_copy
 
 SMALL_BYTES = 64 << 10
 """Of elements."""

@@ -24,7 +24,7 @@ from remesh.checkpoint.formats.inert_pickle import Record, brief, load_inert
 from remesh.checkpoint.plan.manifest import Extent, Manifest, StoredChunk, StoredTensor
 from remesh.checkpoint.storage import Location, store_of
 from remesh.checkpoint.storage.integrity import Checksums
-from remesh.errors import LayoutError
+from remesh.foundation.errors import LayoutError
 from remesh.layout import Box
 from remesh.layout.from_torch import torch_dtype
 

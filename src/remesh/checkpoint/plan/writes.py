@@ -18,7 +18,7 @@ import numpy as np
 from remesh.checkpoint.plan.manifest import Index, IndexedTensor, Place, StoredBox
 from remesh.checkpoint.values.entities import ShardedBase, ShardedObject, ShardedTensor, is_main_replica
 from remesh.checkpoint.values.outline import IntArray, pack, unpack
-from remesh.reshard.schedule.senders import assign_whole
+from remesh.resharding.schedule.senders import assign_whole
 
 
 def select_objects(entities: Iterable[ShardedBase]) -> dict[str, list[ShardedObject]]:

@@ -23,7 +23,7 @@ from remesh.checkpoint.run.reader import why_incomplete
 from remesh.checkpoint.storage import Entry, Location, store_of
 from remesh.checkpoint.storage.integrity import SHA256_FNAME
 from remesh.checkpoint.storage.turns import IN_PROGRESS_FNAME, is_commit, is_mark
-from remesh.retention import Policy, Saved, decide_kept
+from remesh.foundation.retention import Policy, Saved, decide_kept
 
 _MAX_LOOKS = 10
 """At a checkpoint whose files change meanwhile."""

@@ -44,9 +44,9 @@ from remesh.checkpoint.storage import Location
 from remesh.checkpoint.storage.turns import Turn, check_found, held
 from remesh.checkpoint.values.entities import ShardedBase, ShardedTensor, check_has_values
 from remesh.checkpoint.values.outline import Outline, check_outlines, outline_of
-from remesh.collector import collector_at_rest
 from remesh.comm.agreement import Agreement, Agreements, check_alike
 from remesh.comm.gather import Group, group_rank, group_size
+from remesh.foundation.collector import collector_at_rest
 from remesh.layout.from_torch import dtype_name
 
 S = TypeVar("S", bound="RankState")

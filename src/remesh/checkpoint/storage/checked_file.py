@@ -23,7 +23,7 @@ from remesh.checkpoint.errors import CheckpointFormatError
 from remesh.checkpoint.storage import Location, store_of
 from remesh.checkpoint.storage.integrity import BLOCK_BYTES, Trailer
 from remesh.checkpoint.storage.joined_checksums import join_groups
-from remesh.checksums import crc32
+from remesh.foundation.checksums import crc32
 
 WINDOW_BYTES = 4 << 20
 _DIRECT_BYTES = 256 << 10

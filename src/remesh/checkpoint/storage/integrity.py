@@ -23,7 +23,7 @@ from types import MappingProxyType
 
 from remesh.checkpoint.errors import CheckpointFormatError
 from remesh.checkpoint.storage import Location, RangedFile, store_of
-from remesh.checksums import crc32
+from remesh.foundation.checksums import crc32
 
 CHECKSUMS_FNAME = ".remesh-checksums"
 BLOCKS_FNAME = ".remesh-blocks"

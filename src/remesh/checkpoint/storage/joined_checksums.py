@@ -19,7 +19,7 @@ Checksums = npt.NDArray[np.uint32]
 def join_blocks(crc: int, crcs: Checksums, block_bytes: int) -> int:
     """What a CRC-32 becomes when blocks with these follow, all of this length, which is a power of two.
 
-    >>> from remesh.checksums import crc32
+    >>> from remesh.foundation.checksums import crc32
     >>> content = bytes(range(16))
     >>> blocks = np.array([crc32(content[8:12]), crc32(content[12:])], np.uint32)
     >>> join_blocks(crc32(content[:8]), blocks, 4) == crc32(content)

@@ -15,8 +15,8 @@ from typing import Any
 
 from remesh.checkpoint.storage.remote import RemotePath, RemoteStore
 from remesh.checkpoint.storage.store import LocalStore, Store
-from remesh.errors import ConfigError
-from remesh.options import OptionError
+from remesh.foundation.errors import ConfigError
+from remesh.foundation.options import OptionError
 
 _URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.\-]*)://(?P<rest>.*)", re.DOTALL)
 _FLATTENED_URL = re.compile(r"[a-z][a-z0-9+.\-]+:/(?!/)")

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from remesh.files import flush
+from remesh.foundation.files import flush
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 """What file systems without hard links answer."""

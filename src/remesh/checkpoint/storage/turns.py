@@ -30,7 +30,7 @@ from dataclasses import dataclass
 
 from remesh.checkpoint.errors import CheckpointPathError, as_checkpoint_error
 from remesh.checkpoint.storage import Location, store_of
-from remesh.errors import Error
+from remesh.foundation.errors import Error
 
 logger = logging.getLogger(__name__)
 IN_PROGRESS_FNAME = ".remesh-save-in-progress"

@@ -18,7 +18,7 @@ from enum import Enum
 
 from remesh.checkpoint.errors import CheckpointMismatchError
 from remesh.checkpoint.values.entities import ShardedBase, ShardedObject, ShardedTensor, is_main_replica
-from remesh.errors import LayoutError
+from remesh.foundation.errors import LayoutError
 from remesh.layout import Box, Layout, Shard
 from remesh.layout.from_torch import dtype_name
 

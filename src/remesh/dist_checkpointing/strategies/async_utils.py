@@ -14,7 +14,7 @@ from remesh.checkpoint.background.callers import (
     ThreadAsyncCaller,
 )
 from remesh.checkpoint.background.queue import AsyncCallsQueue
-from remesh.collector import collector_at_rest as _disable_gc
+from remesh.foundation.collector import collector_at_rest as _disable_gc
 
 __all__ = [
     "AsyncCaller",

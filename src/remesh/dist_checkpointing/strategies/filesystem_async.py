@@ -32,7 +32,7 @@ from remesh.checkpoint.errors import CheckpointingException, told_as_checkpoint_
 from remesh.checkpoint.formats.data_file import write_data_file
 from remesh.checkpoint.storage import location_of
 from remesh.comm.gather import group_rank
-from remesh.torch_private import StorageInfo, StoragePrefix
+from remesh.foundation.torch_private import StorageInfo, StoragePrefix
 
 Row = list[Any]
 """Of an item ``[name, offset or None, number or None, bytes of values, file, first byte, length]``; JSON."""

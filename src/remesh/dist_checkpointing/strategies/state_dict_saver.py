@@ -16,7 +16,7 @@ from remesh.checkpoint.errors import CheckpointingException
 from remesh.checkpoint.run.steps import take_step
 from remesh.comm.gather import Group, gather_from, group_rank, step_together
 from remesh.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync, result_of
-from remesh.torch_private import DistWrapper
+from remesh.foundation.torch_private import DistWrapper
 
 Planned = tuple[FileSystemWriterAsync, Metadata | None, DistWrapper]
 """Arguments of `save_state_dict_async_finalize`; metadata on the coordinator only, and when it was planned anew."""

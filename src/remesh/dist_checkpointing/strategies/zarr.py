@@ -54,7 +54,7 @@ from remesh.dist_checkpointing.strategies.base import (
 from remesh.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
 from remesh.layout import Shard, boxes_of_flat_range
 from remesh.layout.from_torch import Piece, dtype_name
-from remesh.reshard.api import reshard
+from remesh.resharding.api import reshard
 
 _Row = Sequence[Any]
 """``(key, dtype, global shape, shape of the cell)`` of a shard."""

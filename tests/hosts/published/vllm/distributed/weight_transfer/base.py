@@ -9,9 +9,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor import Replicate as TorchReplicate
-from torch.distributed.tensor import Shard as TorchShard
+from torch.distributed.tensor import DTensor, Replicate as TorchReplicate, Shard as TorchShard
 
 TInitInfo = TypeVar("TInitInfo")
 TUpdateInfo = TypeVar("TUpdateInfo")

@@ -1,0 +1,1 @@
+"""Unmodified programs of MPI and torch, carried from one network and placement to another."""

@@ -1,0 +1,28 @@
+"""Which ranks of a checkpoint must not come to one host? Those whose shared memory would get one name there.
+
+A name in /dev/shm is a host's own. Ranks of two hosts may each have one that others know by the same name; on one host
+the second would take it from the first, and who opens it next would find another's memory. (Ranks that share memory on
+one host are refused when an image is asked for: it would hold a part of something.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from remesh.carried.hosts.hosts import RankSeat
+from remesh.carried.rounds.job_folder import rank_name
+from remesh.foundation.errors import ConfigError
+
+
+def check_apart(ranks: Mapping[str, Mapping[str, Any]], seats: Sequence[RankSeat], doing: str) -> None:
+    """Raise `ConfigError` if a name would be given twice on one host; ``ranks`` is what a manifest has by that name."""
+    taken: dict[tuple[str, str], int] = {}
+    for seat in seats:
+        for name in ranks[rank_name(seat.rank)].get("shared_names", ()):
+            first = taken.setdefault((seat.host, str(name)), seat.rank)
+            if first != seat.rank:
+                raise ConfigError(
+                    f"{doing}: ranks {first} and {seat.rank} have shared memory of their own, both by the name {name}, "
+                    f"and would be on host {seat.host}; put them on two hosts, as they were"
+                )

@@ -1,0 +1,107 @@
+"""Where is what the ranks of one host share? In a folder in memory that all ranks of a stay have there.
+
+    ranks/rank-0003    who is here: each rank of the stay on this host, from its start
+    windows/           files that programs map: each finds them under one name (`SHARED_PATH`)
+    hashes/            of files that programs have mapped, found once for all images (`form.hash_table`)
+
+Each rank holds a lock on the folder, shared with the others, while it lives. Whoever lets go as the last removes it;
+what killed ranks leave falls to the next that start on the host, as their rooms do (:mod:`remesh.carried.hosts.room`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from remesh.carried.hosts.room import PREFIX, clear_rooms, find_place
+from remesh.carried.rounds.job_folder import rank_name
+from remesh.foundation.errors import StorageError
+from remesh.wire.token import Token
+
+
+@dataclass(slots=True)
+class HostRoom:
+    """The folder of a stay on this host, as one rank has it."""
+
+    path: Path
+    rank: int
+    _lock: int
+
+    @classmethod
+    def enter(cls, stay: str, rank: int, place: Path | None = None) -> Self:
+        """Enter the folder of a stay, which the first rank makes; ``stay`` is known to its ranks alone.
+
+        Raises `StorageError` where it cannot be made, or is another user's.
+        """
+        path = host_folder(stay, place)
+        try:
+            room = cls(path, rank, _join(path))
+            for folder in (room.windows, room.hashes, room._ranks):
+                folder.mkdir(mode=0o700, exist_ok=True)
+            (room._ranks / rank_name(rank)).touch()
+        except OSError as error:
+            raise StorageError(
+                f"making {path} for the ranks of this host: {error}; check its free space and permissions"
+            ) from error
+        return room
+
+    @property
+    def windows(self) -> Path:
+        """The folder of the files that programs map."""
+        return self.path / "windows"
+
+    @property
+    def hashes(self) -> Path:
+        """The folder of the hashes of files."""
+        return self.path / "hashes"
+
+    @property
+    def _ranks(self) -> Path:
+        return self.path / "ranks"
+
+    def ranks(self) -> list[int]:
+        """The ranks of this host, once all of them have come."""
+        return sorted(int(entry.name.removeprefix(rank_name(0)[:-4])) for entry in self._ranks.iterdir())
+
+    def leave(self) -> None:
+        """Release the folder; the last rank removes it."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+            clear_rooms(self.path.parent)
+
+
+def host_folder(stay: str, place: Path | None = None) -> Path:
+    """The path of a stay's folder on this host."""
+    digest = hashlib.sha256(f"{stay}\n{socket.gethostname()}".encode()).hexdigest()
+    return (place or find_place()) / f"{PREFIX}of-host-{digest[:16]}"
+
+
+def name_stay(token: Token, coordinator: str) -> str:
+    """Name a stay by a digest that only its ranks know; ``coordinator`` is the address that they were given."""
+    return token.sign("host", coordinator.encode()).hex()
+
+
+def _join(path: Path) -> int:
+    """Lock the folder of this name; if another rank removes it meanwhile as a dead one's, it is made again."""
+    while True:
+        path.mkdir(mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH)
+                owner = os.fstat(lock)
+                if owner.st_uid != os.geteuid():
+                    raise PermissionError(f"it belongs to user {owner.st_uid}")
+                if os.path.samestat(owner, os.stat(path)):
+                    return lock
+            except BaseException:
+                os.close(lock)
+                raise
+            os.close(lock)

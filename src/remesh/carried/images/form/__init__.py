@@ -1,0 +1,1 @@
+"""What an image consists of: records, pages, files, and how they are written and read back."""

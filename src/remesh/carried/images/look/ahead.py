@@ -1,0 +1,97 @@
+"""What can be known of a process before it stands still? The hashes of the files that it has mapped or reads.
+
+torch's libraries have half a gigabyte, and SHA-256 takes a third of a second or more for them: as long as all pages
+take to be written. Most files stay as they are. So the image that a process came from tells their hashes, and those of
+others are found while the program runs; what is left, while its pages are written. Processes of one host divide the
+files among them (`remesh.carried.images.form.hash_table`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import filterfalse
+from pathlib import Path
+from typing import Final
+
+from remesh.carried.images.form.format import is_written
+from remesh.carried.images.form.hash_table import HashTable, Urgency
+from remesh.carried.images.form.identity import IDENTITIES
+from remesh.carried.images.form.stored import read_tree_areas
+from remesh.carried.images.form.tree_format import FileKind
+from remesh.carried.images.look.capture import mapped_paths
+from remesh.carried.images.look.inspection import is_bound_by_the_site, kind_of
+from remesh.carried.images.look.standing import StandingProcess
+from remesh.carried.images.look.tree import tree_of
+from remesh.foundation.errors import PeerError
+from remesh.foundation.linux.proc_text import Area
+from remesh.foundation.linux.procfs import read_areas, read_descriptors
+
+_PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+"""Pauses between looks: a program loads most libraries as it starts, some later. A later look finds hashes known."""
+_NICE: Final = 10
+"""A tenth of a processor where all are busy: at the lowest priority, hashes take a minute beside ranks that compute."""
+_BESIDE: Final = ThreadPoolExecutor(1, "remesh-hash")
+"""For hashes that are found while pages are written. A pool: a new thread would run late."""
+
+
+def share_hashes(folder: Path) -> None:
+    """Share the hashes of files with the processes of this host that have this folder, which is in memory."""
+    IDENTITIES.share(HashTable(folder))
+
+
+def remember_image(folder: Path) -> None:
+    """Take over the hashes that an image has, of those files that have not been changed since."""
+    for each in read_tree_areas(folder):
+        for path in each.files.keys() - each.written_files().keys():
+            with contextlib.suppress(OSError):
+                IDENTITIES.remember(path, each.files[path])
+
+
+def hash_ahead(pid: int) -> None:
+    """Hash what a process and its descendants have mapped or read: no image has to while they stand still.
+
+    They may run, and end, meanwhile.
+    """
+    for each in tree_of(pid):
+        with contextlib.suppress(OSError, PeerError):
+            IDENTITIES.gather([*_mapped(each, read_areas(each)), *_open_to_read(each)], Urgency.AHEAD)
+
+
+def start_hashing_beside(processes: Iterable[StandingProcess]) -> Future[None]:
+    """Hash what processes that stand still have mapped, in a thread, while other things of them are written."""
+    paths = [path for each in processes for path in _mapped(each.pid, each.areas)]
+    return _BESIDE.submit(IDENTITIES.gather, paths, Urgency.AT_ONCE)
+
+
+def _mapped(pid: int, areas: Iterable[Area]) -> Iterable[str]:
+    """The mapped files, as seen from here, whose time tells when they change."""
+    return mapped_paths(pid, filterfalse(is_written, areas)).values()
+
+
+def _open_to_read(pid: int) -> Iterator[str]:
+    """The files that a process has open and does not write itself, as seen from here: a table of samples, perhaps."""
+    for each in read_descriptors(pid):
+        is_read = each.flags & os.O_ACCMODE == os.O_RDONLY and not is_bound_by_the_site(each.link)
+        if is_read and kind_of(pid, each) is FileKind.FILE:
+            yield f"/proc/{pid}/fd/{each.number}"
+
+
+def start_hashing_ahead(pid: int, pauses_s: Sequence[float] = _PAUSES_S) -> threading.Thread:
+    """Run `hash_ahead` in a thread that leaves most of the processors to others, again after each of these pauses."""
+    thread = threading.Thread(target=_hash_aside, args=(pid, pauses_s), name="remesh-hash-ahead", daemon=True)
+    thread.start()
+    return thread
+
+
+def _hash_aside(pid: int, pauses_s: Sequence[float]) -> None:
+    # Linux keeps this priority per thread. An image that comes first does not wait here: it hashes the rest itself.
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+    with contextlib.suppress(ProcessLookupError):  # it has ended
+        for pause_s in pauses_s:
+            time.sleep(pause_s)
+            hash_ahead(pid)

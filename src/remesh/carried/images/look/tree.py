@@ -1,0 +1,74 @@
+"""Which processes belong to a tree, and how are they related?
+
+A *tree* is a process with its descendants; of an upper half it is everything in its pid namespace but the init, so
+those that lost their parent are in it, too.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from typing import Final
+
+from remesh.carried.images.form.family import INIT, Kin
+from remesh.foundation.linux.procfs import children_of, family_of, inner_id, read_stat, read_status
+
+_EXIT_CODE: Final = 51  # its place among the fields of /proc/P/stat
+
+
+def tree_of(pid: int) -> list[int]:
+    """Ids of the processes of a tree, ``pid`` first, parents before their children; ended ones too, if not waited for.
+
+    Raises `ProcessLookupError` when there is no such process.
+    """
+    try:
+        parent = int(read_status(pid)["PPid"])
+    except FileNotFoundError:
+        raise ProcessLookupError(errno.ESRCH, f"process {pid} has ended") from None
+    siblings = children_of(parent) if parent and _is_init_of_namespace(parent, pid) else []
+    return family_of(pid, *(child for child in siblings if child != pid))
+
+
+def _is_init_of_namespace(parent: int, pid: int) -> bool:
+    """Whether ``parent`` is the init of a namespace that ``pid`` is in, and this process is not."""
+    try:
+        theirs = os.readlink(f"/proc/{pid}/ns/pid")
+        inside = theirs == os.readlink(f"/proc/{parent}/ns/pid") != os.readlink("/proc/self/ns/pid")
+        return inside and inner_id(parent, parent) == INIT
+    except OSError:
+        return False
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process is gone, or is a zombie."""
+    try:
+        return read_status(pid)["State"][0] in "ZX" and len(os.listdir(f"/proc/{pid}/task")) == 1
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def name_of(pid: int) -> str:
+    """The name of a process, as it calls itself."""
+    try:
+        return read_status(pid)["Name"]
+    except (FileNotFoundError, ProcessLookupError):
+        return "ended"
+
+
+def kin_of(pids: Sequence[int]) -> list[Kin]:
+    """The processes of a tree as relatives, in the same order. `ValueError` when one has a group from outside."""
+    inner = {pid: inner_id(pid, pid) for pid in pids}
+    return [_kin_of(pid, inner) for pid in pids]
+
+
+def _kin_of(pid: int, inner: dict[int, int]) -> Kin:
+    status = read_status(pid)
+    return Kin(
+        pid=inner[pid],
+        parent=inner.get(int(status["PPid"]), INIT),
+        group=int(status["NSpgid"].split()[-1]),
+        session=int(status["NSsid"].split()[-1]),
+        exit_status=int(read_stat(pid)[_EXIT_CODE]) if has_ended(pid) else None,
+        name=status["Name"],
+    )

@@ -1,0 +1,1 @@
+"""Bringing a tree of processes back from its image."""

@@ -1,0 +1,1 @@
+"""Writing a tree of processes into an image."""

@@ -1,0 +1,1 @@
+"""Checkpoints of other programs: DeepSpeed, and Megatron before its distributed format."""

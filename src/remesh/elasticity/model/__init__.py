@@ -1,0 +1,1 @@
+"""Values of an elastic job: generations, seats, meshes, outcomes. Pure."""

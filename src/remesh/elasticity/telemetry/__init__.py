@@ -1,0 +1,1 @@
+"""Event logs and metrics of a job."""

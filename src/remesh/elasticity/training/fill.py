@@ -1,0 +1,352 @@
+"""Where does the state come from? Fills carried objects from peers' memory, snapshots, else from the last checkpoint.
+
+1. every rank tells at which steps it can give, under which names: from its own memory, and from snapshots on its node;
+   where all hold the newest step, each just what its new place needs, each keeps its own, and nothing is planned;
+2. steps are tried from the newest: if every wanted box has a holder then, its holders give and everybody takes, by one
+   reshard plan for all tensors;
+3. a step at which some box has no holder is left out on all ranks alike, so that no rank mixes two steps; the last
+   checkpoint comes in its place among the steps, after memory of the same step;
+4. the newest step goes by windows, if the program has asked for them (`remesh.elasticity.training.windows`);
+5. a job that has resolved no step yet begins anew, and so does one that lost a box before its first checkpoint could
+   be there; any other ends with an error, for nobody has asked for its steps to be made again.
+
+*Lines.* A job that goes back makes some steps a second time, and not always to the same bits. So every state knows the
+generation in which the job last began or went back, its line; holders of one step give together only if their lines are
+one, and a later line comes first.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from remesh.checkpoint.plain import latest_complete, load_chosen
+from remesh.checkpoint.plan.step_names import step_of
+from remesh.checkpoint.run.reader import OpenCheckpoint
+from remesh.checkpoint.storage import Location, location_of
+from remesh.comm.gather import all_gather_json, group_rank, step_together
+from remesh.elasticity.model.alike import describe_unlike
+from remesh.elasticity.state import CarriedState, HeldState
+from remesh.elasticity.training.offers import Offers, keep_both
+from remesh.elasticity.training.position import Position
+from remesh.elasticity.training.windows import DOING, FilledWindows, FillSource, fill_by_windows, tell_of_memory
+from remesh.foundation.errors import ConfigError, StorageError
+from remesh.layout.from_torch import Piece
+from remesh.resharding.model.tasks import compute_missing_boxes
+from remesh.resharding.planning.plan import Plan
+from remesh.resharding.planning.planner import plan_reshard
+from remesh.resharding.running.describe import describe_all, gather_moves, moves_of
+from remesh.resharding.running.run import Moved, UnfilledError, run_plan
+from remesh.resharding.running.telemetry import BytesByPair
+
+_Pieces = dict[str, Piece]
+logger = logging.getLogger(__name__)
+_ALL_HELD = "every shard is held by a living rank"
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """The result of a fill: its source, and the bytes from each rank."""
+
+    position: Position
+    source: str
+    """``"peers"``, ``"snapshots"``, ``"checkpoint"`` or ``"fresh"``."""
+    reason: str
+    bytes_by_pair: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    """(giving rank, taking rank) -> bytes that went over the network, for all ranks; counted when looked at."""
+    bytes_taken: Mapping[int, int] = field(default_factory=dict)
+    """Giving rank -> bytes that this rank took from it over the network."""
+    bytes_kept: int = 0
+    """Bytes that ranks had in their own memory, over all ranks."""
+    bytes_from_disk: int = 0
+    """Bytes that this rank read from a checkpoint."""
+    bound_bytes: int = 0
+    """Bytes that no plan could have kept off the busiest host's network."""
+    move_s: float = 0.0
+    """How long this rank was at moving them."""
+    num_windows: int = 0
+    """In so many windows; 0 for all at once."""
+    peak_bytes: int = 0
+    """With windows: what this rank was planned to hold of the old and the new state at one time, at the most."""
+
+
+@dataclass(frozen=True, slots=True)
+class FillRules:
+    """The sources that may serve besides memory; equal on all ranks."""
+
+    checkpoint: Location | None = None
+    """Folder or URL of the job's checkpoints."""
+    save_every: int | None = None
+    """Steps between two checkpoints; None: made only when asked."""
+    line: int = 0
+    """Of a job that goes back or begins now: the generation's number."""
+    is_behind: bool = False
+    """Whether the state in memory is of an earlier stay, so that a checkpoint may be newer."""
+    known_step: int = 0
+    """Batches that the job is known to have resolved, whether anybody holds them or not."""
+    window_bytes: int | None = None
+    """What a rank may make at a time, beside what it holds; None: all."""
+
+    def may_begin_anew(self, step: int) -> bool:
+        """Whether a job at this step need not have a checkpoint yet: the first is due, or on its way, at most."""
+        if step == 0:
+            return True
+        return self.checkpoint is not None and self.save_every is not None and step < 2 * self.save_every
+
+
+def fill_state(state: CarriedState, offers: Offers, host_of: Mapping[int, str], rules: FillRules) -> Filled:
+    """Fill ``state`` on all ranks alike; every rank of the default group calls it, and blocks on the others."""
+    # By windows nothing is made before it is known what moves.
+    held = offers.held if rules.window_bytes is None else None
+    find, tell = partial(_find_own, state, held), partial(_tell, offers, state, rules)
+    met = step_together(find, None, DOING, tell=tell, translate=tell_of_memory)
+    everywhere = met.told
+    _check_same_call([each["carries"] for each in everywhere])
+    is_new = all(each["is_new"] for each in everywhere)
+    state.is_new = False
+    summaries = [summary for each in everywhere for summary in each["told"]]
+    newest = max((_moment(each["told"][0]) for each in everywhere if each["in_memory"]), default=None)
+    if met.mine is not None and not rules.is_behind and _do_all_stay(everywhere):
+        return _keep_own(state, met.mine, everywhere)
+    state.forget_allocated()
+    reasons = [] if newest is not None else ["nobody alive holds state"]
+    found = None if newest is not None and not rules.is_behind else _find_checkpoint(rules.checkpoint)
+    for line, step in sorted({_moment(summary) for summary in summaries}, reverse=True):
+        if found is not None and _step_of_checkpoint(found) > step:
+            continue
+        at_step = [summary for summary in summaries if _moment(summary) == (line, step)]
+        names = frozenset(name for summary in at_step for name in summary["names"])
+        is_newest = (line, step) == newest
+        reached = Position(step, int(at_step[0]["samples"]), line if is_newest else rules.line)
+        becomes = HeldState(step, reached.samples, {}, at_step[0]["values"], reached.line)
+        if rules.window_bytes is not None and is_newest and not rules.is_behind:
+            started_s = time.monotonic()
+            windows = fill_by_windows(state, FillSource(offers, names, becomes, host_of), rules.window_bytes)
+            if windows is not None:
+                state.set_values(becomes.values)
+                state.is_torn = False
+                return _filled_by(windows, reached, time.monotonic() - started_s)
+        make = partial(_make_sides, state, names, offers, (line, step))
+        sides = step_together(make, None, DOING, tell=lambda made: describe_all(*made), translate=tell_of_memory)
+        moves = moves_of(sides.told)
+        missing = compute_missing_boxes(moves)
+        if missing:
+            name, boxes = min(missing.items())
+            reasons.append(
+                f"nobody alive holds box {boxes[0]} of {name!r} at step {step} ({len(missing)} tensors incomplete)"
+            )
+            # The disk is looked at only now: as long as memory serves, nobody waits for it.
+            found = found or _find_checkpoint(rules.checkpoint)
+            continue
+        plan = plan_reshard(moves, host_of)
+        state.is_torn = offers.held is not None and not offers.holds(line, step)
+        started_s = time.monotonic()
+        moved = _move(state, plan, sides.mine, offers.held, becomes)
+        move_s = time.monotonic() - started_s
+        state.set_values(becomes.values)
+        state.is_torn = False
+        reasons.append(_ALL_HELD if is_newest else f"went back to the snapshots of step {step}")
+        return Filled(
+            reached,
+            "peers" if is_newest else "snapshots",
+            "; ".join(reasons),
+            bytes_by_pair=moved.bytes_by_pair,
+            bytes_taken=_bytes_taken(moved),
+            bytes_kept=moved.bytes_local,
+            bound_bytes=plan.lower_bound_bytes,
+            move_s=move_s,
+        )
+    if found is not None:
+        return _load_checkpoint(state, found, "; ".join(reasons), rules.line)
+    num_lost = max([rules.known_step, *(int(summary["step"]) for summary in summaries)])
+    if not (is_new and rules.may_begin_anew(num_lost)):
+        raise _nothing_to_continue_from(reasons, rules, num_lost)
+    return _begin_anew(state, reasons, rules.line, num_lost)
+
+
+def _begin_anew(state: CarriedState, reasons: Sequence[str], line: int, num_lost: int) -> Filled:
+    state.forget_allocated()
+    # Raises where ranks have another shape or dtype of a tensor. Only the next change of members would find it else.
+    gather_moves({}, state.tensors())
+    begins = "there is no checkpoint"
+    if num_lost:
+        begins = f"no checkpoint was due yet: the job begins anew, {num_lost} steps are lost"
+    reason = f"{'; '.join(reasons)}, and {begins}"
+    if num_lost and group_rank() == 0:
+        logger.warning("%s: %s", DOING, reason)
+    return Filled(Position(line=line), "fresh", reason)
+
+
+def _nothing_to_continue_from(reasons: Sequence[str], rules: FillRules, num_lost: int) -> StorageError:
+    root = rules.checkpoint
+    found = "the job has no folder of checkpoints" if root is None else f"found no checkpoint in {root}"
+    return StorageError(
+        f"{DOING}: {'; '.join(reasons)}, and {found}; the job had come to step {num_lost} or later, expected a source "
+        "to continue from; start it again to begin at step 0, and run it with checkpoint=... and save_every=..., with "
+        "snapshot_every=..., or with replicas on more nodes"
+    )
+
+
+def _filled_by(windows: FilledWindows, reached: Position, move_s: float) -> Filled:
+    taken: Counter[int] = Counter()
+    for one in windows.moved:
+        taken.update(_bytes_taken(one))
+    return Filled(
+        reached,
+        "peers",
+        f"{_ALL_HELD}; moved in {len(windows.moved)} windows",
+        bytes_by_pair=BytesByPair(lambda: windows.bytes_by_pair),
+        bytes_taken=taken,
+        bytes_kept=sum(one.bytes_local for one in windows.moved),
+        bound_bytes=sum(one.lower_bound_bytes for one in windows.moved),
+        move_s=move_s,
+        num_windows=len(windows.moved),
+        peak_bytes=windows.peak_bytes,
+    )
+
+
+def _make_sides(
+    state: CarriedState, names: frozenset[str], offers: Offers, moment: tuple[int, int]
+) -> tuple[_Pieces, _Pieces]:
+    """What this rank gives of a step, and the memory that is to be filled."""
+    state.allocate(names)
+    return offers.at(*moment), state.pieces()
+
+
+def _move(
+    state: CarriedState, plan: Plan, sides: tuple[_Pieces, _Pieces], held: HeldState | None, becomes: HeldState
+) -> Moved:
+    """Run the plan, and keep both sides if this rank cannot know whether it has ended for all."""
+    give, take = sides
+    try:
+        return run_plan(plan, give, take, None)
+    except UnfilledError as lost:
+        if not lost.unfilled:
+            before = {} if state.is_torn or held is None else held.pieces
+            state.in_doubt = replace(becomes, pieces=keep_both(before, take))
+        raise
+
+
+def _find_own(state: CarriedState, held: HeldState | None) -> list[tuple[Piece, Piece]] | None:
+    """What it takes and what it holds of each tensor, if the boxes are the same; None if they are not."""
+    if held is None:
+        return None
+    state.allocate(held.pieces.keys())
+    take = state.pieces()
+    if take.keys() != held.pieces.keys():
+        return None
+    pairs = [(take[name], given) for name, given in held.pieces.items()]
+    return pairs if all(itertools.starmap(_lie_alike, pairs)) else None
+
+
+def _lie_alike(taken: Piece, given: Piece) -> bool:
+    """Whether two local tensors are the same part of the same tensor, of whole values in one dtype."""
+    return (
+        (taken.global_shape, taken.shards, taken.partial) == (given.global_shape, given.shards, given.partial)
+        and (taken.tensor.shape, taken.tensor.dtype) == (given.tensor.shape, given.tensor.dtype)
+        and taken.partial is None
+    )
+
+
+def _check_same_call(told: Sequence[Mapping[str, Any]]) -> None:
+    """Raise, on all ranks alike, for calls that differ: a rank would not get what it does not name."""
+    unlike = describe_unlike(told, lambda rank: f"rank {rank}")
+    if unlike is not None:
+        raise ConfigError(
+            f"{DOING}: ranks call job.carry with different arguments: {unlike}; give all ranks the same, a module "
+            "without parameters where a rank has no part in one"
+        )
+
+
+def _tell(
+    offers: Offers, state: CarriedState, rules: FillRules, own: Sequence[tuple[Piece, Piece]] | None
+) -> dict[str, Any]:
+    """The description of the state that this rank can give, for the others."""
+    return {
+        "in_memory": offers.held is not None,
+        "told": [_summary(one) for one in (offers.held, *offers.snapshots) if one is not None],
+        "is_new": state.is_new,
+        "carries": {"window_bytes": rules.window_bytes, **state.kinds()},
+        "own_bytes": None if own is None else sum(taken.tensor.nbytes for taken, _ in own),
+    }
+
+
+def _do_all_stay(everywhere: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether all ranks hold the newest step there is, each what it needs."""
+    newest = max((_moment(summary) for each in everywhere for summary in each["told"]), default=None)
+    return all(each["own_bytes"] is not None and _moment(each["told"][0]) == newest for each in everywhere)
+
+
+def _keep_own(
+    state: CarriedState, own: Sequence[tuple[Piece, Piece]], everywhere: Sequence[Mapping[str, Any]]
+) -> Filled:
+    """Every rank fills its objects from its own memory; calls nobody."""
+    started_s = time.monotonic()
+    for taken, given in own:
+        taken.tensor.copy_(given.tensor)
+    summary = everywhere[0]["told"][0]
+    state.set_values(summary["values"])
+    line, step = _moment(summary)
+    return Filled(
+        Position(step, int(summary["samples"]), line),
+        "peers",
+        "every rank holds what it needs",
+        bytes_kept=sum(each["own_bytes"] for each in everywhere),
+        move_s=time.monotonic() - started_s,
+    )
+
+
+def _bytes_taken(moved: Moved) -> Mapping[int, int]:
+    taken: Counter[int] = Counter()
+    for message in moved.taken:
+        taken[message.giver] += message.nbytes
+    return taken
+
+
+def _step_of_checkpoint(path: str) -> int:
+    step = step_of(location_of(path).name)
+    assert step is not None
+    return step
+
+
+def _summary(held: HeldState) -> dict[str, Any]:
+    names = sorted(held.pieces)
+    return {"line": held.line, "step": held.step, "samples": held.samples, "names": names, "values": held.values}
+
+
+def _moment(summary: Mapping[str, Any]) -> tuple[int, int]:
+    """Line and step: what boxes that go together have in common."""
+    return int(summary["line"]), int(summary["step"])
+
+
+def _find_checkpoint(root: Location | None) -> str | None:
+    """The newest complete checkpoint as rank 0 sees it: another rank may look a moment before or after a commit."""
+    found = latest_complete(root) if root is not None and group_rank() == 0 else None
+    chosen: str | None = all_gather_json(None if found is None else str(found), None)[0]
+    return chosen
+
+
+def _load_checkpoint(state: CarriedState, chosen: str, reason: str, line: int) -> Filled:
+    def choose(checkpoint: OpenCheckpoint) -> dict[str, Any]:
+        state.allocate(checkpoint.manifest.tensors)
+        return {**state.tensors(), "job": None}
+
+    def begin() -> None:
+        state.is_torn = True
+
+    loaded = load_chosen(choose, chosen, before_filling=begin)
+    state.set_values(loaded["job"]["values"])
+    state.is_torn = False
+    position = loaded["job"]["position"]
+    return Filled(
+        Position(int(position["step"]), int(position["samples"]), line),
+        "checkpoint",
+        f"{reason}; went back to {chosen}",
+        bytes_from_disk=sum(piece.tensor.nbytes for piece in state.pieces().values()),
+    )

@@ -1,0 +1,199 @@
+"""Which names does Remesh use that torch calls private? These; no other module names one.
+
+A release of torch may move or drop any of them. Each is looked up when a module of ours is imported that uses it, and
+what is not there is an error that names it and the torch that was found: a name that is imported from here is looked up
+then, members of classes and modules are when this module is imported, those of modules that are slow to load when who
+uses them calls `check_members`. `missing_names` lists all at once.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+import torch.distributed as dist
+
+from remesh.foundation.errors import ConfigError
+
+if TYPE_CHECKING:  # it loads half of torch's distributed side, which a launcher does not need
+    from torch.distributed.fsdp import FSDPModule
+
+_HOMES: Final = {
+    "AsyncCollectiveTensor": "torch.distributed._functional_collectives.AsyncCollectiveTensor",
+    "DistWrapper": "torch.distributed.checkpoint.utils._DistWrapper",
+    "FakeProcessGroup": "torch._C._distributed_c10d.FakeProcessGroup",
+    "GroupThatCompares": "torch._C._distributed_c10d._ProcessGroupWrapper",
+    "StorageInfo": "torch.distributed.checkpoint.filesystem._StorageInfo",
+    "StoragePrefix": "torch.distributed.checkpoint.filesystem._StoragePrefix",
+    "StridedShard": "torch.distributed.tensor.placement_types._StridedShard",
+    "foreach_copy": "torch._foreach_copy_",
+    "make_group": "torch.distributed.distributed_c10d._new_process_group_helper",
+    "matches_machine_hostname": "torch.distributed.elastic.rendezvous.utils._matches_machine_hostname",
+}
+"""Our name to torch's."""
+_MEMBERS: Final = {
+    "torch._C._autograd.SavedTensor": ("unpack_hook",),
+    "torch.distributed.Backend": ("_plugins",),
+    "torch.distributed.ProcessGroup": ("_get_backend",),
+    "torch.distributed.distributed_c10d": ("_world",),
+}
+"""What is used of a class or a module by attribute."""
+FSDP_MODULE: Final = "torch.distributed.fsdp.FSDPModule"
+LOCAL_AGENT: Final = "torch.distributed.elastic.agent.server.local_elastic_agent.LocalElasticAgent"
+SUBPROCESS_HANDLER: Final = "torch.distributed.elastic.multiprocessing.subprocess_handler.SubprocessHandler"
+_SLOW_MEMBERS: Final = {
+    FSDP_MODULE: ("_get_fsdp_state",),
+    LOCAL_AGENT: ("_start_workers", "_restart_workers", "_stop_workers", "_monitor_workers", "_shutdown"),
+    SUBPROCESS_HANDLER: ("_popen",),
+}
+"""The same of what a launcher does not load; of torch's classes, the methods that ours override."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    _refuse_missing([_HOMES[name]])
+    return _look_up(_HOMES[name])
+
+
+def missing_names() -> list[str]:
+    """Every private name that Remesh uses and this torch lacks."""
+    return [dotted for dotted in (*_HOMES.values(), *_members_of(*_MEMBERS, *_SLOW_MEMBERS)) if not _is_there(dotted)]
+
+
+def check_members(home: str) -> None:
+    """Raise `ConfigError` for what this torch lacks of a class that is slow to load. Called by who uses that."""
+    _refuse_missing(_members_of(home))
+
+
+def _members_of(*homes: str) -> list[str]:
+    return [f"{home}.{name}" for home in homes for name in {**_MEMBERS, **_SLOW_MEMBERS}[home]]
+
+
+def _refuse_missing(needed: Sequence[str]) -> None:
+    if lacking := [dotted for dotted in needed if not _is_there(dotted)]:
+        raise ConfigError(
+            f"using torch {torch.__version__}: it has no {', '.join(lacking)}, which Remesh needs; install a release "
+            "of torch that Remesh was tested with"
+        )
+
+
+def _is_there(dotted: str) -> bool:
+    try:
+        _look_up(dotted)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+def _look_up(dotted: str) -> Any:
+    """The object of a dotted name, whose first parts are modules, some of which may be being imported right now."""
+    parts = dotted.split(".")
+    found: Any = importlib.import_module(parts[0])
+    for length, part in enumerate(parts[1:], 2):
+        try:
+            found = importlib.import_module(".".join(parts[:length]))
+        except ImportError:
+            found = getattr(found, part)
+    return found
+
+
+def num_groups_named() -> int:
+    """How many groups torch has named: it counts up, and names the next one by that."""
+    return int(dist.distributed_c10d._world.group_count)
+
+
+def name_groups_from_the_start() -> None:
+    """Let torch name the next group as the first one."""
+    dist.distributed_c10d._world.group_count = 0
+
+
+def number_ranks(group: dist.ProcessGroup) -> None:
+    """Let torch know the ranks of a group that was not made of the default group's by their numbers in it."""
+    dist.distributed_c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(group.size())}
+
+
+def all_groups() -> list[dist.ProcessGroup]:
+    """Every group that torch knows of in this process."""
+    return list(dist.distributed_c10d._world.pg_map)
+
+
+def store_of(group: dist.ProcessGroup) -> dist.Store:
+    """The store over which the members of a group met; its keys are the group's own."""
+    store: dist.Store = dist.distributed_c10d._world.pg_map[group][1]
+    return store
+
+
+def backends_of(group: dist.ProcessGroup | None) -> dict[str, str]:
+    """The name of a group's backend for each type of device: ``{"cpu": "gloo", "cuda": "nccl"}``."""
+    return dict(entry.split(":", 1) for entry in dist.get_backend_config(group).split(","))
+
+
+def timeout_of(group: dist.ProcessGroup) -> timedelta | None:
+    """How long what a group does may take; None where its backend does not say."""
+    backend = group._get_backend(torch.device(next(iter(backends_of(group)))))
+    return getattr(getattr(backend, "options", None), "_timeout", None)
+
+
+def nccl_of(group: dist.ProcessGroup) -> Any | None:
+    """What the group has for tensors of CUDA devices, if that is one of torch's ``ProcessGroupNCCL``; else None."""
+    return group._get_backend(torch.device("cuda")) if backends_of(group).get("cuda") == "nccl" else None
+
+
+def nccl_error(group: dist.ProcessGroup) -> str | None:
+    """What became of the operations that a group has queued over NCCL: ``"TIMEOUT"``, ``"COMM_ERROR"``; None if all is
+    well. It is noted before what hangs is aborted."""
+    backend = nccl_of(group)
+    if backend is None:
+        return None
+    if not hasattr(backend, "get_error"):
+        raise ConfigError(
+            f"using torch {torch.__version__}: {type(backend).__name__} has no get_error, by which Remesh learns of "
+            "operations that were aborted; install a release of torch that Remesh was tested with"
+        )
+    name: str = backend.get_error().name
+    return None if name == "SUCCESS" else name
+
+
+def abort_nccl(group: dist.ProcessGroup) -> None:
+    """Abort the communicators of a group, which ends what spins on a device; torch goes on knowing the group."""
+    backend = nccl_of(group)
+    if backend is not None:
+        backend.abort()
+
+
+def is_known_backend(name: str) -> bool:
+    """Whether a backend of this name was registered."""
+    return name.upper() in dist.Backend._plugins
+
+
+def is_saved_by_hooks(node: Any) -> bool:
+    """Whether a tensor that a node of an autograd graph keeps was packed by a hook, as in activation checkpointing."""
+    for name in _names_of_saved(node.__class__):
+        saved = getattr(node, name)
+        for each in saved if isinstance(saved, (tuple, list)) else (saved,):
+            if each is not None and each.unpack_hook is not None:
+                return True
+    return False
+
+
+@functools.cache
+def _names_of_saved(kind: type[Any]) -> tuple[str, ...]:
+    return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
+
+
+def holds_unreduced_gradients(module: FSDPModule) -> bool:
+    """Whether a module of FSDP has gradients that it has not added up over its ranks yet."""
+    group = module._get_fsdp_state()._fsdp_param_group
+    for one in () if group is None else group.fsdp_params:
+        unsharded = getattr(one, "_unsharded_param", None)
+        if one.unsharded_accumulated_grad is not None or (unsharded is not None and unsharded.grad is not None):
+            return True
+    return False
+
+
+_refuse_missing(_members_of(*_MEMBERS))

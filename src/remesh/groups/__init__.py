@@ -1,0 +1,1 @@
+"""Process groups of torch: made, aborted, judged, made again, made beside the default one."""

@@ -1,0 +1,45 @@
+"""How do communicators on a device end that may wait for ranks that never come? Side by side, and within a limit.
+
+An abort by itself waits for the device, and so for what another communicator has spinning there: they end together, or
+not at all. torch makes a thread for each, so a group of NCCL's calls, which is a thread's, would not join them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+from remesh.foundation.errors import PeerError
+
+
+class Aborts:
+    """Communicators that are being aborted, those of each group in a thread of their own."""
+
+    def __init__(self, aborts: Sequence[Callable[[], None]]) -> None:
+        """Begin; each of ``aborts`` ends those of one group."""
+        self._errors: list[Exception] = []
+        self._threads = [
+            threading.Thread(target=self._work, args=(abort,), name="remesh-abort", daemon=True) for abort in aborts
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def wait(self, timeout: timedelta) -> None:
+        """Return when all have ended; `PeerError` when they have not, for this long."""
+        limit_s = time.monotonic() + timeout.total_seconds()
+        for thread in self._threads:
+            thread.join(max(0.0, limit_s - time.monotonic()))
+        if self._errors or any(thread.is_alive() for thread in self._threads):
+            found = next(iter(self._errors), f"it was still under way after {timeout.total_seconds():g} s")
+            raise PeerError(
+                f"aborting communicators on the device of this rank: expected them to end, found: {found}; the device "
+                "is of no use to this process any more, start it again"
+            )
+
+    def _work(self, abort: Callable[[], None]) -> None:
+        try:
+            abort()
+        except Exception as raised:  # belongs to whoever waits
+            self._errors.append(raised)

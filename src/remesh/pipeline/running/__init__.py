@@ -1,0 +1,1 @@
+"""Execution of a schedule by ranks: stages, edges, steps."""

@@ -1,0 +1,357 @@
+"""How does a value get from one stage to another? Reshard plans that are carried out beside the compute.
+
+Definitions. A *route* is all values that go from one stage to another, one plan forward and one for the gradients
+back. A *lane* is one direction of a route on one rank that takes part in it. The plans are made once, from how each
+stage says that the values lie on its mesh; then a lane carries one micro-batch after the other, in the order in which
+the schedule makes them.
+
+Every lane of a step has threads of its own; over NCCL none has (`remesh.pipeline.running.queued_edges`). Giving puts
+the values in their hands and returns; receives are posted a few micro-batches ahead, whether anybody waits yet or not,
+so values arrive while the stage computes. Relays and sums of a plan go on in the same threads. Lanes have tags of their
+own and never wait for each other.
+
+    stage 0   F0 ─┐ F1 ─┐ F2            B0
+    lane          └─0─>└─1─>...   <─0─┘
+    stage 1             F0      B0 ─┘ F1
+
+Every receive is posted, sooner or later, whatever its rank does. So a send always comes to its end, and a rank that
+stands still until its own have (`Lane.wait_gone`, what pipelines do that do not overlap) waits for nobody's compute.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+import torch
+
+from remesh.comm.gather import Group
+from remesh.device.streams import CallersStreams
+from remesh.layout import Box, Layout, Shard
+from remesh.layout.from_torch import Piece, dtype_name, torch_dtype
+from remesh.pipeline.pipeline_error import PipelineError
+from remesh.resharding.model.tasks import TensorMove
+from remesh.resharding.planning.transfer import PlanOptions, Transfer, plan_transfer
+from remesh.resharding.running.run import BoundTransfer
+
+_FIRST_TAG = 0x5E560000
+_NUM_AHEAD = 3
+"""So many receives of a lane are posted at a time. A sender that learns of a receive only when the one before is done
+learns of it late: the word has to pass what the taker itself is sending."""
+_ABORT_TIMEOUT_S = 30.0
+_SIGNAL = "signal"
+_DTYPES_WITHOUT_GRADIENT = ("bool", "int", "uint")
+
+
+class Payload(Enum):
+    """What is sent over the links: the values, or one byte for each."""
+
+    VALUES = "values"
+    """What the stages make."""
+    SIGNALS = "signals"
+    """One byte from each rank that would give, and zeros are computed with: how fast the schedule would be if transfers
+    took no time. For measurements; no training."""
+
+
+@dataclass(frozen=True)
+class PlannedWay:
+    """One direction between two stages, planned."""
+
+    held: Mapping[str, Layout]
+    """How each value lies on the mesh that it leaves, by name; holders are ranks of the group."""
+    wanted: Mapping[str, Layout]
+    """How it is to lie on the mesh where it goes. Invariant: the same names."""
+    transfer: Transfer
+    """Carries the values, or signals in their place."""
+    signals: tuple[Layout, Layout] | None = None
+    """How signals lie on the two meshes; None when values are carried."""
+
+    def busiest_bytes(self, name: str) -> int:
+        """What one value puts on the busiest NIC; 0 for one that does not go this way. Values of a way share its plan
+        in proportion to their bytes."""
+        total = sum(layout.nbytes for layout in self.held.values())
+        if name not in self.held or not total:
+            return 0
+        return round(self.transfer.plan.busiest_nic_bytes * self.held[name].nbytes / total)
+
+
+@dataclass(frozen=True)
+class StageRoute:
+    """All values from one stage to another."""
+
+    source: int
+    target: int
+    forward: PlannedWay
+    backward: PlannedWay | None
+    """Of the gradients; None when no value has one."""
+
+
+def has_gradient(dtype: str) -> bool:
+    """Whether values of this dtype have gradients.
+
+    >>> has_gradient("bfloat16"), has_gradient("int64")
+    (True, False)
+    """
+    return not dtype.startswith(_DTYPES_WITHOUT_GRADIENT)
+
+
+def plan_route(
+    ends: tuple[int, int],
+    made: Mapping[str, Layout],
+    taken: Mapping[str, Layout],
+    host_of: Mapping[int, str],
+    payload: Payload,
+    options: PlanOptions,
+) -> StageRoute:
+    """The route between two stages, planned both ways; the same on every rank for the same arguments.
+
+    ``ends`` are source and target; ``made`` and ``taken`` say how each value lies on their meshes. `PipelineError` when
+    the two stages share a rank.
+    """
+    shared = _ranks_of(made) & _ranks_of(taken)
+    if shared:
+        raise PipelineError(
+            f"planning the values from stage {ends[0]} to {ends[1]}: rank {min(shared)} works for both, expected ranks "
+            "of their own; make the two one stage"
+        )
+    # A gradient lies where its value lies. Ranks with the same part of a value have the same gradient of it.
+    with_gradient = [name for name in made if has_gradient(made[name].dtype)]
+    back = ({name: taken[name] for name in with_gradient}, {name: made[name] for name in with_gradient})
+    plan = _plan_signals if payload is Payload.SIGNALS else _plan_values
+    return StageRoute(
+        *ends, plan(made, taken, host_of, options), plan(*back, host_of, options) if with_gradient else None
+    )
+
+
+def _plan_values(
+    held: Mapping[str, Layout], wanted: Mapping[str, Layout], host_of: Mapping[int, str], options: PlanOptions
+) -> PlannedWay:
+    moves = [TensorMove(name, held[name], wanted[name]) for name in held]
+    return PlannedWay(held, wanted, plan_transfer(moves, host_of, options))
+
+
+def _plan_signals(
+    held: Mapping[str, Layout], wanted: Mapping[str, Layout], host_of: Mapping[int, str], options: PlanOptions
+) -> PlannedWay:
+    """One byte from every rank that gives to every rank that takes."""
+    givers, takers = sorted(_ranks_of(held)), sorted(_ranks_of(wanted))
+    shape = (len(givers),)
+    one_each = tuple(Shard(rank, Box((number,), (number + 1,))) for number, rank in enumerate(givers))
+    signals = (
+        Layout(shape, one_each, "uint8"),
+        Layout(shape, tuple(Shard(rank, Box.of_shape(shape)) for rank in takers), "uint8"),
+    )
+    return PlannedWay(held, wanted, plan_transfer([TensorMove(_SIGNAL, *signals)], host_of, options), signals)
+
+
+def _ranks_of(layouts: Mapping[str, Layout]) -> set[int]:
+    return {int(rank) for layout in layouts.values() for rank in layout.holders}
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """One micro-batch on its way, as one rank saw it."""
+
+    microbatch: int
+    start_s: float
+    """When this rank began to give it, or had it posted as wanted; monotonic clock."""
+    end_s: float
+    """When it had left, or arrived."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaneOwner:
+    """The rank that the lanes of a step belong to, its group and its device."""
+
+    rank: int
+    """In the group."""
+    group: Group
+    device: torch.device
+    """Where values that arrive are kept."""
+
+
+class LaneEnd:
+    """A rank's end of a lane: the values that it gives or takes there, bound to the plan that moves them."""
+
+    def __init__(self, way: PlannedWay, owner: LaneOwner) -> None:
+        self._way = way
+        self._owner = owner
+        self.gives = owner.rank in _ranks_of(way.held)
+        """Whether the rank gives; else it takes."""
+
+    def select(self, microbatch: int, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Those of the values that leave here; `PipelineError` for others than those of the micro-batches before."""
+        for name, layout in self._way.held.items():
+            value = values[name]
+            expected = (local_shape(layout, self._owner.rank), layout.dtype)
+            found = (tuple(value.shape), dtype_name(value.dtype))
+            if found != expected:
+                raise PipelineError(
+                    f"sending {name!r} of micro-batch {microbatch}: it is {found[1]} of shape {found[0]}, the micro-"
+                    f"batches before were {expected[1]} of {expected[0]}; all micro-batches of a step have one shape: "
+                    "pad them"
+                )
+        return {name: values[name] for name in self._way.held}
+
+    def leaving(self, values: Mapping[str, torch.Tensor]) -> BoundTransfer:
+        """Gives these values away."""
+        if self._way.signals is None:
+            pieces = {name: self._piece(values[name], layout) for name, layout in self._way.held.items()}
+        else:
+            signal = torch.zeros(1, dtype=torch.uint8, device=self._owner.device)
+            pieces = {_SIGNAL: self._piece(signal, self._way.signals[0])}
+        return BoundTransfer(self._way.transfer, pieces, {}, self._owner.group)
+
+    def arriving(self) -> tuple[dict[str, torch.Tensor], BoundTransfer]:
+        """New memory for the values that come, and what fills it."""
+        values = {name: self._empty(layout) for name, layout in self._way.wanted.items()}
+        if self._way.signals is None:
+            pieces = {name: self._piece(values[name], layout) for name, layout in self._way.wanted.items()}
+        else:
+            for value in values.values():
+                value.zero_()
+            layout = self._way.signals[1]
+            signal = torch.zeros(layout.global_shape, dtype=torch.uint8, device=self._owner.device)
+            pieces = {_SIGNAL: self._piece(signal, layout)}
+        return values, BoundTransfer(self._way.transfer, {}, pieces, self._owner.group)
+
+    def _empty(self, layout: Layout) -> torch.Tensor:
+        shape = local_shape(layout, self._owner.rank)
+        return torch.empty(shape, dtype=torch_dtype(layout.dtype), device=self._owner.device)
+
+    def _piece(self, value: torch.Tensor, layout: Layout) -> Piece:
+        mine = layout.shards_of(self._owner.rank)
+        return Piece(value.contiguous(), layout.global_shape, tuple(replace(shard, holder=0) for shard in mine))
+
+
+class Lane:
+    """One direction of a route on one rank that takes part in it, for one step.
+
+    ``start`` begins; the giver then calls `give`, the taker `take`, once for each micro-batch, and both `finish`.
+    """
+
+    def __init__(self, number: int, end: LaneEnd, order: Sequence[int], on_error: Callable[[], None]) -> None:
+        """``number`` is the lane's among all of the pipeline, the same on all its ranks; ``order`` the micro-batches as
+        they are made; ``on_error`` is called in the lane's thread when it ends before its time."""
+        self._end = end
+        self._tag = _FIRST_TAG + _NUM_AHEAD * number
+        self._order = tuple(order)
+        self._on_error = on_error
+        self._changed = threading.Condition()
+        self._waiting: dict[int, dict[str, torch.Tensor]] = {}
+        """Given and not yet gone, by micro-batch."""
+        self._arrived: dict[int, dict[str, torch.Tensor]] = {}
+        """Come and not yet taken, by micro-batch."""
+        self._gone: set[int] = set()
+        self._error: BaseException | None = None
+        self._is_aborted = False
+        self._streams = CallersStreams()
+        self._passages: list[Passage] = []
+        """In the order in which they ended."""
+        # Every thread has its own share of the micro-batches, and a tag: their messages never mix.
+        shares = [range(len(order))] if end.gives else [range(at, len(order), _NUM_AHEAD) for at in range(_NUM_AHEAD)]
+        self._threads = [
+            threading.Thread(target=self._work, args=(share,), name=f"remesh-lane-{number}", daemon=True)
+            for share in shares
+            if share
+        ]
+
+    def start(self) -> None:
+        """Begin to carry."""
+        for thread in self._threads:
+            thread.start()
+
+    def give(self, microbatch: int, values: Mapping[str, torch.Tensor]) -> None:
+        """Hand over what is to be carried; returns at once. The tensors belong to the lane until they are gone."""
+        leaving = self._end.select(microbatch, values)
+        with self._changed:
+            self._waiting[microbatch] = leaving
+            self._changed.notify_all()
+
+    def take(self, microbatch: int) -> dict[str, torch.Tensor]:
+        """The values of a micro-batch, once; blocks until they are there. Raises what ended the lane."""
+        self._wait_until(lambda: microbatch in self._arrived)
+        return self._arrived.pop(microbatch)
+
+    def wait_gone(self, microbatch: int) -> None:
+        """Block until a micro-batch has left. Raises what ended the lane."""
+        self._wait_until(lambda: microbatch in self._gone)
+
+    def finish(self) -> None:
+        """Block until everything was carried. Raises what ended the lane."""
+        self._wait_until(lambda: len(self._gone) == len(self._order))
+        for thread in self._threads:
+            thread.join()
+
+    def abort(self) -> None:
+        """Carry no more. To be called once the group's connections are closed: that ends what is under way."""
+        with self._changed:
+            self._is_aborted = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(_ABORT_TIMEOUT_S)
+
+    @property
+    def error(self) -> BaseException | None:
+        """What ended the lane before its time."""
+        return self._error
+
+    def passages(self, started_s: float) -> tuple[Passage, ...]:
+        """How the micro-batches went; the lane's clock is the host's, whenever the step has ``started_s``."""
+        return tuple(self._passages)
+
+    def _wait_until(self, is_so: Callable[[], bool]) -> None:
+        # The threads of the lane wait at most for the group's timeout, and then there is an error.
+        with self._changed:
+            self._changed.wait_for(lambda: is_so() or self._error is not None)
+            if self._error is not None and not is_so():
+                raise self._error
+
+    def _work(self, share: range) -> None:
+        """Carry the micro-batches at these places of the order."""
+        try:
+            with self._streams.followed():
+                for place in share:
+                    if self._end.gives:
+                        self._carry_away(self._order[place], self._tag + place % _NUM_AHEAD)
+                    else:
+                        self._bring(self._order[place], self._tag + place % _NUM_AHEAD)
+                    if self._is_aborted:
+                        return
+                    with self._changed:
+                        self._gone.add(self._order[place])
+                        self._changed.notify_all()
+        except BaseException as error:  # belongs to whoever waits for the lane
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+            self._on_error()
+
+    def _carry_away(self, microbatch: int, tag: int) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: microbatch in self._waiting or self._is_aborted)
+            if self._is_aborted:
+                return
+            values = self._waiting.pop(microbatch)
+        self._run(microbatch, self._end.leaving(values), tag)
+
+    def _bring(self, microbatch: int, tag: int) -> None:
+        values, job = self._end.arriving()
+        self._run(microbatch, job, tag)
+        with self._changed:
+            self._arrived[microbatch] = values
+
+    def _run(self, microbatch: int, job: BoundTransfer, tag: int) -> None:
+        start_s = time.monotonic()
+        job.run_unconfirmed(tag)
+        self._passages.append(Passage(microbatch, start_s, time.monotonic()))
+
+
+def local_shape(layout: Layout, rank: int) -> tuple[int, ...]:
+    """Shape of a rank's part of a value; values lie in one box on each rank."""
+    (shard,) = layout.shards_of(rank)
+    return shard.box.shape

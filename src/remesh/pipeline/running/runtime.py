@@ -1,0 +1,219 @@
+"""How do ranks become a pipeline, and train a step? They meet, plan how values go from stage to stage, and go.
+
+One step on one rank, in order:
+
+0. Before the first one all ranks meet: each tells its stage, its host, and a digest of all that must be alike.
+1. All ranks tell each other the shapes of their batch, in one small gather. Known shapes have their plans already; for
+   new ones all survey their values and plan the routes. What is wrong is raised here, on all ranks alike.
+2. The rank takes its part in the step (`remesh.pipeline.running.step`).
+
+After an error in a step meet again in a new group, and take the step again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Unpack
+
+import torch
+
+from remesh.comm.gather import Group, gather_from, group_device, group_rank, is_queued
+from remesh.device.streams import SideStream
+from remesh.foundation.options import check_options
+from remesh.layout.from_torch import dtype_name
+from remesh.pipeline.actions import Action
+from remesh.pipeline.check import check_schedule
+from remesh.pipeline.graph import Edge, StageGraph
+from remesh.pipeline.pipeline_error import PipelineError
+from remesh.pipeline.queues import Queue, check_queues, plan_queues
+from remesh.pipeline.running.edges import Payload, StageRoute, plan_route
+from remesh.pipeline.running.stage import Stage, cut_microbatches
+from remesh.pipeline.running.step import DOING, StepPart, StepReport, StepRun
+from remesh.pipeline.running.survey import Places, StageValues, device_of, names_made, survey_places, survey_values
+from remesh.pipeline.schedule import Schedule
+from remesh.pipeline.simulate import Transfers
+from remesh.resharding.planning.transfer import PlanOptions
+
+RUNNABLE = (Transfers.ASYNC, Transfers.BLOCKING)
+"""What a pipeline can do of the kinds of transfers; the others are models."""
+_MOST_TOLD = 64
+"""Characters of an option's value in an error; of a longer one its digest is told."""
+Entries = Mapping[str, torch.Tensor | Sequence[torch.Tensor]]
+
+
+class PipelineOptions(PlanOptions, total=False):
+    """The options of a pipeline besides its schedule."""
+
+    transfers: Transfers
+    """Beside the compute, as by default, or blocking: nobody computes while a send of its own is on its way. Takers
+    take in what comes whatever they do, so every schedule that passes its check comes to its end either way."""
+    payload: Payload
+    """What crosses the links; the values by default."""
+
+
+class Pipeline:
+    """A model in stages that trains by a schedule; each stage has its own ranks.
+
+    Made by every rank of the group: its own ``stage``, the same ``graph``, ``schedule`` and ``options``, those of
+    `PipelineOptions`, and of planning a reshard. Making one talks to nobody: an option that nobody knows is refused at
+    once, and what ranks were given differently with the first step, on all of them.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        graph: StageGraph,
+        schedule: Schedule,
+        *,
+        group: Group = None,
+        **options: Unpack[PipelineOptions],
+    ) -> None:
+        self.stage = stage
+        self.graph = graph
+        self.schedule = schedule
+        self.group = group
+        check_options("making a pipeline", options, PipelineOptions)
+        self._told = {name: _told_of(value) for name, value in sorted(options.items())}
+        """What this rank was given as options, as text."""
+        transfers = options.pop("transfers", Transfers.ASYNC)
+        if transfers not in RUNNABLE:
+            raise PipelineError(
+                f"making a pipeline: transfers are {transfers}, which is a model of other runtimes, expected one of "
+                f"{', '.join(RUNNABLE)}; simulate a schedule with it, or let this one run with another"
+            )
+        self._payload = options.pop("payload", Payload.VALUES)
+        self._host_of = options.pop("host_of", None)
+        self._options: PlanOptions = options
+        self._places: Places | None = None
+        """Of all stages; None until the ranks have met."""
+        rows: dict[int, list[Action]] = {}
+        for action in schedule.actions():
+            rows.setdefault(action.stage, []).append(action)
+        is_blocking, device = transfers is Transfers.BLOCKING, device_of(stage.module)
+        self._part = StepPart(
+            stage, graph, rows, schedule.num_microbatches, group, device, is_blocking, SideStream(device)
+        )
+        self._routes: dict[str, tuple[StageRoute, ...]] = {}
+        """By the shapes of the batch."""
+
+    def step(
+        self, batch: Entries | None = None, target: torch.Tensor | Sequence[torch.Tensor] | None = None
+    ) -> StepReport:
+        """Add the gradients of one batch to ``.grad`` of the stage's parameters; what happened.
+
+        Called by every rank of the group. ``batch`` has what this rank's module takes beside values of other stages:
+        tensors that are cut into micro-batches along their first dim, or sequences of micro-batches; ``target`` goes
+        to the loss, on the last stage. The loss is the mean over micro-batches. `PipelineError` on all ranks, before
+        anything is computed, when micro-batches differ in shape; `PeerError` when a rank dies.
+        """
+        if self._places is None:
+            self._places = survey_places(self.stage, self.graph, self._describe, self.group)
+            if is_queued(self.group):
+                self._part = replace(self._part, queue=self._queue())
+        entries, targets, routes = self._prepare(self._places, batch, target)
+        return StepRun(self._part, routes).run(entries, targets)
+
+    def edge_bytes(self, edge: Edge) -> tuple[int, int]:
+        """What a micro-batch puts on the busiest NIC for an edge: its value, and its gradient.
+
+        For the last batch of new shapes.
+        """
+        routes = next(reversed(self._routes.values()), ())
+        for route in routes:
+            if (route.source, route.target) == (edge.source, edge.target):
+                return route.forward.busiest_bytes(edge.name), (
+                    0 if route.backward is None else route.backward.busiest_bytes(edge.name)
+                )
+        raise PipelineError(f"looking up the values of {edge}: no step has run yet; run one")
+
+    def _prepare(
+        self, places: Places, batch: Entries | None, target: Any
+    ) -> tuple[list[dict[str, torch.Tensor]], list[torch.Tensor | None], tuple[StageRoute, ...]]:
+        rank = group_rank(self.group)
+        entries: list[dict[str, torch.Tensor]] = []
+        targets: list[torch.Tensor | None] = []
+        num = self.schedule.num_microbatches
+
+        def tell() -> list[Any]:
+            if target is not None and (self.stage.loss is None or names_made(self.graph, self.stage.index)):
+                raise PipelineError(
+                    f"{DOING}: rank {rank} was given a target, but stage {self.stage.index} has no loss; give "
+                    "it to the last stage, with a loss that takes it"
+                )
+            if batch is not None and not isinstance(batch, Mapping):
+                raise PipelineError(
+                    f"{DOING}: the batch of rank {rank} is of type {type(batch).__name__}, expected "
+                    "tensors by the names under which the module takes them; give a dict"
+                )
+            entries.extend(cut_microbatches(batch or {}, num, "the batch's"))
+            if target is None:
+                targets.extend([None] * num)
+            else:
+                targets.extend(part["target"] for part in cut_microbatches({"target": target}, num, "the"))
+            told = {**entries[0], **({} if targets[0] is None else {"": targets[0]})}
+            return [[name, dtype_name(one.dtype), list(one.shape)] for name, one in sorted(told.items())]
+
+        key = json.dumps(gather_from(tell, self.group, DOING))
+        if key not in self._routes:
+            values = survey_values(self.stage, self.graph, places, (entries[0], targets[0]), self.group)
+            routes: list[StageRoute] = []
+
+            def plan() -> list[str]:
+                routes.extend(self._plan(values, self._host_of or places.host_of))
+                return [way.transfer.digest for each in routes for way in (each.forward, each.backward) if way]
+
+            digests = gather_from(plan, self.group, DOING)
+            other = next((rank for rank, each in enumerate(digests) if each != digests[0]), None)
+            if other is not None:
+                raise PipelineError(
+                    f"{DOING}: expected the same routes between stages on all {len(digests)} ranks, found others on "
+                    f"rank {other} than on rank 0; give all ranks the same options"
+                )
+            self._routes[key] = tuple(routes)
+        return entries, targets, self._routes[key]
+
+    def _plan(self, values: Sequence[StageValues], host_of: Mapping[int, str]) -> list[StageRoute]:
+        ends = sorted({(edge.source, edge.target) for edge in self.graph.edges})
+        routes = []
+        for source, target in ends:
+            names = [edge.name for edge in self.graph.edges_into(target) if edge.source == source]
+            made = {name: values[source].makes[name] for name in names}
+            taken = {name: values[target].takes[name] for name in names}
+            routes.append(plan_route((source, target), made, taken, host_of, self._payload, self._options))
+        return routes
+
+    def _queue(self) -> Queue:
+        """What this rank does over NCCL, where messages have no tags: its part of an order that all ranks have."""
+        queues = plan_queues(self.schedule, self.graph)
+        check_queues(queues, self.graph)
+        return queues[self.stage.index]
+
+    def _describe(self) -> str:
+        """What all ranks must have been given alike, as text; raises what is wrong with it."""
+        graph, schedule = self.graph, self.schedule
+        if is_queued(self.group):
+            check_device(self._part.device, group_device(self.group))
+        check_schedule(schedule, graph)
+        rows = " | ".join(" ".join(map(str, row)) for row in schedule.rows)
+        digest = hashlib.sha256(f"{graph} {rows}".encode()).hexdigest()[:16]
+        return (
+            f"schedule {schedule.name!r} of {schedule.num_stages} stages and {schedule.num_microbatches} micro-batches "
+            f"over {len(graph.edges)} edges ({digest}) with options {self._told}"
+        )
+
+
+def check_device(device: torch.device, of_group: torch.device) -> None:
+    """`PipelineError` for a stage on another GPU than the one over which its group talks."""
+    if device.type == of_group.type and device != of_group:
+        raise PipelineError(
+            f"{DOING}: the module of this rank's stage is on {device}, its group over NCCL talks from {of_group}, "
+            "expected one device; call torch.cuda.set_device before making the group, or give the group device_id"
+        )
+
+
+def _told_of(value: Any) -> str:
+    text = str(sorted(value.items()) if isinstance(value, Mapping) else value)
+    return text if len(text) <= _MOST_TOLD else f"...{hashlib.sha256(text.encode()).hexdigest()[:16]}"

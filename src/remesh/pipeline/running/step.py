@@ -1,0 +1,286 @@
+"""What does a rank do in a step of a pipeline? It goes through its row of the schedule; lanes carry values meanwhile.
+
+1. Before each action it takes the values that this needs from the lanes; after it hands on what came out. It never
+   waits for a transfer that it does not need. Over NCCL alone it goes through its queue, which has the crossings of
+   values between the actions (`remesh.pipeline.queues`).
+2. It waits until its lanes are empty, and averages gradients over the data axes of its stage.
+
+A rank that dies breaks its connections. Whoever notices breaks off its own, so that all ranks raise `PeerError` soon,
+none after the group's timeout; over NCCL they learn of it by that timeout. The same happens when the module of a rank
+raises: its own error there, `PeerError` elsewhere. Gradients are then undefined.
+
+Times are those of the device: an action of a device begins and ends after its host has gone on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from remesh.comm.gather import Group, break_off, check_end, find_given_up, group_rank, peer_error
+from remesh.device.streams import DeviceClock, SideStream
+from remesh.foundation.errors import Error, PeerError
+from remesh.groups.blame import is_network_error
+from remesh.pipeline.actions import Action, ActionKind
+from remesh.pipeline.graph import StageGraph
+from remesh.pipeline.queues import Crossing, Queue
+from remesh.pipeline.running.edges import Lane, LaneEnd, LaneOwner, Passage, StageRoute
+from remesh.pipeline.running.queued_edges import QueuedLane
+from remesh.pipeline.running.stage import Stage, StageWork, Values, add_gradients
+from remesh.pipeline.running.survey import names_made
+from remesh.pipeline.values import Pass
+
+DOING = "running a pipeline step"
+_BACKWARD_MADE = (ActionKind.I, ActionKind.B)
+
+
+@dataclass(frozen=True, slots=True)
+class ActionSpan:
+    """One action as it went."""
+
+    action: Action
+    start_s: float
+    """When its values were there and it began; seconds since the step began on this rank."""
+    end_s: float
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One step of one rank."""
+
+    loss: torch.Tensor | None
+    """Mean over the micro-batches, on the ranks of the last stage; None elsewhere."""
+    losses: tuple[torch.Tensor, ...]
+    """Of each micro-batch, in order; empty elsewhere."""
+    peak_stashes: int
+    """Most micro-batches that this rank kept for their backward at once."""
+    started_s: float
+    """When the step began, on the machine's monotonic clock."""
+    seconds: float
+    """Until everything was computed and sent."""
+    spans: tuple[ActionSpan, ...]
+    """The actions of this rank's row, as they went."""
+    passages: Mapping[str, tuple[Passage, ...]]
+    """Of each lane of this rank, such as ``"0->1 F"``; times on the machine's monotonic clock."""
+
+
+@dataclass(frozen=True)
+class StepPart:
+    """A rank's part in every step."""
+
+    stage: Stage
+    graph: StageGraph
+    rows: Mapping[int, Sequence[Action]]
+    """What each stage does, in order."""
+    num_microbatches: int
+    group: Group
+    device: torch.device
+    """Of the stage's module."""
+    is_blocking: bool
+    """Whether the rank stands still until what it gives has left."""
+    side: SideStream
+    """Of the device, for what crosses while the stage computes."""
+    queue: Queue | None = None
+    """What the rank does over NCCL alone, in order; None where lanes have threads."""
+
+    def break_off(self) -> None:
+        """Close this rank's connections: those of the pipeline, and those within its stage."""
+        break_off(self.group)
+        mesh = self.stage.mesh
+        for group in mesh.get_all_groups() if mesh is not None and mesh.size() > 1 else ():
+            break_off(group)
+
+
+AnyLane = Lane | QueuedLane
+
+
+class StepRun:
+    """One step under way on one rank."""
+
+    def __init__(self, part: StepPart, routes: Sequence[StageRoute]) -> None:
+        self._part = part
+        index = part.stage.index
+        self._started_s = time.monotonic()
+        self._clock = DeviceClock(part.device)
+        self._lanes: dict[str, AnyLane] = {}
+        self._queued: dict[tuple[int, int, Pass], QueuedLane] = {}
+        """The same by giver, taker and pass, where they are queued."""
+        self._into: list[AnyLane] = []
+        """Bring values that the stage takes."""
+        self._out_of: list[AnyLane] = []
+        """Carry values that the stage makes, away."""
+        self._back_into: list[AnyLane] = []
+        """Bring gradients of what the stage made."""
+        self._back_out_of: list[AnyLane] = []
+        """Carry gradients of what the stage took, away."""
+        for number, route in enumerate(routes):
+            if index not in (route.source, route.target):
+                continue
+            forward = self._lane(2 * number, route, Pass.FORWARD)
+            (self._out_of if index == route.source else self._into).append(forward)
+            if route.backward is not None:
+                backward = self._lane(2 * number + 1, route, Pass.BACKWARD)
+                (self._back_into if index == route.source else self._back_out_of).append(backward)
+        self._work = StageWork(part.stage, names_made(part.graph, index), part.num_microbatches)
+        self._spans: list[tuple[Action, Any, Any]] = []
+        """Each action that was done, and the clock at both ends."""
+
+    def _lane(self, number: int, route: StageRoute, way: Pass) -> AnyLane:
+        part = self._part
+        is_forward = way is Pass.FORWARD
+        planned = route.forward if is_forward else route.backward
+        assert planned is not None
+        giver, taker = (route.source, route.target) if is_forward else (route.target, route.source)
+        end = LaneEnd(planned, LaneOwner(group_rank(part.group), part.group, part.device))
+        name = f"{route.source}->{route.target} {ActionKind.F if is_forward else ActionKind.B}"
+        if part.queue is not None:
+            self._lanes[name] = self._queued[giver, taker, way] = QueuedLane(end, part.side, self._clock)
+            return self._lanes[name]
+        kinds = (ActionKind.F,) if is_forward else _BACKWARD_MADE
+        made = [one.microbatch for one in part.rows[giver] if one.kind in kinds and one.microbatch is not None]
+        self._lanes[name] = Lane(number, end, made, part.break_off)
+        return self._lanes[name]
+
+    def run(self, entries: Sequence[Values], targets: Sequence[torch.Tensor | None]) -> StepReport:
+        """The whole step."""
+        threaded = [lane for lane in self._lanes.values() if isinstance(lane, Lane)]
+        try:
+            for lane in threaded:
+                lane.start()
+            for item in self._part.rows[self._part.stage.index] if self._part.queue is None else self._part.queue:
+                if isinstance(item, Crossing):
+                    self._cross(item)
+                else:
+                    self._run_action(item, entries, targets)
+            for lane in threaded:
+                lane.finish()
+            self._part.side.wait(self._part.side.mark())
+            check_end(self._part.group, DOING)
+            _average_gradients(self._part.stage)
+        except BaseException as raised:
+            # Once this rank breaks off, its lanes end with errors of their own.
+            lost = self._lost_peer(threaded)
+            self._part.break_off()
+            for lane in threaded:
+                lane.abort()
+            told = self._tell(raised, lost)
+            if told is raised:
+                raise
+            raise told from raised
+        return self._report()
+
+    def _report(self) -> StepReport:
+        losses = tuple(self._work.losses[number] for number in sorted(self._work.losses))
+        ended = self._clock.mark()
+        seconds_of = self._clock.seconds
+        return StepReport(
+            loss=torch.stack(losses).mean() if losses else None,
+            losses=losses,
+            peak_stashes=self._work.peak_stashes,
+            started_s=self._started_s,
+            seconds=seconds_of(ended),
+            spans=tuple(ActionSpan(action, seconds_of(begun), seconds_of(end)) for action, begun, end in self._spans),
+            passages={name: lane.passages(self._started_s) for name, lane in self._lanes.items()},
+        )
+
+    def _cross(self, crossing: Crossing) -> None:
+        lane = self._queued.get((crossing.giver, crossing.taker, crossing.way))
+        if lane is None:  # of values without a gradient nothing goes back
+            return
+        lane.cross(crossing.microbatch)
+        if self._part.is_blocking:
+            lane.hold_up()
+
+    def _run_action(self, action: Action, entries: Sequence[Values], targets: Sequence[torch.Tensor | None]) -> None:
+        number = action.microbatch
+        assert number is not None
+        kind = action.kind
+        taken, gradients = {}, {}
+        if kind is ActionKind.F:
+            taken = _join(self._bring(self._into, number))
+        elif kind in _BACKWARD_MADE:
+            # From the last stage to the first: so does one process come by them.
+            gradients = add_gradients(self._bring(self._back_into[::-1], number))
+        begun = self._clock.mark()
+        given: Sequence[AnyLane] = ()
+        if kind is ActionKind.F:
+            made = self._work.run_forward(number, taken, entries[number], targets[number])
+            given = self._out_of
+            for lane in given:
+                lane.give(number, made)
+        elif kind is ActionKind.W:
+            self._work.run_weight_backward(number)
+        else:
+            run = self._work.run_backward if kind is ActionKind.B else self._work.run_input_backward
+            found = run(number, gradients)
+            given = self._back_out_of
+            for lane in given:
+                lane.give(number, found)
+        self._spans.append((action, begun, self._clock.mark()))
+        self._settle(given, number)
+
+    def _settle(self, given: Sequence[AnyLane], number: int) -> None:
+        """In a pipeline that does not overlap: wait until what was given has left."""
+        for lane in given if self._part.is_blocking else ():
+            if isinstance(lane, Lane):  # one that is queued holds up the device, behind its crossing
+                lane.wait_gone(number)
+
+    def _bring(self, lanes: Sequence[AnyLane], number: int) -> Iterator[dict[str, torch.Tensor]]:
+        for lane in lanes:
+            yield lane.take(number)
+
+    def _lost_peer(self, threaded: Sequence[Lane]) -> PeerError | None:
+        """What lanes, or the group, say of a peer that was lost."""
+        if self._part.queue is not None:
+            return find_given_up(self._part.group, DOING)
+        return next((lane.error for lane in threaded if isinstance(lane.error, PeerError)), None)
+
+    def _tell(self, raised: BaseException, lost: PeerError | None) -> BaseException:
+        """The error to raise here: a lost peer shows as errors of many kinds, and of any kind where a stage has
+        computed with values that never came."""
+        may_be_lost = RuntimeError if self._part.queue is None else Exception
+        if isinstance(raised, Error) or not isinstance(raised, may_be_lost):
+            return raised
+        if lost is None and is_network_error(raised):
+            lost = peer_error(DOING, self._part.group, raised)
+        return lost or raised
+
+
+def _join(parts: Iterator[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    joined: dict[str, torch.Tensor] = {}
+    for part in parts:
+        joined |= part
+    return joined
+
+
+def _average_gradients(stage: Stage) -> None:
+    """Make the gradients of ranks with other samples one, over each data axis; one sum for each dtype."""
+    if stage.mesh is None:
+        return
+    for axis in stage.data_axes:
+        size = dist.get_world_size(stage.mesh.get_group(axis))
+        if size == 1:
+            continue
+        by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+        for parameter in stage.module.parameters():
+            if parameter.requires_grad:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                gradient = parameter.grad
+                local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+                by_dtype.setdefault(local.dtype, []).append(local)
+        for gradients in by_dtype.values():
+            flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+            dist.all_reduce(flat, group=stage.mesh.get_group(axis))
+            flat /= size
+            for gradient, part in zip(
+                gradients, flat.split_with_sizes([each.numel() for each in gradients]), strict=True
+            ):
+                gradient.copy_(part.view_as(gradient))
+        check_end(stage.mesh.get_group(axis), DOING)

@@ -1,0 +1,251 @@
+"""How do a million messages get their rounds? Flows of host groups, with colours for their hops.
+
+For plans that are too large to be scheduled message by message. Algorithm:
+
+1. Every route of a host group is a flow. A stream that fits into one message is a chunk as it is; others are cut
+   (`stream`).
+2. Hops get colours. Number givers and takers of hops. Hops whose taker is the same number ``r`` of places after the
+   giver, around, are a *shift*; hops of one shift into one host are counted; shift and count are the colour. For
+   traffic that is even between all pairs these are the cyclic shifts, and nobody waits; otherwise it is nearly so.
+
+Hops with one shift and one giver have one taker, so colours are distinct on either side.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from remesh.layout import Box
+from remesh.resharding.model.slices import IntArray, distinct
+from remesh.resharding.schedule.flows import Flows
+from remesh.resharding.schedule.fusion import Fused
+from remesh.resharding.schedule.parts import Chunks, PartRows, ends_of
+from remesh.resharding.schedule.senders import Route
+from remesh.resharding.schedule.stream import Cut, Part, cut_streams
+from remesh.resharding.schedule.trees import Hop
+
+
+def count_messages(fused: Fused, chunk_bytes: int) -> int:
+    """About how many messages it takes to bring all streams to their takers."""
+    sizes = np.array([len(ranks) for ranks in fused.rank_sets], dtype=np.int64)
+    return int((-(-fused.stream_bytes // chunk_bytes) * sizes.take(fused.takers)).sum())
+
+
+def make_flows(fused: Fused, routes: Sequence[Sequence[Route]], host_of: Mapping[int, str], chunk_bytes: int) -> Flows:
+    """The flows by which all streams travel; ``routes`` are those of each group."""
+    drafts = _Drafts(fused, host_of)
+    for group, of_group in enumerate(routes):
+        drafts.add(group, of_group, chunk_bytes)
+    return drafts.finish()
+
+
+def compute_waiting(flows: Flows) -> float:
+    """How long it takes if every flow goes in one piece, in the order of colours, over what the busiest host needs.
+
+    1.0 for traffic that is even; for uneven traffic it grows with the time for which hosts wait for each other.
+    """
+    out, into, busy = ([0] * len(flows.hosts) for _ in range(3))
+    total_in = list(busy)
+    finish = 0
+    order = np.argsort(flows.hop_colour, kind="stable")
+    rows = (column.take(order).tolist() for column in (flows.hop_giver, flows.hop_taker, flows.hop_bytes))
+    for giver, taker, nbytes in zip(*rows, strict=True):
+        if giver != taker:
+            end = max(out[giver], into[taker]) + nbytes
+            out[giver] = into[taker] = end
+            busy[giver] += nbytes
+            total_in[taker] += nbytes
+            finish = max(finish, end)
+    return finish / max(*busy, *total_in) if finish else 1.0
+
+
+@dataclass(slots=True)
+class _FlowRun:
+    """Chunks of some flows that follow each other."""
+
+    parts: PartRows
+    first_part: IntArray
+    givers: IntArray
+    takers: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class _Cuts:
+    """How some streams are cut, wherever the boxes of their parts lie."""
+
+    stream: list[int]
+    """Of each chunk."""
+    route: list[int]
+    """Of each chunk."""
+    first: IntArray
+    """Where the pieces of each chunk begin, and the number of all."""
+    pieces: PartRows
+    """What chunks consist of: ``tensor`` is the row of the part that a piece is cut from, boxes are relative to it."""
+
+    @classmethod
+    def of(cls, cuts: Sequence[Cut], ndims: Sequence[int], width: int) -> _Cuts:
+        """These cuts of streams whose parts have their row for a tensor, of so many dims."""
+        padded = (*ndims, width)  # the last one only sets the width
+        pieces = PartRows.of([part for cut in cuts for part in cut.chunk.parts], padded)
+        first = ends_of([len(cut.chunk.parts) for cut in cuts])
+        return cls([cut.stream for cut in cuts], [cut.route for cut in cuts], first, pieces)
+
+    def parts_of(self, parts: PartRows, chunks: IntArray) -> tuple[PartRows, IntArray]:
+        """The parts of these chunks, cut from ``parts``, and where each chunk's begin."""
+        counts = np.diff(self.first).take(chunks)
+        ends = ends_of(counts)
+        rows = np.arange(ends[-1]) + np.repeat(self.first.take(chunks) - ends[:-1], counts)
+        pieces = self.pieces.take(rows)
+        origin = parts.starts.take(pieces.tensor, axis=0)
+        tensor = parts.tensor.take(pieces.tensor)
+        # Dims that a tensor lacks are [0, 1) in both.
+        return PartRows(tensor, origin + pieces.starts, origin + pieces.stops, pieces.nbytes, parts.ndims), ends
+
+
+class _Drafts:
+    """Flows that are being collected, group after group."""
+
+    def __init__(self, fused: Fused, host_of: Mapping[int, str]) -> None:
+        self._fused = fused
+        self._host_of = host_of
+        self._hosts = tuple(sorted(set(host_of.values())))
+        self._number_of = {host: number for number, host in enumerate(self._hosts)}
+        self._hosts_of_set: dict[int, frozenset[str]] = {}
+        self._runs: list[_FlowRun] = []
+        self._cuts: dict[tuple[object, ...], _Cuts] = {}
+        """By all that matters of the streams that were cut."""
+        self._whole = [0, 0]
+        """Streams that are chunks as they are and wait to become a run: from, up to."""
+        self._num_chunks: list[int] = []
+        self._hops: list[tuple[Hop, ...]] = []
+        """Hops of each flow."""
+        self._first_stream: list[int] = fused.first_stream.tolist()
+        self._largest = (
+            np.maximum.reduceat(fused.stream_bytes, fused.first_stream[:-1]).tolist() if fused.groups else []
+        )
+        # Receivers that are owners too differ from stream to stream, and flows with them.
+        self._overlaps = not self._all_hosts(fused.givers).isdisjoint(self._all_hosts(fused.takers))
+
+    def add(self, group: int, routes: Sequence[Route], chunk_bytes: int) -> None:
+        """The flows of one more group."""
+        low, high = self._first_stream[group], self._first_stream[group + 1]
+        if len(routes) > 1 or self._largest[group] > chunk_bytes or self._overlaps:
+            self._cut(group, routes, chunk_bytes)
+            return
+        if self._whole[1] != low:
+            self._flush()
+            self._whole[0] = low
+        self._whole[1] = high
+        self._num_chunks.append(high - low)
+        self._hops.append(routes[0].hops)
+
+    def finish(self) -> Flows:
+        """All of them."""
+        self._flush()
+        fused, number_of = self._fused, self._number_of
+        giver = np.array([number_of[hop.giver] for hops in self._hops for hop in hops], dtype=np.int64)
+        taker = np.array([number_of[hop.taker] for hops in self._hops for hop in hops], dtype=np.int64)
+        empty = fused.givers[:0]
+        runs = self._runs or [_FlowRun(fused.parts.take(empty), ends_of(()), empty, empty)]
+        givers, takers = (np.concatenate(sides) for sides in zip(*((r.givers, r.takers) for r in runs), strict=True))
+        used, places = distinct(np.concatenate((givers, takers)), len(fused.rank_sets))
+        first_part = ends_of(np.concatenate([np.diff(run.first_part) for run in runs]))
+        return Flows(
+            host_of=self._host_of,
+            chunks=Chunks(PartRows.joined([run.parts for run in runs]), first_part),
+            rank_sets=tuple(fused.rank_sets[number] for number in used.tolist()),
+            givers=places[: len(givers)],
+            takers=places[len(givers) :],
+            first_chunk=ends_of(self._num_chunks),
+            hosts=self._hosts,
+            first_hop=ends_of([len(hops) for hops in self._hops]),
+            hop_giver=giver,
+            hop_taker=taker,
+            hop_colour=colour_hops(giver, taker),
+        )
+
+    def _flush(self) -> None:
+        low, high = self._whole
+        self._whole = [0, 0]
+        if low == high:
+            return
+        fused = self._fused
+        first, last = int(fused.first_part[low]), int(fused.first_part[high])
+        parts = fused.parts
+        if (first, last) != (0, len(parts)):
+            parts = parts.take(np.arange(first, last))
+        first_part = fused.first_part[low : high + 1] - first
+        self._runs.append(_FlowRun(parts, first_part, fused.givers[low:high], fused.takers[low:high]))
+
+    def _cut(self, group: int, routes: Sequence[Route], chunk_bytes: int) -> None:
+        self._flush()
+        fused = self._fused
+        low, high = self._first_stream[group], self._first_stream[group + 1]
+        first, last = int(fused.first_part[low]), int(fused.first_part[high])
+        parts = fused.parts.take(np.arange(first, last))
+        cuts = self._cuts_of(parts, fused.first_part[low : high + 1] - first, routes, chunk_bytes)
+        owners = fused.groups[group].owners
+        local = [self._hosts_of(number).intersection(owners) for number in fused.takers[low:high].tolist()]
+        found: dict[tuple[int, frozenset[str]], list[int]] = {}
+        for cut, (route, stream) in enumerate(zip(cuts.route, cuts.stream, strict=True)):
+            found.setdefault((route, local[stream]), []).append(cut)
+        for (route, beside), members in found.items():
+            self._num_chunks.append(len(members))
+            self._hops.append((*routes[route].hops, *(Hop(host, host) for host in sorted(beside))))
+        order = np.array([cut for members in found.values() for cut in members], dtype=np.int64)
+        streams = low + np.array(cuts.stream, dtype=np.int64).take(order)
+        made, first_part = cuts.parts_of(parts, order)
+        self._runs.append(_FlowRun(made, first_part, fused.givers.take(streams), fused.takers.take(streams)))
+
+    def _cuts_of(self, parts: PartRows, first_part: IntArray, routes: Sequence[Route], chunk_bytes: int) -> _Cuts:
+        """How streams of these parts are cut. Groups whose streams look alike are many, and are cut once."""
+        shapes = parts.stops - parts.starts
+        ndims = np.array(parts.ndims, dtype=np.int64).take(parts.tensor)
+        stops = tuple(route.stop for route in routes)
+        key = (*(column.tobytes() for column in (shapes, ndims, parts.nbytes, first_part)), stops, chunk_bytes)
+        if key not in self._cuts:
+            rows = zip(shapes.tolist(), ndims.tolist(), parts.nbytes.tolist(), strict=True)
+            alike = [Part(row, Box.of_shape(shape[:ndim]), n) for row, (shape, ndim, n) in enumerate(rows)]
+            ends = first_part.tolist()
+            streams = [alike[start:stop] for start, stop in itertools.pairwise(ends)]
+            cuts = list(cut_streams(streams, routes, [chunk_bytes] * len(routes)))
+            self._cuts[key] = _Cuts.of(cuts, ndims.tolist(), parts.starts.shape[1])
+        return self._cuts[key]
+
+    def _hosts_of(self, rank_set: int) -> frozenset[str]:
+        if rank_set not in self._hosts_of_set:
+            self._hosts_of_set[rank_set] = frozenset(self._host_of[rank] for rank in self._fused.rank_sets[rank_set])
+        return self._hosts_of_set[rank_set]
+
+    def _all_hosts(self, sets: IntArray) -> set[str]:
+        numbers = distinct(sets, len(self._fused.rank_sets))[0].tolist()
+        return set().union(*(self._hosts_of(number) for number in numbers))
+
+
+def colour_hops(giver: IntArray, taker: IntArray) -> IntArray:
+    """Colours for hops between numbered hosts: distinct among the hops out of one, and among those into one.
+
+    >>> colour_hops(np.array([0, 1, 1, 0]), np.array([2, 3, 2, 2])).tolist()
+    [0, 0, 2, 1]
+    """
+    if not len(giver):
+        return giver
+    limit = int(max(giver.max(), taker.max())) + 1
+    _, from_place = distinct(giver, limit)
+    takers, to_place = distinct(taker, limit)
+    count = len(takers)
+    shift = (to_place - from_place) % count
+    key = shift * count + to_place
+    order = np.argsort(key, kind="stable")
+    runs = np.flatnonzero(np.diff(key[order], prepend=-1))
+    turn = np.empty(len(key), dtype=np.int64)
+    turn[order] = np.arange(len(key)) - np.repeat(runs, np.diff(runs, append=len(key)))
+    # A shift takes as many colours as its busiest host has hops.
+    most = np.zeros(count, dtype=np.int64)
+    np.maximum.at(most, shift, turn + 1)
+    colours: IntArray = ends_of(most)[shift] + turn
+    return colours

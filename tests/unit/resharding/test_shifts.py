@@ -1,0 +1,363 @@
+"""Plans by rule are plans like others: what each rank works out alone is its part of what one would write down."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings, strategies as st
+
+from remesh.foundation.errors import PlanError
+from remesh.layout import Box, Layout, Mesh, Packed, Shard, Spec, layout_from_spec
+from remesh.layout.box_array import BoxArray, find_pairs, join_grids
+from remesh.resharding import Plan, TensorMove, Transfer, plan_reshard
+from remesh.resharding.model.bound import compute_lower_bound
+from remesh.resharding.model.network import HostLink, Network
+from remesh.resharding.model.program import Copy
+from remesh.resharding.model.tasks import compute_tasks
+from remesh.resharding.planning import planner
+from remesh.resharding.planning.simulate import simulate_plan
+from remesh.resharding.planning.steps import Act
+from remesh.resharding.planning.transfer import PlanOptions, plan_transfer
+from remesh.resharding.schedule.flow_messages import FlowMessages
+from remesh.resharding.schedule.shift_messages import ShiftChunks, ShiftMessages
+from remesh.resharding.schedule.shifts import Shifts
+from tests.unit.resharding.cases import expected_of, pair_of_specs, simulate
+
+_UNCHECKED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.filter_too_much]
+
+
+@pytest.fixture
+def always_by_rule(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Even the smallest plan goes by rule where it can."""
+    monkeypatch.setattr(planner, "_MAX_NAMED", -1)
+    yield
+
+
+@st.composite
+def sides(draw: st.DrawFn, shape: tuple[int, ...], mesh: Mesh) -> Layout:
+    """Any spec that cuts something over every axis of the hosts, so that pieces lie within hosts."""
+    dims: list[list[int]] = [[] for _ in shape]
+    for axis in draw(st.permutations(range(mesh.ndim))):
+        if axis < mesh.ndim - 1 or draw(st.booleans()):
+            dims[draw(st.integers(0, len(shape) - 1))].append(axis)
+    spec = Spec(tuple(map(tuple, dims)))
+    kind = draw(st.sampled_from(["even", "uneven", "packed"]))
+    dim = draw(st.integers(0, len(shape) - 1))
+    if kind == "packed":
+        at = draw(st.integers(0, shape[dim]))
+        return layout_from_spec(spec, shape, mesh, "int8", packed=[Packed(dim, (at, shape[dim] - at))])
+    if kind == "uneven":
+        num_parts = int(np.prod([mesh.shape[axis] for axis in dims[dim]], dtype=int))
+        ends = sorted(draw(st.lists(st.integers(0, shape[dim]), min_size=num_parts - 1, max_size=num_parts - 1)))
+        sizes = np.diff([0, *ends, shape[dim]]).tolist()
+        return layout_from_spec(spec, shape, mesh, "int8", uneven={dim: sizes})
+    return layout_from_spec(spec, shape, mesh, "int8")
+
+
+@st.composite
+def regular_moves(draw: st.DrawFn) -> tuple[list[TensorMove], dict[int, str]]:
+    """Tensors between two meshes of hosts, apart from each other, the same, or sharing some hosts."""
+    num_devices = draw(st.integers(1, 3))
+    shapes = [(*draw(st.lists(st.integers(1, 3), min_size=1, max_size=2)), num_devices) for _ in range(2)]
+    firsts = [0, draw(st.integers(0, 1 + int(np.prod(shapes[0][:-1])))) * num_devices]
+    meshes = [
+        Mesh.of({f"axis{n}": size for n, size in enumerate(shape)}, range(first, first + int(np.prod(shape))))
+        for shape, first in zip(shapes, firsts, strict=True)
+    ]
+    moves = []
+    for number in range(draw(st.integers(1, 3))):
+        shape = tuple(draw(st.lists(st.integers(1, 7), min_size=1, max_size=3)))
+        dtype = draw(st.sampled_from(["int8", "float32", "int64"]))
+        src, dst = (dataclasses.replace(draw(sides(shape, mesh)), dtype=dtype) for mesh in meshes)
+        moves.append(TensorMove(f"t{number}", src, dst))
+    ranks = sorted({rank for mesh in meshes for rank in mesh.world_ranks})
+    return moves, {rank: f"h{rank // num_devices:02}" for rank in ranks}
+
+
+def written_out(plan: Plan) -> Plan:
+    """The same plan with every message and chunk as an object; the check looks at each of them."""
+    numbers = [number for number, chunk in enumerate(plan.chunks) if chunk.parts]
+    place = {number: at for at, number in enumerate(numbers)}
+    messages = tuple(dataclasses.replace(each, chunk=place[each.chunk]) for each in plan.messages)
+    chunks = tuple(plan.chunks[number] for number in numbers)
+    return Plan(plan.moves, plan.host_of, chunks, messages, plan.copies, plan.bound)
+
+
+def plan_by_rule(moves: list[TensorMove], hosts: dict[int, str]) -> Plan:
+    plan = plan_reshard(moves, hosts)
+    assume(isinstance(plan.messages, ShiftMessages))
+    return plan
+
+
+@pytest.mark.usefixtures("always_by_rule")
+@settings(suppress_health_check=_UNCHECKED)
+@given(regular_moves())
+def test_the_rule_brings_every_element_once_and_is_what_its_messages_say(
+    case: tuple[list[TensorMove], dict[int, str]],
+) -> None:
+    moves, hosts = case
+    plan = plan_by_rule(moves, hosts)
+    arrived = simulate(plan)
+    for move in moves:
+        for rank in move.dst.holders:
+            np.testing.assert_array_equal(arrived[move.name, int(rank)], expected_of(move, int(rank)))
+    plain = written_out(plan)
+    assert len(plan.messages) == len(list(plan.messages)) == len(plain.messages)
+    assert plan.num_rounds >= plain.num_rounds
+    for fact in ("bytes_by_pair", "nic_bytes", "ranks", "certified_ratio", "bytes_copied"):
+        assert getattr(plan, fact) == getattr(plain, fact), fact
+    assert plan.messages.bytes_between_hosts() == plain._bytes_between_hosts  # type: ignore[attr-defined]
+    taken = Counter[int]()
+    for (_, taker), nbytes in plain.bytes_by_pair.items():
+        taken[taker] += nbytes
+    assert plan.messages.bytes_taken() == dict(taken)  # type: ignore[attr-defined]
+    assert max((chunk.nbytes for chunk in plain.chunks), default=0) <= plan.chunks.largest_bytes  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("always_by_rule")
+@settings(suppress_health_check=_UNCHECKED)
+@given(regular_moves())
+def test_what_a_rank_works_out_alone_is_its_part_of_the_whole(case: tuple[list[TensorMove], dict[int, str]]) -> None:
+    moves, hosts = case
+    whole = plan_by_rule(moves, hosts)
+    everything = list(whole.messages)
+    for rank in hosts:
+        alone = plan_reshard(moves, hosts)
+        program = alone.program_of(rank)
+        assert list(program.gives) == [each for each in everything if each.giver == rank]
+        assert list(program.takes) == [each for each in everything if each.taker == rank]
+        assert program.copies == tuple(copy for copy in whole.copies if rank in copy.ranks)
+        for message in (*program.gives, *program.takes):
+            assert alone.chunks[message.chunk] == whole.chunks[message.chunk]
+
+
+@pytest.mark.usefixtures("always_by_rule")
+@settings(suppress_health_check=_UNCHECKED)
+@given(regular_moves())
+def test_the_rule_knows_bound_and_copies_of_a_plan_that_names_everything(
+    case: tuple[list[TensorMove], dict[int, str]],
+) -> None:
+    moves, hosts = case
+    plan = plan_by_rule(moves, hosts)
+    assert plan.bound == compute_lower_bound(compute_tasks(moves), hosts)
+    assert plan.certified_ratio == 1.0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planner, "_MAX_NAMED", 1 << 40)
+        named = plan_reshard(moves, hosts)
+    assert not isinstance(named.messages, ShiftMessages)
+    assert set(named.copies) == set(plan.copies)
+    assert len(named.copies) == len(plan.copies)
+    assert named.nic_bytes == plan.nic_bytes
+    links = {host: HostLink(1e9 * (1 + number % 3)) for number, host in enumerate(sorted(set(hosts.values())))}
+    network = Network(links)
+    rated = plan_reshard(moves, hosts, network=network)
+    expected = compute_lower_bound(compute_tasks(moves), hosts, network)
+    assert (rated.bound.seconds, rated.bound.reason) == (expected.seconds, expected.reason)
+
+
+@pytest.mark.usefixtures("always_by_rule")
+@settings(suppress_health_check=_UNCHECKED)
+@given(regular_moves(), st.integers(1, 3))
+def test_nobody_waits_for_ever_and_stages_more_than_was_said(
+    case: tuple[list[TensorMove], dict[int, str]], window: int
+) -> None:
+    moves, hosts = case
+    transfer = Transfer(plan_by_rule(moves, hosts), window=window)
+    steps = {rank: deque(transfer.steps_of(rank).steps) for rank in hosts}
+    assert max(transfer.steps_of(rank).staging_bytes for rank in hosts) <= transfer.staging_bytes
+    posted: dict[tuple[int, int], list[int]] = {}
+    sent: dict[tuple[int, int], list[int]] = {}
+    settled: Counter[tuple[int, int]] = Counter()
+    moving = True
+    while moving:
+        moving = False
+        for todo in steps.values():
+            while todo:
+                message, pair = todo[0].message, (todo[0].message.giver, todo[0].message.taker)
+                theirs = posted.setdefault(pair, []), sent.setdefault(pair, [])
+                if todo[0].act is Act.POST:
+                    theirs[0].append(message.chunk)
+                elif todo[0].act is Act.GIVE:
+                    theirs[1].append(message.chunk)
+                elif todo[0].act is Act.TAKE:
+                    # Messages of a pair fill the buffers in the order in which these were posted.
+                    at = theirs[0].index(message.chunk)
+                    if len(theirs[1]) <= at:
+                        break
+                    assert theirs[1][at] == message.chunk
+                else:
+                    # Nothing is buffered: a send is over when the taker has a buffer for it.
+                    if len(theirs[0]) <= settled[pair]:
+                        break
+                    settled[pair] += 1
+                todo.popleft()
+                moving = True
+    assert not any(steps.values()), "ranks wait for each other"
+
+
+@pytest.mark.usefixtures("always_by_rule")
+@settings(suppress_health_check=_UNCHECKED)
+@given(regular_moves())
+def test_plans_by_rule_survive_json_and_depend_on_values_only(case: tuple[list[TensorMove], dict[int, str]]) -> None:
+    moves, hosts = case
+    plan = plan_by_rule(moves, hosts)
+    value = plan.to_json()
+    assert value["version"] == 3
+    back = Plan.from_json(value)
+    assert back == plan
+    assert back.digest == plan.digest
+    again = plan_reshard(list(reversed(moves)), dict(reversed(hosts.items())))
+    assert again.digest == plan.digest
+    assert written_out(plan).digest != plan.digest or not len(plan.messages)
+
+
+def _rows_to_columns(dst: str = "RS01") -> tuple[TensorMove, dict[int, str]]:
+    return pair_of_specs((8, 8), ("S01R", (2, 2)), (dst, (2, 2)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda value: value.update(version=2), "version 2 has shifts True"),
+        (lambda value: value.update(shifts=False), "version 3 has shifts False"),
+        (lambda value: value.update(messages=[[0, 0, 4, 0]]), "besides"),
+        (lambda value: value["hosts"].pop(), "grids"),
+        (lambda value: value["hosts"].__setitem__(0, [0, "elsewhere"]), None),
+        (lambda value: value["copies"].append([0, [0, 0], [1, 1], [0]]), "rank 0 copies"),
+        (lambda value: value["copies"].append([1, [0, 0], [1, 1], [0]]), "plan again"),
+    ],
+)
+@pytest.mark.usefixtures("always_by_rule")
+def test_json_of_a_plan_by_rule_is_looked_at(
+    change: Callable[[dict[str, object]], object], message: str | None
+) -> None:
+    move, hosts = _rows_to_columns()
+    value = plan_reshard([move], hosts).to_json()
+    change(value)
+    if message is None:
+        Plan.from_json(value)
+        return
+    with pytest.raises(PlanError, match=message):
+        Plan.from_json(value)
+
+
+@pytest.mark.usefixtures("always_by_rule")
+def test_a_copy_that_is_left_out_is_noticed() -> None:
+    move, hosts = pair_of_specs((8, 8), ("S01R", (2, 2)), ("RS01", (2, 2)))
+    same = TensorMove("x", move.src, move.dst.map_holders(lambda rank: int(rank) - 4))
+    plan = plan_reshard([same], {rank: hosts[rank] for rank in range(4)})
+    assert isinstance(plan.messages, ShiftMessages)
+    assert len(plan.copies) == 4
+    for copies in (plan.copies[1:], (*plan.copies, plan.copies[0]), (Copy(0, plan.copies[0].box, (1,)),)):
+        with pytest.raises(PlanError, match=r"cop"):
+            dataclasses.replace(plan, copies=copies)
+
+
+def test_a_rule_for_other_moves_is_no_plan() -> None:
+    (one, hosts), (other, _) = _rows_to_columns(), _rows_to_columns("RS0")
+    shifts = Shifts.of((one,), hosts)
+    assert shifts is not None
+    bound = compute_lower_bound(compute_tasks([one]), hosts)
+    Plan((one,), hosts, ShiftChunks(shifts), ShiftMessages(shifts), (), bound)
+    with pytest.raises(PlanError, match="other moves"):
+        Plan((other,), hosts, ShiftChunks(shifts), ShiftMessages(shifts), (), bound)
+
+
+def _whole(shape: tuple[int, ...], *ranks: int) -> tuple[Shard, ...]:
+    return tuple(Shard(rank, Box.of_shape(shape)) for rank in ranks)
+
+
+@pytest.mark.parametrize(
+    ("src", "dst"),
+    [
+        (_whole((4,), 0, 2), _whole((4,), 4)),  # a choice of owners
+        (_whole((4,), 0), _whole((4,), 4, 6)),  # several receivers, who pass on
+        (_whole((4,), 0), (Shard(4, Box((0,), (2,))),)),  # some of it is wanted by nobody
+        ((Shard(0, Box((0,), (2,))), Shard(1, Box((2,), (9,)))), _whole((4,), 4)),  # a piece beyond the tensor
+    ],
+)
+def test_moves_that_leave_a_choice_do_not_go_by_rule(src: tuple[Shard, ...], dst: tuple[Shard, ...]) -> None:
+    move = TensorMove("w", Layout((4,), src, "int8"), Layout((4,), dst, "int8"))
+    assert Shifts.of((move,), {rank: f"h{rank // 2}" for rank in range(8)}) is None
+
+
+@pytest.mark.usefixtures("always_by_rule")
+def test_a_cap_on_staging_holds_for_plans_by_rule() -> None:
+    move, hosts = pair_of_specs((64, 64), ("S01R", (2, 2)), ("RS01", (2, 2)))
+    options: PlanOptions = {"max_staging_bytes": 8 << 10}
+    transfer = plan_transfer([move], hosts, options)
+    assert isinstance(transfer.plan.messages, ShiftMessages)
+    assert max(transfer.steps_of(rank).staging_bytes for rank in hosts) <= transfer.staging_bytes <= 8 << 10
+    with pytest.raises(PlanError, match="max_staging_bytes"):
+        plan_transfer([move], hosts, {"max_staging_bytes": 100, "chunk_bytes": 4096})
+
+
+@given(st.data())
+def test_grids_are_joined_without_listing_their_pairs(data: st.DataObject) -> None:
+    shape = tuple(data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=3)))
+    grids = []
+    for _ in range(2):
+        mesh = Mesh.of({"a": data.draw(st.integers(1, 4)), "b": data.draw(st.integers(1, 3)), "c": 1})
+        grids.append(data.draw(sides(shape, mesh)).atoms.boxes)
+    a, b = grids
+    joined = join_grids(a, b)
+    at_a, at_b = find_pairs(a, b)
+    assert joined is not None
+    shared = BoxArray(np.maximum(a.starts[at_a], b.starts[at_b]), np.minimum(a.stops[at_a], b.stops[at_b]))
+    assert (joined.num_pairs, joined.largest) == (len(at_a), shared.sizes.max())
+    np.testing.assert_array_equal(joined.met, np.bincount(at_b, minlength=len(b)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "src", "dst"),
+    [
+        ((500, 450), ("S01R", (7, 4)), ("RS01", (9, 4))),
+        ((500, 450), ("S01R", (8, 4)), ("RS0", (15, 4))),
+        ((97, 81), ("S0S1", (15, 4)), ("S1S0", (11, 4))),
+        ((300, 200), ("S0R", (30, 2)), ("RS0", (27, 2))),
+    ],
+)
+def test_the_rule_takes_no_longer_than_flows(
+    shape: tuple[int, ...], src: tuple[str, tuple[int, int]], dst: tuple[str, tuple[int, int]]
+) -> None:
+    move, hosts = pair_of_specs(shape, src, dst)
+    seconds = []
+    for limits in ({"_MAX_NAMED": -1}, {"_MAX_NAMED": 1 << 40, "_MAX_TIMED": -1}):
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in limits.items():
+                patch.setattr(planner, name, value)
+            plan = plan_reshard([move], hosts)
+        assert isinstance(plan.messages, (ShiftMessages, FlowMessages))
+        seconds.append(simulate_plan(plan).total_s)
+    assert seconds[0] <= seconds[1]
+
+
+def test_stages_of_a_pipeline_do_not_make_each_others_streams_long() -> None:
+    # Sixteen tensors on two hosts each, all apart: no stream has more than one of them.
+    moves: list[TensorMove] = []
+    hosts: dict[int, str] = {}
+    move, _ = pair_of_specs((8, 8), ("S01R", (1, 2)), ("RS01", (1, 2)))
+    for number in range(16):
+        sides = [side.map_holders({rank: 4 * number + rank for rank in range(4)}) for side in (move.src, move.dst)]
+        moves.append(TensorMove(f"t{number:02}", sides[0], sides[1]))
+        hosts |= {4 * number + rank: f"h{2 * number + rank // 2:02}" for rank in range(4)}
+    shifts = Shifts.of(tuple(moves), hosts)
+    assert shifts is not None
+    assert shifts.largest_bytes == 4 * 4 * 4
+    assert Shifts.of(tuple(moves), hosts, most_bytes=63) is None
+
+
+def test_a_thousand_hosts_are_planned_by_rule_and_every_rank_knows_its_part() -> None:
+    # Rows to columns between 2 x 64 hosts of eight devices: a quarter of a million slices, of which a rank has 1,024.
+    move, hosts = pair_of_specs((1024, 512), ("S01R", (64, 8)), ("RS01", (64, 8)))
+    plan = plan_reshard([move], hosts)
+    assert isinstance(plan.messages, ShiftMessages)
+    assert len(plan.messages) == 512 * 512
+    for rank in (0, 700, 1023):
+        program = plan.program_of(rank)
+        assert len(program.gives) + len(program.takes) == 512
+    assert plan.certified_ratio == 1.0
