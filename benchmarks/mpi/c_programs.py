@@ -27,12 +27,12 @@ from unittest import mock
 from benchmarks.report import Row, at_most
 from remesh.carried.mpi.launch import Reach, plan_start
 from remesh.carried.mpi.library.build import LIBRARIES
-from remesh.carried.mpi.lower.pace import SPIN_VARIABLE
 from remesh.carried.mpi.mpis import Installation, find_mpi
 from remesh.carried.mpi.stay import Placement, StaySettings, run_stay
 from remesh.carried.rounds.job_folder import JobFolder, JobSpec
 from remesh.carried.rounds.leader import Coordinator
 from remesh.foundation.linux.procfs import children_of, family_of
+from remesh.foundation.settings import SPIN
 from tests.mpi.patience import run_patiently
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
@@ -126,7 +126,7 @@ def small_rows(case: CCase, turns: int, switches_us: float) -> list[Row]:
     ]
     # Halves that spin keep each other out where each has no core of its own.
     if len(os.sched_getaffinity(0)) >= 2 * case.num_ranks:
-        spinning = replace(case, variables={SPIN_VARIABLE: "1"})
+        spinning = replace(case, variables={SPIN.name: "1"})
         carried_spinning = _median([run_carried(spinning) for _ in range(turns)])
         for name in _ADDED_US:
             said = f"{case.name}: added to {name} of 8 bytes, spinning"
@@ -148,7 +148,7 @@ def spinning_rows(turns: int, repeat: int, mpi: str = "mpich", network: str = "s
     with tempfile.TemporaryDirectory(prefix="remesh-c-costs-") as folder:
         installation = find_mpi(mpi)
         program = compile_program(installation, Path(folder) / "small")
-        case = CCase(installation, network, program, 1, (str(repeat),), {SPIN_VARIABLE: "1"})
+        case = CCase(installation, network, program, 1, (str(repeat),), {SPIN.name: "1"})
         native, carried = _medians([(run_native(case), run_carried(case)) for _ in range(turns)])
     added_us = (carried["alone"] - native["alone"]) * 1e6
     said = "added to allreduce of 8 bytes of one rank alone, spinning"

@@ -36,10 +36,10 @@ from benchmarks.report import Row, at_least, at_most, is_quick, write_report
 from remesh.carried.hosts.ground import make_bed
 from remesh.carried.hosts.hosts import Host
 from remesh.carried.mpi.launch import LaunchCommand, Reach, plan_start
-from remesh.carried.mpi.library.faces import SHARED_ARRAYS
 from remesh.carried.mpi.mpis import find_mpi
 from remesh.carried.mpi.stay import Placement, StaySettings, reach_into, run_stay
 from remesh.carried.rounds.job_folder import JobFolder, JobSpec
+from remesh.foundation.settings import SHARED_ARRAYS
 from remesh.testbed.inside import command_inside
 from tests.mpi.patience import run_patiently
 
@@ -97,7 +97,7 @@ def rows(repeat: int, turns: int, networks: Iterable[tuple[str, str]]) -> list[R
     for mpi, network in networks:
         plain = Case(mpi, network, repeat, parts=("small", "large", "window", "file"))
         working = replace(plain, parts=("work",))
-        shared = replace(plain, parts=("large",), variables={SHARED_ARRAYS: "1"})
+        shared = replace(plain, parts=("large",), variables={SHARED_ARRAYS.name: "1"})
         ways = {
             "native": (measure_native, plain),
             "copied": (measure_native, replace(plain, parts=("copied",))),

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import remesh
-from remesh.carried.mpi.lower.wire import DIRECT_VARIABLE, PROBE_VARIABLE
 from remesh.carried.mpi.mpis import KINDS, Installation, find_mpi
 from remesh.foundation.errors import ConfigError
+from remesh.foundation.settings import WIRE_DIRECT, WIRE_PROBES
 from tests.mpi.patience import run_patiently
 
 pytestmark = pytest.mark.mpi
@@ -69,7 +69,7 @@ def test_a_program_does_not_notice_that_its_lower_half_is_renewed() -> None:
 
 @pytest.mark.parametrize(
     "variables",
-    [{PROBE_VARIABLE: "1"}, {DIRECT_VARIABLE: "1"}],
+    [{WIRE_PROBES.name: "1"}, {WIRE_DIRECT.name: "1"}],
     ids=["probing", "reading-neighbours"],
 )
 def test_a_program_sees_the_same_on_every_path_of_the_lower_half(variables: dict[str, str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,15 +15,15 @@ from remesh.carried.rounds.leader import JobOutcome
 from remesh.carried.rounds.returns import run_stays
 from remesh.cli.shown import JSON, print_json, print_table, waiting
 from remesh.foundation.errors import ConfigError, Error, PeerError
+from remesh.foundation.settings import JOBS
 from remesh.wire.messages import Line
 
-_ROOT = "remesh-jobs"
 _MIB = 1 << 20
 
 
 def jobs_root() -> Path:
     """The folder in which jobs are created and looked up by name."""
-    return Path(os.environ.get("REMESH_JOBS", _ROOT))
+    return Path(JOBS.read())
 
 
 def lead_job(

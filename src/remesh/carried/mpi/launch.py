@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from remesh.carried.hosts.hosts import Host
-from remesh.carried.mpi.lower.wire import DIRECT_VARIABLE, PROBE_VARIABLE
 from remesh.carried.mpi.mpis import Installation
 from remesh.foundation.errors import ConfigError
+from remesh.foundation.settings import WIRE_DIRECT, WIRE_PROBES
 
 SHM: Final = "shm"
 TCP: Final = "tcp"
@@ -68,7 +68,7 @@ ROWS: Final = (
     ),
     # UCX looks through network namespaces and would use shared memory between hosts that share a machine. With it a
     # receive from any source that is posted before its message arrives is sometimes never completed (MPICH 5.0.2).
-    LaunchRow("mpich", "ucx", None, (*_NOLOCAL, "-genv", "UCX_TLS", "tcp,self", "-genv", PROBE_VARIABLE, "1")),
+    LaunchRow("mpich", "ucx", None, (*_NOLOCAL, "-genv", "UCX_TLS", "tcp,self", "-genv", WIRE_PROBES.name, "1")),
     LaunchRow("impi", "shm", (*_IMPI, "shm"), None),
     LaunchRow("impi", "tcp", _IMPI_TCP, _IMPI_TCP),
 )
@@ -132,7 +132,7 @@ def plan_start(
     place, files = _PLACES[installation.kind](hosts, reach) if hosts else ((), {})
     command = (installation.launcher, *options, *place, "-n", str(num_ranks), *rank)
     environment = _ROOT_ALLOWED if installation.kind == "openmpi" else {}
-    direct = {DIRECT_VARIABLE: "1"} if network == SHM else {}
+    direct = {WIRE_DIRECT.name: "1"} if network == SHM else {}
     return LaunchCommand(command, {**environment, **direct}, files)
 
 

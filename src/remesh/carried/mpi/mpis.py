@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from remesh.foundation.errors import ConfigError
+from remesh.foundation.settings import MPIS
 
 KINDS = ("openmpi", "mpich", "impi")
 """The MPIs whose launchers are known."""
@@ -52,7 +53,7 @@ def find_mpi(name: str, environ: Mapping[str, str] = os.environ) -> Installation
     raise ConfigError(
         f"looking for MPI {name!r}: no environment with mpiexec and mpi4py at {', '.join(map(str, places))}; make one: "
         f"`python -m venv {_FOLDER}/{name} && {_FOLDER}/{name}/bin/pip install {_WHEELS[name]} mpi4py`, or name "
-        f"another folder in REMESH_MPI_{name.upper()}"
+        f"another folder in {MPIS[name].name}"
     )
 
 
@@ -68,9 +69,8 @@ def find_all(environ: Mapping[str, str] = os.environ) -> list[tuple[str, Install
 
 
 def _places(name: str, environ: Mapping[str, str]) -> list[Path]:
-    named = environ.get(f"REMESH_MPI_{name.upper()}")
-    if named:
-        return [Path(named)]
+    if MPIS[name].name in environ:
+        return [Path(MPIS[name].read(environ))]
     roots = [Path.cwd(), *Path.cwd().parents, *Path(__file__).parents]
     return [root / _FOLDER / name for root in dict.fromkeys(roots) if (root / _FOLDER).is_dir()] or [
         Path.cwd() / _FOLDER / name

@@ -18,9 +18,8 @@ from typing import BinaryIO, Final
 
 from remesh.carried.mpi.library.build import ARENA, BUILT, FORTRAN, FORTRAN_FOLDER, LIBRARIES, OTHER_NAMES
 from remesh.foundation.errors import ConfigError
+from remesh.foundation.settings import SHARED_ARRAYS
 
-SHARED_ARRAYS: Final = "REMESH_SHARED_ARRAYS"
-"""Set to 1 in the program's environment: its large blocks of memory, arrays too, are read by MPI where they stand."""
 _LOAD, _DYNAMIC, _INTERPRETER = 1, 2, 3
 _NEEDED, _STRING_TABLE, _RPATH, _RUNPATH = 1, 5, 15, 29
 _MOST_BYTES: Final = 1 << 20
@@ -125,7 +124,7 @@ def library_environment(program: Path | None, environment: Mapping[str, str]) ->
     if linkage is not None and program is not None and lacks_fortran(program, linkage, found):
         found["LD_LIBRARY_PATH"] += f"{os.pathsep}{BUILT / FORTRAN_FOLDER}"
     first = [] if linkage is None or not linkage.rpath else [name for name in linkage.needed if name in _NAMES][:1]
-    first += [ARENA] if environment.get(SHARED_ARRAYS) == "1" else []
+    first += [ARENA] if SHARED_ARRAYS.is_on(environment) else []
     if first:
         found["LD_PRELOAD"] = " ".join([*(str(BUILT / name) for name in first), environment.get("LD_PRELOAD", "")])
     return found

@@ -39,7 +39,6 @@ from remesh.carried.mpi.arena import FILE, make_arena
 from remesh.carried.mpi.channel import SharedChannel
 from remesh.carried.mpi.library.faces import library_environment
 from remesh.carried.mpi.lower.half import MpiLowerHalf
-from remesh.carried.mpi.lower.pace import SPIN_VARIABLE
 from remesh.carried.mpi.lower.rank import Ended, RankLoop
 from remesh.carried.mpi.lower.shared_memory import bring_back, check_here
 from remesh.carried.mpi.lower.state_file import read_state
@@ -49,6 +48,7 @@ from remesh.carried.rounds.control import Control
 from remesh.carried.rounds.job_folder import Checkpoint, JobFolder, rank_name
 from remesh.foundation.errors import Error
 from remesh.foundation.linux.calls import PR_SET_THP_DISABLE, give_back_memory, prctl
+from remesh.foundation.settings import SPIN
 from remesh.wire.messages import Line
 
 _POLL_S = 0.001
@@ -164,7 +164,7 @@ def _put_together(
     site = Site(str(channel_file), out, err, str(arena_file) if arena else "", str(host_room.windows))
     began_s = time.monotonic()
     upper: Upper | None = None
-    spinning = folder.read_spec().environment.get(SPIN_VARIABLE) == "1"
+    spinning = SPIN.is_on(folder.read_spec().environment)
     if order.checkpoint is None:
         half = MpiLowerHalf(mpi, channel, arena, spinning=spinning)
         upper = start_upper(_command(folder, rank), site, starter=starter)

@@ -19,8 +19,6 @@ from typing import Any, Final, Self
 
 from remesh.carried.mpi.native import measure_spin_rate
 
-SPIN_VARIABLE: Final = "REMESH_SPIN"
-"""Set to 1 in the program's environment: both halves always spin, so that no call waits for a sleeper."""
 _SPIN_US: Final = 15.0
 """Spin time: longer than a small call takes, so a burst of calls never sleeps; shorter than anyone would notice."""
 _GIVE_WAY_US: Final = 50

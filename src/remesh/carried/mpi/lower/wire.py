@@ -15,12 +15,9 @@ from typing import Any, Final
 
 from remesh.carried.mpi.calls.table import EAGER_BYTES
 from remesh.carried.mpi.calls.wire_messages import HEADER, Fields
+from remesh.foundation.settings import WIRE_DIRECT, WIRE_PROBES
 
 _FRAME_BYTES: Final = HEADER.size + EAGER_BYTES
-PROBE_VARIABLE: Final = "REMESH_WIRE_PROBES"
-"""Set for a network on which a receive from any source, once posted, may never complete: look for messages instead."""
-DIRECT_VARIABLE: Final = "REMESH_WIRE_DIRECT"
-"""Set where the network is the shared memory of one host: long payloads are then read where they are, past MPI."""
 _PLACE_BYTES: Final = 16
 PIECE_BYTES: Final = 1 << 20
 """Limit of a stream's pieces, but between two arenas, and of data ahead: long enough for the real MPI's best rate."""
@@ -38,10 +35,10 @@ class Wire:
         """The buffer into which wire messages are received."""
         self.posted = None
         """The receive for wire messages; None if the engine has to look for them."""
-        if not os.environ.get(PROBE_VARIABLE):
+        if not WIRE_PROBES.read():
             self.posted = comm.Recv_init([self.frame, mpi.BYTE], mpi.ANY_SOURCE, 0)
             self.posted.Start()
-        self.neighbours: frozenset[int] = self._find_neighbours() if os.environ.get(DIRECT_VARIABLE) else frozenset()
+        self.neighbours: frozenset[int] = self._find_neighbours() if WIRE_DIRECT.read() else frozenset()
         """Ranks whose processes can be named by the ids that this one sees; empty unless the network is memory."""
         self.engine: Any = None
 
