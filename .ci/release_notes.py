@@ -1,6 +1,7 @@
-"""What does a release say of itself? The section of CHANGELOG.md with its version: ``release_notes.py v0.2.0``.
+"""Notes of a release: the section of CHANGELOG.md with its version, as in ``release_notes.py v0.2.0``.
 
-A version that has no section of its own is refused, so nobody publishes without having written what changed.
+A tag that is not the version of this tree is refused, and so is a version without a section: nobody publishes a package
+that says another version, or a change that nobody has written down.
 """
 
 from __future__ import annotations
@@ -9,7 +10,20 @@ import re
 import sys
 from pathlib import Path
 
-_CHANGELOG = Path(__file__).resolve().parents[1] / "CHANGELOG.md"
+_ROOT = Path(__file__).resolve().parents[1]
+_VERSION = re.compile(r'^__version__ = "([^"]+)"', re.MULTILINE)
+
+
+def version_of(source: str) -> str:
+    """The version that the text of ``version.py`` gives."""
+    (version,) = _VERSION.findall(source)
+    return str(version)
+
+
+def check_tag(tag: str, version: str) -> None:
+    """ValueError where a tag does not name this version, as ``v0.2.0`` names 0.2.0."""
+    if tag != f"v{version}":
+        raise ValueError(f"the tag is {tag}, and the package says {version}; change one of them")
 
 
 def notes_of(changelog: str, version: str) -> str:
@@ -24,6 +38,8 @@ def notes_of(changelog: str, version: str) -> str:
 
 if __name__ == "__main__":
     try:
-        print(notes_of(_CHANGELOG.read_text(), sys.argv[1].removeprefix("v")))
+        _version = version_of((_ROOT / "src" / "remesh" / "version.py").read_text())
+        check_tag(sys.argv[1], _version)
+        print(notes_of((_ROOT / "CHANGELOG.md").read_text(), _version))
     except ValueError as error:
         sys.exit(f"writing release notes: {error}")

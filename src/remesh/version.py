@@ -1,8 +1,3 @@
-"""The version of the installed package."""
+"""The version of this package: the build, `remesh.__version__` and ``remesh --version`` read it here."""
 
-from importlib.metadata import PackageNotFoundError, version
-
-try:
-    __version__ = version("remesh")
-except PackageNotFoundError:
-    __version__ = "0.0.0+source"
+__version__ = "0.1.0"

@@ -10,6 +10,8 @@ from types import ModuleType
 
 import pytest
 
+from remesh import __version__
+
 _ROOT = Path(__file__).resolve().parents[2]
 _PROJECT = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
 
@@ -47,6 +49,19 @@ def test_release_notes_are_the_section_of_the_version() -> None:
 def test_a_version_that_nobody_wrote_about_is_refused(version: str) -> None:
     with pytest.raises(ValueError, match=f"no section '## {version}'"):
         _script("release_notes").notes_of(_CHANGELOG, version)
+
+
+def test_a_tag_that_is_not_the_version_is_refused() -> None:
+    check_tag = _script("release_notes").check_tag
+    check_tag("v0.2.0", "0.2.0")
+    with pytest.raises(ValueError, match=r"the tag is v0\.2\.1, and the package says 0\.2\.0"):
+        check_tag("v0.2.1", "0.2.0")
+
+
+def test_the_changelog_has_a_section_for_this_version() -> None:
+    scripts = _script("release_notes")
+    assert scripts.version_of((_ROOT / "src" / "remesh" / "version.py").read_text()) == __version__
+    assert scripts.notes_of((_ROOT / "CHANGELOG.md").read_text(), __version__)
 
 
 def test_what_the_forge_runs_are_verbs_of_the_makefile() -> None:

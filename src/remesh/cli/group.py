@@ -12,6 +12,7 @@ import click
 from remesh.cli.quiet import import_quietly
 from remesh.foundation.errors import Error
 from remesh.foundation.first_use import import_home
+from remesh.version import __version__
 
 _VERBS = {
     "ckpt": "Inspect and edit checkpoints: list, show, diff, verify, convert, merge, export, clean up.",
@@ -55,7 +56,7 @@ class LazyGroup(click.Group):
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="remesh", prog_name="remesh")
+@click.version_option(__version__, prog_name="remesh")
 def main() -> None:
     """Carry the state of a running distributed job from any mesh to any other."""
     # Names of files, and texts out of files that anybody may have written, may have no form in the terminal's encoding.
