@@ -135,11 +135,11 @@ def measure_command(arguments: Sequence[str]) -> tuple[float, float]:
 _REASONS = """
 
 Where pieces of both sides lie within hosts and there are more than 8,192 slices, a plan follows a rule and names none
-of them ([decision 56](../decisions/0056-very-large-plans-follow-a-rule.md)): most of the time is that of the layouts,
+of them ([decision 2](../decisions/0002-plans.md)): most of the time is that of the layouts,
 their hosts and the digest, and the rest grows with what one rank gives and takes. Ranks plan tensors that are alike as
-one ([decision 76](../decisions/0076-tensors-that-are-alike-are-planned-as-one.md)). Other plans name every slice in
+one ([decision 2](../decisions/0002-plans.md)). Other plans name every slice in
 columns, nine numbers of eight bytes each, and every pair of hosts
-([decision 38](../decisions/0038-a-plan-names-its-slices.md)): `S01R` to `RS1`, whose pieces every host wants, and the
+([decision 2](../decisions/0002-plans.md)): `S01R` to `RS1`, whose pieces every host wants, and the
 model, whose streams are longer than a message.
 """
 
