@@ -352,7 +352,7 @@ def test_private_names_of_torch_stand_in_one_module() -> None:
         *(
             "remesh",
             "remesh.layout",
-            "remesh.reshard",
+            "remesh.resharding",
             "remesh.pipeline",
             "remesh.testbed",
             "remesh.testbed.pool",
@@ -376,7 +376,7 @@ def test_the_launcher_loads_no_more_of_torch_than_torchruns_does() -> None:
     """An agent looks at no tensor: what it does load costs seconds on every node, before a flag is read."""
     heavy = (
         *("torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed.checkpoint", "torch.nn.parallel"),
-        *("torch._inductor", "torch._dynamo", "torch.utils.data", "numpy", "remesh.layout", "remesh.reshard"),
+        *("torch._inductor", "torch._dynamo", "torch.utils.data", "numpy", "remesh.layout", "remesh.resharding"),
         "remesh.elasticity.node.agent",  # of in-process jobs alone
     )
     loaded = imports_of_all({"remesh.run", "remesh.cli.run"})

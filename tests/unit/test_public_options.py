@@ -18,7 +18,7 @@ from remesh.foundation.errors import ConfigError, Error
 from remesh.foundation.options import OptionError
 from remesh.resharding import Resharder, plan_reshard, redistribute_across, reshard_async, reshard_tensor
 
-_ROOMS = ("checkpoint", "elastic", "layout", "pipeline", "reshard")
+_ROOMS = ("checkpoint", "elasticity", "layout", "pipeline", "resharding")
 _NO_MESH: Any = None
 _NOTHING = torch.zeros(0)
 

@@ -12,7 +12,7 @@ from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class EnvironmentVariable:
     """One variable."""
 
     name: str
@@ -33,34 +33,44 @@ class Setting:
         return self.read(environ) == "1"
 
 
-JOBS: Final = Setting("REMESH_JOBS", "remesh-jobs", "remesh mpi, torch", "folder in which jobs are made and looked up")
-TOKEN: Final = Setting("REMESH_TOKEN", "", "remesh run, torchrun", "the job's secret, if no --token-file names it")
+JOBS: Final = EnvironmentVariable(
+    "REMESH_JOBS", "remesh-jobs", "remesh mpi, torch", "folder in which jobs are made and looked up"
+)
+TOKEN: Final = EnvironmentVariable(
+    "REMESH_TOKEN", "", "remesh run, torchrun", "the job's secret, if no --token-file names it"
+)
 MPIS: Final = {
-    name: Setting(f"REMESH_MPI_{name.upper()}", f".mpi/{name}", "remesh mpi", f"environment with {label} and mpi4py")
+    name: EnvironmentVariable(
+        f"REMESH_MPI_{name.upper()}", f".mpi/{name}", "remesh mpi", f"environment with {label} and mpi4py"
+    )
     for name, label in (("openmpi", "Open MPI"), ("mpich", "MPICH"), ("impi", "Intel MPI"))
 }
-SHARED_ARRAYS: Final = Setting(
+SHARED_ARRAYS: Final = EnvironmentVariable(
     "REMESH_SHARED_ARRAYS", "0", "MPI programs", "1: large blocks of memory are read by MPI where they stand"
 )
-SPIN: Final = Setting("REMESH_SPIN", "0", "MPI programs", "1: both halves always spin; wants two cores a rank")
-REDUCTIONS: Final = Setting("REMESH_REDUCTIONS", "", "MPI programs", "`ordered`: reduce in the order of ranks")
-PURE: Final = Setting("REMESH_PURE", "", "pip", "1: build a wheel without what is compiled")
+SPIN: Final = EnvironmentVariable(
+    "REMESH_SPIN", "0", "MPI programs", "1: both halves always spin; wants two cores a rank"
+)
+REDUCTIONS: Final = EnvironmentVariable(
+    "REMESH_REDUCTIONS", "", "MPI programs", "`ordered`: reduce in the order of ranks"
+)
+PURE: Final = EnvironmentVariable("REMESH_PURE", "", "pip", "1: build a wheel without what is compiled")
 
-LINK: Final = Setting("REMESH_LINK", "", "workers", "socket of the agent", is_internal=True)
-NODE: Final = Setting("REMESH_NODE", "", "workers", "name of the node", is_internal=True)
-SLOT: Final = Setting("REMESH_SLOT", "0", "workers", "number of the worker on its node", is_internal=True)
-EVENTS: Final = Setting("REMESH_EVENTS", "", "workers", "folder of the event logs", is_internal=True)
-CHANNEL: Final = Setting(
+LINK: Final = EnvironmentVariable("REMESH_LINK", "", "workers", "socket of the agent", is_internal=True)
+NODE: Final = EnvironmentVariable("REMESH_NODE", "", "workers", "name of the node", is_internal=True)
+SLOT: Final = EnvironmentVariable("REMESH_SLOT", "0", "workers", "number of the worker on its node", is_internal=True)
+EVENTS: Final = EnvironmentVariable("REMESH_EVENTS", "", "workers", "folder of the event logs", is_internal=True)
+CHANNEL: Final = EnvironmentVariable(
     "REMESH_CHANNEL", "", "MPI programs", "file of the channel to the lower half", is_internal=True
 )
-WIRE_PROBES: Final = Setting(
+WIRE_PROBES: Final = EnvironmentVariable(
     "REMESH_WIRE_PROBES",
     "",
     "lower halves",
     "set for a network on which a receive from any source, once posted, may never complete: look for messages instead",
     is_internal=True,
 )
-WIRE_DIRECT: Final = Setting(
+WIRE_DIRECT: Final = EnvironmentVariable(
     "REMESH_WIRE_DIRECT",
     "",
     "lower halves",

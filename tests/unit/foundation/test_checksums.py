@@ -18,7 +18,7 @@ def by_library(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
     if request.param == "isal":
         pytest.importorskip("isal")
     with pytest.MonkeyPatch.context() as patch:
-        patch.delitem(sys.modules, "remesh.foundation.checksums")
+        patch.delitem(sys.modules, "remesh.foundation.checksums", raising=False)
         if request.param == "zlib":
             patch.setitem(sys.modules, "isal", None)
         yield importlib.import_module("remesh.foundation.checksums")

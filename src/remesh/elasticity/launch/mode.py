@@ -45,13 +45,13 @@ def decide_mode(source: str) -> ModeChoice:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                if alias.name == "remesh.elastic" or alias.name.startswith("remesh.elastic."):
+                if alias.name.startswith("remesh.elasticity"):
                     return ModeChoice(Mode.IN_PROCESS, f"line {node.lineno} imports {alias.name}")
                 if alias.name == "remesh":
                     names.add(alias.asname or alias.name)
         elif isinstance(node, ast.ImportFrom):
             module = node.module or ""
-            if module.startswith("remesh.elastic") or (
+            if module.startswith("remesh.elasticity") or (
                 module == "remesh" and any(alias.name == "elastic" for alias in node.names)
             ):
                 return ModeChoice(Mode.IN_PROCESS, f"line {node.lineno} imports remesh.elastic")

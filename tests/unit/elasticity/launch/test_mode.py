@@ -10,7 +10,7 @@ from remesh.elasticity.launch.mode import Mode, decide_mode
         "import remesh as r\nif True:\n    r.elastic(1, mesh={})",
         "from remesh import elastic\nelastic(1)",
         "from remesh import save, elastic as go",
-        "import remesh.elastic",
+        "import remesh.elasticity",
         "from remesh.elasticity.api import elastic",
     ],
 )
