@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.abc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -84,8 +83,7 @@ def names_at_first_use(package: str) -> tuple[Callable[[str], Any], Callable[[],
 @cache
 def _homes_of(package: str) -> dict[str, str]:
     """The module that each name of a package comes from, as its source says below ``if TYPE_CHECKING:``."""
-    spec = sys.modules[package].__spec__
-    assert spec is not None and isinstance(spec.loader, importlib.abc.InspectLoader)
-    blocks = [each for each in ast.parse(spec.loader.get_source(package) or "").body if isinstance(each, ast.If)]
+    loader: Any = sys.modules[package].__loader__
+    blocks = [each for each in ast.parse(loader.get_source(package)).body if isinstance(each, ast.If)]
     imports = [each for block in blocks for each in block.body if isinstance(each, ast.ImportFrom)]
     return {alias.name: each.module or package for each in imports for alias in each.names}

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import remesh
 from remesh.carried.images.restore.reaper import REAPER
 
 pytestmark = pytest.mark.procs
@@ -22,7 +23,7 @@ _PATIENCE_S = 120.0
 _INIT = """
 import os, sys, time
 from pathlib import Path
-from remesh.carried.images import reaper
+from remesh.carried.images.restore import reaper
 orders, news, form, ends = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 for descriptor in (orders, news):
     os.set_inheritable(descriptor, False)  # a program has neither
@@ -136,7 +137,7 @@ _LOADED_LATER = {
         *("argparse", "isal", "random", "tempfile"),
     ),
     "remesh.carried.images.restore.init": (*_TAKES_IMAGES, "logging", "ssl", "concurrent.futures", "numpy", "torch"),
-    "remesh.cli.mpi": ("rich", "ssl", "remesh.testbed.bed", "remesh.testing", "numpy", "torch"),
+    "remesh.cli.mpi": ("rich", "ssl", "remesh.testbed.bed", "remesh.testbed.pool", "numpy", "torch"),
 }
 
 
@@ -150,11 +151,11 @@ def test_what_most_jobs_do_not_need_is_loaded_when_it_is_needed(module: str) -> 
 
 
 def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(REAPER.parents[3])}
+    return {**os.environ, "PYTHONPATH": str(Path(remesh.__file__).parents[1])}
 
 
-_PACKAGE = REAPER.parents[2]
-_SOURCES = (*sorted((_PACKAGE / "mpi").glob("_*.c")), _PACKAGE / "images" / "_reaper.c")
+_CARRIED = Path(remesh.__file__).parent / "carried"
+_SOURCES = (*sorted((_CARRIED / "mpi").glob("_*.c")), _CARRIED / "images" / "restore" / "_reaper.c")
 
 
 @pytest.mark.slow
