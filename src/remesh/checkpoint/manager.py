@@ -202,18 +202,26 @@ class Checkpoints:
             )
 
     def _clear_after(self, saved: Future[Location]) -> None:
-        """Remove old checkpoints, on the first rank only. A removal that fails is tried again after the next save."""
+        """Remove old checkpoints, on the first rank only. One that cannot be removed keeps no other one.
+
+        It is tried again after the next save.
+        """
 
         def clear() -> None:
             if saved.exception() is not None:
                 return
             try:
                 metrics = self._metrics() if any(isinstance(one, KeepBest) for one in self._policies) else {}
-                for one in decide_removals(list_checkpoints(self.root), self._policies, metrics):
-                    if one.removes:
-                        remove_checkpoint(one.found.directory)
+                decisions = decide_removals(list_checkpoints(self.root), self._policies, metrics)
             except Exception as raised:
                 logger.warning("removing old checkpoints under %s: %s", self.root, raised)
+                return
+            for one in decisions:
+                try:
+                    if one.removes:
+                        remove_checkpoint(one.found.directory)
+                except Exception as raised:
+                    logger.warning("removing checkpoint %s: %s", one.found.directory, raised)
 
         if self._background:
             self._under_way.append(thread_of(self._group).submit(clear))

@@ -18,6 +18,7 @@ time refuse any further one; newer writers leave out the two that name the commo
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import secrets
 from collections.abc import Iterable
@@ -268,9 +269,13 @@ def _marker_in(directory: Location) -> bytes | None:
     nothing = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
     with contextlib.suppress(*nothing):
         return store.read(path)
-    with contextlib.suppress(*nothing, PermissionError):  # who may not write waits until another one looks
-        if finish_ended(directory):
-            return store.read(path)
+    with contextlib.suppress(*nothing):
+        try:
+            if finish_ended(directory):
+                return store.read(path)
+        except OSError as raised:  # who may not write waits until another one looks
+            if not isinstance(raised, PermissionError) and raised.errno != errno.EROFS:
+                raise
     return None
 
 
