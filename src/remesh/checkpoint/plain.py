@@ -29,8 +29,9 @@ from remesh.checkpoint.formats.directory import maybe_load_config
 from remesh.checkpoint.formats.fetch import read_objects
 from remesh.checkpoint.formats.torch_format import check_files
 from remesh.checkpoint.plan.step_names import step_of
-from remesh.checkpoint.plan.writes import HeldBoxes, choose_writers
+from remesh.checkpoint.plan.writes import SMALL_BYTES, Choice, HeldBoxes, choose_writers
 from remesh.checkpoint.run.common_data import Common, join_common
+from remesh.checkpoint.run.equal_copies import Copies, HeldCopy, check_equal, digests_of
 from remesh.checkpoint.run.read_apart import ReadApart
 from remesh.checkpoint.run.reader import (
     Fill,
@@ -116,19 +117,22 @@ def entities_of(state: Mapping[str, Any], *, group: Group = None) -> ShardedStat
     writing already, so do not wrap the strategy for that: the wrapper would find no values on ranks that write none.
     """
     agreement, common = _agree_on_writers(lambda: _tensors_of(state), _ENTITY_PLANS, group, "describing a state")
+    copies = agreement.value.copies(agreement.agreed.kept["choice"], waits_for_devices=True)
+    told = take_step(lambda: digests_of(copies), group, "describing a state", tell=lambda found: found).told
+    check_equal(told, copies, group, "describing a state")
     _ENTITY_PLANS.remember(agreement)
     if _TENSORS in common.values:
         raise CheckpointMismatchError(
             f"describing a state: it has the key {_TENSORS!r}, which Remesh uses itself; rename that key"
         )
-    entities = agreement.value.entities(agreement.agreed.kept["is_mine"])
+    entities = agreement.value.entities(agreement.agreed.kept["choice"].is_mine)
     return {**common.values, _TENSORS: entities} if entities else common.values
 
 
 def _agree_on_writers(
     take_apart: Callable[[], _Tensors], plans: Agreements, group: Group, doing: str, *, background: bool = False
 ) -> tuple[Agreement[_Tensors], Common]:
-    """The tensors of the state, and what all ranks agree on; under ``is_mine`` which boxes this rank writes.
+    """The tensors of the state, and what all ranks agree on; under ``choice`` which boxes this rank writes.
 
     With them the common data, on the first rank that of all.
     """
@@ -145,7 +149,7 @@ def _agree_on_writers(
     check_alike([told for told, _ in agreement.beside], options.__getitem__, group, doing)
     if agreement.told is not None:
         held = [HeldBoxes.from_parts(parts) for parts in agreement.told]
-        agreement.agreed.kept["is_mine"] = choose_writers(held, group_rank(group))
+        agreement.agreed.kept["choice"] = choose_writers(held, group_rank(group))
     digests = [digest for _, digest in agreement.beside]
     return agreement, mine if len(set(digests)) == 1 else join_common(mine, digests, group, doing)
 
@@ -162,10 +166,14 @@ def _save(state: Mapping[str, Any], path: Directory, group: Group, background: b
     agreement, common = _agree_on_writers(take_apart, _PLANS, group, doing, background=background)
     directory, tensors = location_of(path), agreement.value
     agreed, is_new = agreement.agreed, agreement.told is not None
-    entities = tensors.entities(agreed.kept["is_mine"]) if is_new else []
+    choice: Choice = agreed.kept["choice"]
+    entities = tensors.entities(choice.is_mine) if is_new else []
+
+    def copies() -> Copies:
+        return tensors.copies(choice, waits_for_devices=is_new or not background)
 
     turn = begin_save(
-        lambda: RankState(entities, common.values, blob=common.blob),
+        lambda: RankState(entities, common.values, blob=common.blob, copies=copies()),
         directory,
         _PLANS,
         group,
@@ -176,7 +184,7 @@ def _save(state: Mapping[str, Any], path: Directory, group: Group, background: b
     def data() -> list[torch.Tensor]:
         if is_new:
             agreed.kept["part"] = replace(part_of(entities, {}), tensors=[])
-        return tensors.data(agreed.kept["is_mine"])
+        return tensors.data(choice.is_mine)
 
     def write() -> tuple[list[Any], dict[str, str]]:
         mine = data()
@@ -341,6 +349,26 @@ class _Tensors:
             of_held = list(islice(mine, len(held.boxes)))
             values += [one.data_in_box() for one, yes in zip(held.sharded(of_held), of_held, strict=True) if yes]
         return values
+
+    def copies(self, choice: Choice, *, waits_for_devices: bool) -> Copies:
+        """The values of the boxes that other ranks hold, too. Whole tensors that are small may differ.
+
+        Without those on devices where a look at them, which waits for what is queued there, is not wanted.
+        """
+        if not choice.shared:
+            return {}
+        found: list[HeldCopy] = []
+        for name, tensor in self.whole.items():
+            found.append(HeldCopy(name, (0,) * tensor.ndim, tensor, tensor.nbytes <= SMALL_BYTES))
+        for held in self.cut.values():
+            of_held = held.sharded([True] * len(held.boxes))
+            found += [HeldCopy(held.name, one.global_offset, one.data_in_box(), False) for one in of_held]
+        return {
+            ranks: [
+                one for one in map(found.__getitem__, numbers) if waits_for_devices or one.values.device.type == "cpu"
+            ]
+            for ranks, numbers in choice.shared.items()
+        }
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 import torch
 
-from remesh.checkpoint.background.staging import Copies
+from remesh.checkpoint.background.staging import Copies as StagedCopies
 from remesh.checkpoint.errors import CheckpointMismatchError, as_checkpoint_error
 from remesh.checkpoint.formats.data_file import dump_object, write_data_file
 from remesh.checkpoint.formats.directory import (
@@ -39,6 +39,7 @@ from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION
 from remesh.checkpoint.plan.flattened import shapes_before_flattening, stored_form, unflatten_all
 from remesh.checkpoint.plan.writes import Written, assemble_index, select_objects, select_tensors
 from remesh.checkpoint.run.common_data import NAME, check_each, digest_of, warn_of_differences
+from remesh.checkpoint.run.equal_copies import Copies, check_equal, digests_of
 from remesh.checkpoint.run.steps import take_step
 from remesh.checkpoint.storage import Location
 from remesh.checkpoint.storage.turns import Turn, check_found, held
@@ -64,6 +65,8 @@ class RankState:
     """What of the common data is compared across ranks; None compares nothing."""
     blob: bytes | None = None
     """The common data, serialised already; None where it is not."""
+    copies: Copies = field(default_factory=dict)
+    """What is seen to be equal on all ranks that hold it."""
 
     def dump(self) -> bytes:
         """The common data as it is to be written; `CheckpointMismatchError` for what could not be loaded again."""
@@ -174,16 +177,18 @@ def begin_save(  # noqa: PLR0913 - what is saved, where, and how far
 
     def tell(begun: Begun[S]) -> tuple[list[Any], list[Any]]:
         digest = digest_of(begun.state.compared) if group_size(group) > 1 else None
-        return outline_in_pieces(begun.state.entities).parts() if validate else [], [digest, {**options}]
+        outline = outline_in_pieces(begun.state.entities).parts() if validate else []
+        return outline, [digest, {**options}, digests_of(begun.state.copies)]
 
     with collector_at_rest():
         agreement = plans.agree(look, group, doing, tell=tell, translate=as_checkpoint_error, about="outline")
     begun = agreement.value
-    check_alike([told for _, told in agreement.beside], options.__getitem__, group, doing)
+    check_alike([told for _, told, _ in agreement.beside], options.__getitem__, group, doing)
     if agreement.told is not None and any(agreement.told):
         check_outlines([Outline.from_parts(parts) if parts else Outline([], []) for parts in agreement.told])
         plans.remember(agreement)
-    if len({digest for digest, _ in agreement.beside if digest is not None}) > 1:
+    check_equal([told for *_, told in agreement.beside], begun.state.copies, group, doing)
+    if len({digest for digest, *_ in agreement.beside if digest is not None}) > 1:
         warn_of_differences(begun.state.compared, group)
 
     turn = take_turn_together(directory, group, b"" if puts_off_common else begun.common_blob)
@@ -338,7 +343,7 @@ def part_of(
 
 def write_part(
     part: SavePart,
-    tensors: Sequence[torch.Tensor] | Copies,
+    tensors: Sequence[torch.Tensor] | StagedCopies,
     turn: Turn,
     rank: int,
     *,
@@ -350,7 +355,7 @@ def write_part(
     The second value has the SHA-256 of each file, by its name, if that is asked for. ``tensors`` are those of the part,
     or copies of them. ``progress`` is told how many bytes are written.
     """
-    boxes = tensors.tensors if isinstance(tensors, Copies) else tensors
+    boxes = tensors.tensors if isinstance(tensors, StagedCopies) else tensors
     written: list[Written] = []
     sums: dict[str, str] = {}
     done_bytes = 0
