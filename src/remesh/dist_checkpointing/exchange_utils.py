@@ -224,7 +224,9 @@ def exchange_loaded_tensors_planned(
     result = dict(loaded_tensors)
     for shard, wanted in unloaded_shards.items():
         data = wanted.data
-        result[shard] = torch.empty(wanted.data_shape, dtype=wanted.dtype) if data is None else data.detach()
+        result[shard] = (
+            torch.empty(wanted.data_shape, dtype=wanted.dtype, device="cpu") if data is None else data.detach()
+        )
     give = {names[shard]: tensor.detach().contiguous() for shard, tensor in loaded_tensors.items() if shard in names}
     take = {names[shard]: result[shard] for shard in unloaded_shards if shard in names}
     reshard(give, take, group=parallelization_group)

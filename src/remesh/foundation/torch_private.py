@@ -26,6 +26,7 @@ _HOMES: Final = {
     "AsyncCollectiveTensor": "torch.distributed._functional_collectives.AsyncCollectiveTensor",
     "DistWrapper": "torch.distributed.checkpoint.utils._DistWrapper",
     "FakeProcessGroup": "torch._C._distributed_c10d.FakeProcessGroup",
+    "FakeTensor": "torch._subclasses.fake_tensor.FakeTensor",
     "GroupThatCompares": "torch._C._distributed_c10d._ProcessGroupWrapper",
     "StorageInfo": "torch.distributed.checkpoint.filesystem._StorageInfo",
     "StoragePrefix": "torch.distributed.checkpoint.filesystem._StoragePrefix",
@@ -33,6 +34,7 @@ _HOMES: Final = {
     "foreach_copy": "torch._foreach_copy_",
     "make_group": "torch.distributed.distributed_c10d._new_process_group_helper",
     "matches_machine_hostname": "torch.distributed.elastic.rendezvous.utils._matches_machine_hostname",
+    "without_fake_tensors": "torch._subclasses.fake_tensor.unset_fake_temporarily",
 }
 """Our name to torch's."""
 _MEMBERS: Final = {

@@ -280,7 +280,7 @@ def write_tensor_in_parts(
     frame = frame_of(dtype, shape)
     if frame is None:
         found = [part.reshape(-1) for part in parts]
-        whole = (torch.cat(found) if found else torch.empty(0, dtype=torch_dtype(dtype))).reshape(shape)
+        whole = (torch.cat(found) if found else torch.empty(0, dtype=torch_dtype(dtype), device="cpu")).reshape(shape)
         write_tensor(whole, file)
         yield whole.nbytes
         return

@@ -161,7 +161,11 @@ def warn_of_differences(common: dict[str, Any] | None, group: Group = None) -> N
 
 
 def _bytes_of(blob: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(blob), dtype=torch.uint8) if blob else torch.empty(0, dtype=torch.uint8)
+    return (
+        torch.frombuffer(bytearray(blob), dtype=torch.uint8)
+        if blob
+        else torch.empty(0, dtype=torch.uint8, device="cpu")
+    )
 
 
 def _dumped(common: dict[str, Any] | None) -> bytes:

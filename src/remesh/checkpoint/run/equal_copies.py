@@ -112,5 +112,5 @@ def _sample(values: torch.Tensor) -> torch.Tensor:
         values = values.int_repr()
     if values.is_contiguous() and not values.is_conj() and not values.is_neg():
         return values.as_strided((count,), (step,))
-    at = torch.arange(count, device=values.device) * step
+    at = torch.arange(count, dtype=torch.int64, device=values.device) * step
     return values[torch.unravel_index(at, values.shape)].resolve_conj().resolve_neg()
