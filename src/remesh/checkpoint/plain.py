@@ -45,12 +45,11 @@ from remesh.checkpoint.run.reader import (
 from remesh.checkpoint.run.requests import (
     check_asked,
     check_kinds,
-    check_lists,
     check_names,
     check_objects_get_all,
+    common_asked_for,
     keep_absent,
     tell_what_differs,
-    without_torn_lists,
 )
 from remesh.checkpoint.run.steps import take_step
 from remesh.checkpoint.run.writer import RankState, begin_save, commit_save, part_of, store_index, write_part
@@ -67,6 +66,7 @@ from remesh.checkpoint.values.nests import (
     NESTS,
     Path,
     check_own_names,
+    common_of,
     give_to_objects,
     graft,
     items_of,
@@ -141,7 +141,7 @@ def _agree_on_writers(
 
     def tell(tensors: _Tensors) -> tuple[list[Any], list[Any]]:
         nonlocal mine
-        values = _common_of(tensors.state)
+        values = common_of(tensors.state, lambda leaf: isinstance(leaf, _NOT_COMMON), looks_within=True)
         mine = Common(values) if group_size(group) == 1 else Common.of(values)
         return tensors.boxes().parts(), [options, mine.digest]
 
@@ -226,7 +226,7 @@ def load(state: dict[str, Any], path: Directory, *, group: Group = None, strict:
     tensor may differ from those of the save; values are cast to the dtype of the tensor that they fill. ``path`` may
     also hold a checkpoint of native torch. Every tensor and every other key of ``state`` must be in the checkpoint;
     without ``strict``, those that are not keep their values, and a warning in the log names them. Shapes must match.
-    What is stored and not asked for is in the result, but for tensors, and lists that hold any.
+    What is stored and not asked for is in the result, but for tensors; a list that held any is ``{index: value}``.
     Objects with ``load_state_dict`` get their state dicts last, and are in the result themselves. The versions of
     modules that torch keeps at a state dict, beside its items, are those of ``state``.
 
@@ -445,15 +445,14 @@ class _PlannedLoad:
     """The same, with the state dicts of objects in their places."""
     objects: tuple[Path, ...]
     """Where those objects are."""
+    common: dict[Any, Any]
+    """What is stored beside tensors, of a checkpoint of ours."""
     fill: Fill
     strict: bool
 
     def run(self) -> dict[str, Any]:
         state, checkpoint = self.state, self.checkpoint
-        if checkpoint.is_native:
-            common = _native_common(state, checkpoint, ())
-        else:
-            common = without_torn_lists(checkpoint, state)
+        common = _native_common(state, checkpoint, ()) if checkpoint.is_native else self.common
         run_fill(checkpoint, self.fill)
         filled = {id(leaf): leaf for _, leaf in nested_leaves(state) if _is_tensor(leaf)}
         result = graft(state, common, filled)
@@ -483,8 +482,8 @@ def _plan_load(state: dict[str, Any], checkpoint: OpenCheckpoint, strict: bool) 
         check_asked(taken.state, checkpoint)
         check_objects_get_all(taken.names, objects, stored)
         check_kinds(taken.state, checkpoint)
-    check_lists(taken.state, taken.names, checkpoint)
-    return _PlannedLoad(checkpoint, state, taken.state, objects, fill, strict)
+    common = common_asked_for(taken.state, taken.names, checkpoint)
+    return _PlannedLoad(checkpoint, state, taken.state, objects, common, fill, strict)
 
 
 def _tensors_of(state: Mapping[str, Any]) -> _Tensors:
@@ -573,19 +572,6 @@ def _is_tensor(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor | Piece)
 
 
-def _common_of(nest: Any) -> Any:
-    """The nest of everything that is no tensor; a container that had nothing else is left out."""
-    kept: dict[Any, Any] = {}
-    for key, value in items_of(nest):
-        if isinstance(value, NESTS):
-            inner = _common_of(value)
-            if inner or not value:
-                kept[key] = inner
-        elif not isinstance(value, _NOT_COMMON):
-            kept[key] = value
-    return kept if isinstance(nest, dict) else list(kept.values())
-
-
 def _native_common(node: Any, checkpoint: OpenCheckpoint, path: tuple[Any, ...]) -> Any:
     """What native torch stored for the common leaves of a request: under the dotted path of a leaf or container."""
     extent = checkpoint.manifest.objects.get(name_of(path))
@@ -598,4 +584,4 @@ def _native_common(node: Any, checkpoint: OpenCheckpoint, path: tuple[Any, ...])
     kept = {key: value for key, value in found.items() if value is not _ABSENT}
     if path and not kept:
         return _ABSENT
-    return kept if isinstance(node, dict) else list(kept.values())
+    return list(kept.values()) if isinstance(node, list) and len(kept) == len(node) else kept

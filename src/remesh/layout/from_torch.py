@@ -227,7 +227,7 @@ def why_without_memory(tensor: torch.Tensor) -> str | None:
     if tensor.is_nested:
         return "nested"
     if isinstance(tensor, FakeTensor):
-        return "made under FakeTensorMode, without values"
+        return "a FakeTensor, without values"
     if tensor.is_meta:
         return "on the device meta, without values"
     if tensor.layout is not torch.strided:

@@ -178,7 +178,8 @@ def begin_save(  # noqa: PLR0913 - what is saved, where, and how far
     def tell(begun: Begun[S]) -> tuple[list[Any], list[Any]]:
         digest = digest_of(begun.state.compared) if group_size(group) > 1 else None
         outline = outline_in_pieces(begun.state.entities).parts() if validate else []
-        return outline, [digest, {**options}, digests_of(begun.state.copies)]
+        copies = begun.state.copies
+        return outline, [digest, {**options}, digests_of(copies) if copies else {}]
 
     with collector_at_rest():
         agreement = plans.agree(look, group, doing, tell=tell, translate=as_checkpoint_error, about="outline")
@@ -187,7 +188,8 @@ def begin_save(  # noqa: PLR0913 - what is saved, where, and how far
     if agreement.told is not None and any(agreement.told):
         check_outlines([Outline.from_parts(parts) if parts else Outline([], []) for parts in agreement.told])
         plans.remember(agreement)
-    check_equal([told for *_, told in agreement.beside], begun.state.copies, group, doing)
+    if any(told for *_, told in agreement.beside):
+        check_equal([told for *_, told in agreement.beside], begun.state.copies, group, doing)
     if len({digest for digest, *_ in agreement.beside if digest is not None}) > 1:
         warn_of_differences(begun.state.compared, group)
 

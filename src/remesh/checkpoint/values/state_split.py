@@ -15,6 +15,7 @@ from remesh.checkpoint.values.entities import (
 from remesh.checkpoint.values.nests import (
     NESTS,
     Path,
+    common_of,
     copy_nest,
     extract_matching_values,
     nested_leaves,
@@ -47,8 +48,9 @@ def expand(sharded_state_dict: dict[Any, Any]) -> tuple[dict[Any, Any], dict[Any
 def split(expanded: dict[Any, Any]) -> tuple[list[ShardedBase], list[LocalNonpersistentObject], dict[Any, Any]]:
     """Sharded entities, nonpersistent objects, and the nest of the common rest."""
     leaves = [leaf for _, leaf in nested_leaves(expanded)]
-    _, common = extract_matching_values(expanded, lambda leaf: isinstance(leaf, ShardedBase | LocalNonpersistentObject))
-    assert isinstance(common, dict)
+    common = common_of(
+        expanded, lambda leaf: isinstance(leaf, ShardedBase | LocalNonpersistentObject), looks_within=False
+    )
     entities = [leaf for leaf in leaves if isinstance(leaf, ShardedBase)]
     return entities, [leaf for leaf in leaves if isinstance(leaf, LocalNonpersistentObject)], common
 
