@@ -18,11 +18,11 @@ from typing import Any, Self, TypeVar
 
 from remesh.checkpoint.background.saving_thread import thread_of
 from remesh.checkpoint.errors import CheckpointMismatchError, CheckpointPathError
-from remesh.checkpoint.plain import latest_complete, load, save
+from remesh.checkpoint.plain import latest_complete, load, save_with_metrics
 from remesh.checkpoint.plan.step_names import step_name, step_of
 from remesh.checkpoint.run.housekeeping import State, decide_removals, list_checkpoints, remove_checkpoint
-from remesh.checkpoint.run.metrics_file import check_is_known, encode_metrics, read_metrics, store_metrics
-from remesh.checkpoint.run.steps import take_first_step, take_step
+from remesh.checkpoint.run.metrics_file import check_is_known, encode_metrics, read_metrics
+from remesh.checkpoint.run.steps import take_step
 from remesh.checkpoint.storage import Directory, Location, location_of, store_of
 from remesh.comm.agreement import check_alike
 from remesh.comm.gather import Group, check_group, group_rank
@@ -74,9 +74,8 @@ class Checkpoints:
         self.wait()
         doing = f"saving step {step} under {self.root}"
         self._agree(lambda: self._look_before(step, metrics, doing), f"saving a step under {self.root}")
-        path = self.path_of(step)
-        take_first_step(lambda: store_metrics(path, metrics or {}), self._group, doing)
-        saved = save(state, path, group=self._group, background=self._background)
+        measured = encode_metrics(metrics).encode() if metrics else b""
+        saved = save_with_metrics(state, self.path_of(step), self._group, self._background, measured)
         self._under_way = [saved]
         if self._policies and group_rank(self._group) == 0:
             self._clear_after(saved)

@@ -106,8 +106,7 @@ def save(
     raises the error of the save, the same on all ranks. Without ``background`` the future is done. End the process
     group only when all saves are done; the end of the program waits for them.
     """
-    with collector_at_rest():
-        return _save(state, path, group, background)
+    return save_with_metrics(state, path, group, background)
 
 
 def entities_of(state: Mapping[str, Any], *, group: Group = None) -> ShardedStateDict:
@@ -154,7 +153,17 @@ def _agree_on_writers(
     return agreement, mine if len(set(digests)) == 1 else join_common(mine, digests, group, doing)
 
 
-def _save(state: Mapping[str, Any], path: Directory, group: Group, background: bool) -> Future[Location]:
+def save_with_metrics(
+    state: Mapping[str, Any], path: Directory, group: Group, background: bool, metrics: bytes = b""
+) -> Future[Location]:
+    """`save`, with the content of the file of metrics, if there are any."""
+    with collector_at_rest():
+        return _save(state, path, group, background, metrics)
+
+
+def _save(
+    state: Mapping[str, Any], path: Directory, group: Group, background: bool, metrics: bytes
+) -> Future[Location]:
     rank, doing = group_rank(group), _doing("saving", path)
 
     def take_apart() -> _Tensors:
@@ -173,7 +182,7 @@ def _save(state: Mapping[str, Any], path: Directory, group: Group, background: b
         return tensors.copies(choice, waits_for_devices=is_new or not background)
 
     turn = begin_save(
-        lambda: RankState(entities, common.values, blob=common.blob, copies=copies()),
+        lambda: RankState(entities, common.values, None, common.blob, metrics, copies()),
         directory,
         _PLANS,
         group,

@@ -17,7 +17,6 @@ from remesh.checkpoint.errors import CheckpointPathError, told_as_checkpoint_err
 from remesh.checkpoint.formats.directory import CONFIG_FNAME, METADATA_FNAME, is_leftover
 from remesh.checkpoint.formats.zarr_format import folders_below, remove_arrays
 from remesh.checkpoint.plan.step_names import step_of
-from remesh.checkpoint.run.metrics_file import METRICS_FNAME
 from remesh.checkpoint.run.reader import why_incomplete
 from remesh.checkpoint.storage import Entry, Location, store_of
 from remesh.checkpoint.storage.integrity import SHA256_FNAME
@@ -110,7 +109,7 @@ def remove_checkpoint(directory: Location) -> list[Location]:
         store.sync_names(directory)
         remove_arrays(directory)
         names = [entry.name for entry in store.entries(directory) if entry.name != IN_PROGRESS_FNAME]
-        removed = [name for name in names if is_leftover(name) or name in (SHA256_FNAME, METRICS_FNAME)]
+        removed = [name for name in names if is_leftover(name) or name == SHA256_FNAME]
         for name in removed:
             store.remove(directory / name)
         store.remove(directory / IN_PROGRESS_FNAME)

@@ -347,12 +347,14 @@ def _format_of(directory: Location, allow_native: bool) -> tuple[str, bool]:
     config = maybe_load_config(directory)
     if config is None:
         names = [entry.name for entry in store.entries(directory)]
-        is_whole = METADATA_FNAME in names and is_commit(directory, METADATA_FNAME)
-        if is_whole and allow_native:
-            return NATIVE, False
-        if allow_native and BLOCKS_FNAME in names and is_commit(directory, BLOCKS_FNAME):
-            return zarr_format.BACKEND, False
-        hint = "it was written by native torch, load it with remesh.load" if is_whole else "use another checkpoint"
+        committed = [name for name in (METADATA_FNAME, BLOCKS_FNAME) if name in names and is_commit(directory, name)]
+        # Looked for again: a commit gives the marker its name before it removes the marks that say otherwise.
+        config = maybe_load_config(directory)
+    if config is None:
+        if allow_native and committed:
+            return NATIVE if METADATA_FNAME in committed else zarr_format.BACKEND, False
+        is_native = METADATA_FNAME in committed
+        hint = "it was written by native torch, load it with remesh.load" if is_native else "use another checkpoint"
         if any(step_of(name) is not None for name in names):
             hint = "it holds checkpoints, give the path of one of them"
         elif any(name.endswith(".safetensors") for name in names):

@@ -27,12 +27,14 @@ from remesh.checkpoint.background.staging import Copies as StagedCopies
 from remesh.checkpoint.errors import CheckpointMismatchError, as_checkpoint_error
 from remesh.checkpoint.formats.data_file import dump_object, write_data_file
 from remesh.checkpoint.formats.directory import (
+    COMMON_STATE_FNAME,
+    METRICS_FNAME,
     CheckpointingConfig,
     begin,
     check_can_save,
     data_file_name,
     finish,
-    stage_common,
+    stage_small,
 )
 from remesh.checkpoint.formats.index_files import IndexFiles, stage_index
 from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION
@@ -65,6 +67,8 @@ class RankState:
     """What of the common data is compared across ranks; None compares nothing."""
     blob: bytes | None = None
     """The common data, serialised already; None where it is not."""
+    metrics: bytes = b""
+    """The content of the file of metrics; empty where there is none. That of rank 0 is written."""
     copies: Copies = field(default_factory=dict)
     """What is seen to be equal on all ranks that hold it."""
 
@@ -145,7 +149,7 @@ class AfterCommon:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with held(self.turn):
-            stage_common(self.turn, self.blob)
+            stage_small(self.turn, self.blob)
         return None if self.then is None else self.then(*args, **kwargs)
 
 
@@ -193,20 +197,26 @@ def begin_save(  # noqa: PLR0913 - what is saved, where, and how far
     if len({digest for digest, *_ in agreement.beside if digest is not None}) > 1:
         warn_of_differences(begun.state.compared, group)
 
-    turn = take_turn_together(directory, group, b"" if puts_off_common else begun.common_blob)
+    small = {COMMON_STATE_FNAME: b"" if puts_off_common else begun.common_blob, METRICS_FNAME: begun.state.metrics}
+    turn = take_turn_together(directory, group, small)
     return replace(begun, turn=turn)
 
 
-def take_turn_together(directory: Location, group: Group = None, common_blob: bytes = b"") -> Turn:
-    """A turn of all ranks in a directory, in which the first one writes the common data. Called by every rank."""
+def take_turn_together(
+    directory: Location, group: Group = None, small: Mapping[str, bytes] = MappingProxyType({})
+) -> Turn:
+    """A turn of all ranks in a directory, in which the first one writes these small files, but no empty ones.
+
+    Called by every rank.
+    """
 
     def take() -> int:
         if group_rank(group) != 0:
             return 0
         turn = begin(directory)
-        if common_blob:
-            with held(turn):
-                stage_common(turn, common_blob)
+        with held(turn):
+            for name in filter(small.get, small):
+                stage_small(turn, small[name], name)
         return turn.number
 
     return Turn(directory, take_step(take, group, f"saving checkpoint {directory}", tell=int).told[0])
