@@ -135,7 +135,6 @@ _PURE_ELSEWHERE = {
     "remesh.elasticity.health.pace",
     "remesh.elasticity.health.verdicts",
     "remesh.elasticity.launch.flags",
-    "remesh.elasticity.launch.forkable",
     "remesh.elasticity.launch.mode",
     "remesh.elasticity.membership.exclusion",
     "remesh.elasticity.membership.instructions",

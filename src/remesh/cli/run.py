@@ -18,7 +18,6 @@ from remesh.elasticity import node
 from remesh.elasticity.launch.checks import wait_for_names
 from remesh.elasticity.launch.flags import FLAGS, LIST, REAL, SWITCH, TORCHRUN_FLAGS, WHOLE, Flag, complete_name
 from remesh.elasticity.launch.mode import Mode
-from remesh.elasticity.launch.preloading import preloaded
 from remesh.elasticity.launch.request import (
     Request,
     check_request,
@@ -95,8 +94,7 @@ def run_request(request: Request) -> Outcome:
             _wait_for_names(request)
             if uncovered := describe_uncovered(job, os.environ):
                 click.echo(f"remesh: {uncovered}", err=True)
-            preload = stack.enter_context(preloaded(request, mode, job.command, _tell))
-            return node.run_agent(job, metrics.take, preload)
+            return node.run_agent(job, metrics.take)
         spare_folder = stack.enter_context(own_folder())
         restarted = restart_job(request, spare_folder)
         _wait_for_names(request)
@@ -104,8 +102,7 @@ def run_request(request: Request) -> Outcome:
         stack.callback(log.close)
         log.write("agent", pid=os.getpid(), node=request.node_name, mode=mode.value)
         try:
-            preload = stack.enter_context(preloaded(request, mode, restarted.command, _tell))
-            outcome = run_restart_job(restarted, log, _tell, preload).outcome
+            outcome = run_restart_job(restarted, log, _tell).outcome
         except SignalException as error:
             log.write("finish", ok=False, category=None, text=f"ended by {signal.Signals(error.sigval).name}")
             raise

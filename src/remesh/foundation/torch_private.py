@@ -46,11 +46,9 @@ _MEMBERS: Final = {
 """What is used of a class or a module by attribute."""
 FSDP_MODULE: Final = "torch.distributed.fsdp.FSDPModule"
 LOCAL_AGENT: Final = "torch.distributed.elastic.agent.server.local_elastic_agent.LocalElasticAgent"
-SUBPROCESS_HANDLER: Final = "torch.distributed.elastic.multiprocessing.subprocess_handler.SubprocessHandler"
 _SLOW_MEMBERS: Final = {
     FSDP_MODULE: ("_get_fsdp_state",),
     LOCAL_AGENT: ("_start_workers", "_restart_workers", "_stop_workers", "_monitor_workers", "_shutdown"),
-    SUBPROCESS_HANDLER: ("_popen",),
 }
 """The same of what a launcher does not load; of torch's classes, the methods that ours override."""
 

@@ -74,7 +74,7 @@ def test_a_start_stands_beside_torchruns_with_its_goal() -> None:
     kills = Count("remesh", "c10d").rows()
     page = make_restarts_page({**DESCRIBED, "rows": [asdict(one) for one in (*kills, *start, *loading)]})
     assert "| --help | 2.20 | 2.00 | 1.10 (1, **missed**) |" in page
-    assert "| workers that import torch and make an optimizer | 8.00 | 10.00 | 0.80 |" in page
+    assert "| workers that import torch and make an optimizer | 8.00 | 10.00 | 0.80 (1, reached) |" in page
 
 
 def test_an_attempt_is_wasted_unless_all_came_through_it(tmp_path: Path) -> None:

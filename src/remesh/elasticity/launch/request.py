@@ -85,7 +85,7 @@ def choose_mode(request: Request) -> ModeChoice:
         return ModeChoice(Mode(asked), "asked for")
     if request.values["no_python"]:
         return ModeChoice(Mode.RESTART, "a program is started without Python")
-    return decide_mode(read_script(request))
+    return decide_mode(_read_script(request))
 
 
 def check_request(request: Request, mode: Mode) -> None:
@@ -319,16 +319,16 @@ def _card_of(request: Request, mode: Mode) -> JobCard:
     return JobCard(mode.value, min_nodes, max_nodes, Path(request.script).name)
 
 
-def read_script(request: Request) -> str:
+def _read_script(request: Request) -> str:
     """The text of the script; empty where there is none that can be read."""
-    path = find_module(request.script) if request.values["module"] else find_main(request.script)
+    path = _find_module(request.script) if request.values["module"] else find_main(request.script)
     try:
         return path.read_text(errors="replace") if path else ""
     except OSError:
         return ""
 
 
-def find_module(name: str) -> Path | None:
+def _find_module(name: str) -> Path | None:
     """The file that ``python -m name`` runs. Looked for by name alone: importing a parent package may do anything."""
     parts = name.split(".")
     for root in ("", *sys.path):

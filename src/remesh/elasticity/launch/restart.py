@@ -42,7 +42,6 @@ from remesh.elasticity.model.outcome import (
     describe_failure,
     shortened,
 )
-from remesh.elasticity.node.preload import Preload, forked_subprocesses
 from remesh.elasticity.store.card import JobCard
 from remesh.elasticity.telemetry.events import EventLog
 from remesh.foundation.torch_private import LOCAL_AGENT, check_members
@@ -135,8 +134,6 @@ class RestartAgent(LocalElasticAgent):
         self._failures: Sequence[WorkerFailure] = ()
         """Of this node's workers in this round."""
         self._group: WorkerGroup | None = None
-        self.preload: Preload | None = None
-        """Of which workers are forked where it can be."""
 
     # --- what torch's loop calls ---
 
@@ -151,15 +148,13 @@ class RestartAgent(LocalElasticAgent):
             world_size=worker_group.workers[0].world_size,
             restarts_left=self._remaining_restarts,
         )
-        with forked_subprocesses(self.preload):
-            pids: dict[int, Any] = super()._start_workers(worker_group)
+        pids: dict[int, Any] = super()._start_workers(worker_group)
         assert self._pcontext is not None
         # When one worker fails, the context itself stops the others, and gives them 30 s whatever was asked for.
         self._pcontext.close = self._bounded(self._pcontext.close)  # type: ignore[method-assign]
         for local_rank, pid in pids.items():
             rank = worker_group.workers[local_rank].global_rank
-            is_forked = self.preload is not None and pid in self.preload.pids
-            self._log.write("worker-started", slot=local_rank, rank=rank, pid=pid, forked=is_forked)
+            self._log.write("worker-started", slot=local_rank, rank=rank, pid=pid)
         return pids
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
@@ -248,12 +243,9 @@ class RestartAgent(LocalElasticAgent):
             self._log.write("worker-exited", slot=worker.local_rank, rank=worker.global_rank, pid=pid)
 
 
-def run_restart_job(
-    job: RestartJob, log: EventLog, tell: Callable[[str], None], preload: Preload | None = None
-) -> RestartEnd:
+def run_restart_job(job: RestartJob, log: EventLog, tell: Callable[[str], None]) -> RestartEnd:
     """Run this node's part of the job to its end; ``tell`` says on the console what happens meanwhile.
 
-    Workers are forked of ``preload`` where it can be.
     Raises what keeps it from starting or running.
     """
     _handle_signals(job.config.signals_to_handle)
@@ -272,7 +264,6 @@ def run_restart_job(
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = job.config.signals_to_handle
     metrics.initialize_metrics(metrics.MetricsConfig(job.config.metrics_cfg))
     agent = RestartAgent(job, meeting, log, tell)
-    agent.preload = preload
     # A node that a signal takes away must not close the meeting for the others.
     closes = True
     try:

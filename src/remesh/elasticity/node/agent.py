@@ -27,7 +27,6 @@ from remesh.elasticity.membership.phases import Phase
 from remesh.elasticity.model.generation import NodeInfo
 from remesh.elasticity.model.outcome import Outcome, describe_signal
 from remesh.elasticity.node.config import DEFAULT_THREADS, AgentConfig
-from remesh.elasticity.node.preload import Preload
 from remesh.elasticity.node.processes import ProcessSpec, WorkerProcesses
 from remesh.elasticity.node.store_side import StoreSide
 from remesh.elasticity.node.switchboard import SEND_TIMEOUT_S, Deaf, HungUp, SnapshotOffer, Switchboard
@@ -52,18 +51,16 @@ class Equipment:
     log: EventLog
 
 
-def run_agent(
-    config: AgentConfig, listener: Callable[[dict[str, Any]], None] | None = None, preload: Preload | None = None
-) -> Outcome:
+def run_agent(config: AgentConfig, listener: Callable[[dict[str, Any]], None] | None = None) -> Outcome:
     """Run one node's part of a job; blocks until the job ends, and says how.
 
-    ``listener`` sees every event of the agent, as the log does. Workers are forked of ``preload`` where it can be.
+    ``listener`` sees every event of the agent, as the log does.
     """
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     address = config.local_address
     with own_folder() as folder, contextlib.ExitStack() as stack:
         board = stack.enter_context(Switchboard(folder, address))
-        processes = WorkerProcesses(_process_spec(config, board.path, folder), preload)
+        processes = WorkerProcesses(_process_spec(config, board.path, folder))
         keeper = stack.enter_context(SnapshotKeeper(address, config.token, config.tls))
         watch = stack.enter_context(StoreWatch())
         home = stack.enter_context(StoreHome(config.store_address, watch))
@@ -167,15 +164,13 @@ class Agent:
     def _start_workers(self) -> None:
         now_s = time.monotonic()
         due = [slot for slot, due_s in self._to_start.items() if due_s <= now_s]
-        if not due or self._processes.are_loading:
-            return
         for slot in due:
             del self._to_start[slot]
             pid = self._processes.start(slot)
             # Starting processes installs torch's own handlers.
             self._handle_signals()
             self._board.watch(slot, pid)
-            self._log.write("worker-started", slot=slot, pid=pid, forked=self._processes.is_forked(pid))
+            self._log.write("worker-started", slot=slot, pid=pid)
 
     def _kill_worker(self, slot: int, reason: str) -> None:
         self._log.write("kill-worker", slot=slot, reason=reason)
