@@ -96,6 +96,9 @@ def run_request(request: Request) -> Outcome:
                 click.echo(f"remesh: {uncovered}", err=True)
             return node.run_agent(job, metrics.take)
         spare_folder = stack.enter_context(own_folder())
+        if "LOGLEVEL" not in os.environ:
+            # Which worker failed, and how, torch says itself.
+            logging.getLogger("torch.distributed.elastic.multiprocessing").setLevel(logging.ERROR)
         restarted = restart_job(request, spare_folder)
         _wait_for_names(request)
         log = EventLog(request.events_folder, f"agent-{request.node_name}", metrics.take)

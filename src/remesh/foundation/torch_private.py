@@ -45,12 +45,10 @@ _MEMBERS: Final = {
 }
 """What is used of a class or a module by attribute."""
 FSDP_MODULE: Final = "torch.distributed.fsdp.FSDPModule"
-LOCAL_AGENT: Final = "torch.distributed.elastic.agent.server.local_elastic_agent.LocalElasticAgent"
 _SLOW_MEMBERS: Final = {
     FSDP_MODULE: ("_get_fsdp_state",),
-    LOCAL_AGENT: ("_start_workers", "_restart_workers", "_stop_workers", "_monitor_workers", "_shutdown"),
 }
-"""The same of what a launcher does not load; of torch's classes, the methods that ours override."""
+"""The same of what a launcher does not load."""
 
 
 def __getattr__(name: str) -> Any:
