@@ -34,7 +34,7 @@ from remesh.elasticity.own_folder import own_folder
 from remesh.elasticity.telemetry.events import EventLog
 from remesh.elasticity.telemetry.metrics import Metrics
 from remesh.elasticity.telemetry.metrics_server import MetricsServer
-from remesh.foundation.exit_codes import of_signal
+from remesh.foundation.exit_codes import ExitCode, of_signal
 
 NAME_PATIENCE_S = 60.0
 """How long the host of the meeting may be unknown to this machine's resolver."""
@@ -49,7 +49,8 @@ def _run(context: click.Context, /, script: str, arguments: tuple[str, ...], **v
     their processes, form a new mesh and go on. Any other script runs in restart mode, as under torchrun: all workers
     are started anew.
 
-    Exit codes: 0 ended well, 1 a worker failed, 2 wrong input, 70 a defect of remesh, 75 infrastructure.
+    Exit codes: 0 ended well, 1 a worker failed, 2 wrong input, 70 a defect of remesh, 75 infrastructure, 80 left on
+    request, 81 left on request without its state.
     """
     given = frozenset(name for name in values if context.get_parameter_source(name) is not ParameterSource.DEFAULT)
     request = Request(values, given, script, arguments)
@@ -65,7 +66,7 @@ def _run(context: click.Context, /, script: str, arguments: tuple[str, ...], **v
         _end_by_signal(request, ended)
     except Exception as error:
         outcome = outcome_of_error(error)
-    if outcome.category is not None:
+    if outcome.exit_code != ExitCode.OK:
         click.echo(outcome.describe(request.node_name), err=True)
     sys.exit(outcome.exit_code)
 

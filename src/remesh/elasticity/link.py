@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -50,6 +51,15 @@ def refuse_job(line: Line, text: str) -> None:
     line.close()
 
 
+def _leave_to_agent(_number: int, _frame: object) -> None:
+    """A platform that takes a node away may signal all of its processes: the agent has its workers hand over first."""
+
+
+def _end_by_sigterm() -> None:
+    if signal.getsignal(signal.SIGTERM) is _leave_to_agent:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 class WorkerLink:
     """The worker's end. A thread reads; urgent messages go to ``on_urgent`` at once, the others to :meth:`next`."""
 
@@ -60,11 +70,15 @@ class WorkerLink:
         self._closing = False
 
     def start(self) -> None:
-        """Begin to read."""
+        """Begin to read, and leave SIGTERM to the agent, where the program has no handler of its own."""
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, _leave_to_agent)
+            os.register_at_fork(after_in_child=_end_by_sigterm)
         threading.Thread(target=self._read, name="remesh-link", daemon=True).start()
 
     def close(self) -> None:
         self._closing = True
+        _end_by_sigterm()
         self._line.close()
 
     def send(self, message: Message) -> None:

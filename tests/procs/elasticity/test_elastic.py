@@ -1,10 +1,13 @@
 """Real jobs on this machine, hurt for real. Each test opens with the situation it stands for."""
 
+import os
 import re
+import signal
 from pathlib import Path
 
 import pytest
 
+from remesh.foundation.exit_codes import ExitCode
 from remesh.testbed.local_job import Event
 from remesh.testbed.samples import SampleCount, count_samples
 from tests.procs.forked_job import ForkedJob
@@ -166,11 +169,29 @@ def test_preempted_node_hands_over_and_no_step_is_repeated(tmp_path: Path, undis
         hold.wait(job, 4, QUIET_S)
         job.preempt_node("b", QUIET_S)
         hold.end()
-        assert job.wait(QUIET_S) == {"a": 0, "b": 0}, job.describe_logs()
+        assert job.wait(QUIET_S) == {"a": 0, "b": ExitCode.LEFT}, job.describe_logs()
         left_at = {event["step"] for event in job.of_kind("left", generation=1)}
         filled = job.of_kind("filled", generation=2)
         assert {event["step"] for event in filled} == left_at
         assert {event["source"] for event in filled} == {"checkpoint"}
+        assert count(job) == SampleCount(lost=0, repeated=0, total=30 * tiny.BATCH_SIZE)
+        assert checksums(job.events) == pytest.approx(undisturbed, rel=1e-12)
+
+
+def test_a_signal_to_all_processes_of_a_node_takes_no_state_away(tmp_path: Path, undisturbed: dict[int, float]) -> None:
+    """Slurm, and a container whose first process hands signals on, send SIGTERM to the workers as well as the agent."""
+    hold = Hold(tmp_path, 8)
+    flags = ("--fsdp", "--checkpoint", str(tmp_path / "checkpoints"), *hold.flags)
+    with ForkedJob(tmp_path, script(*flags), workers_per_node=1) as job:
+        job.start_node("a")
+        job.start_node("b")
+        hold.wait(job, 2, QUIET_S)
+        for pid in job.worker_pids("b"):
+            os.kill(pid, signal.SIGTERM)
+        job.preempt_node("b", QUIET_S)
+        hold.end()
+        assert job.wait(QUIET_S) == {"a": 0, "b": ExitCode.LEFT}, job.describe_logs()
+        assert len(job.of_kind("worker-started")) == 2
         assert count(job) == SampleCount(lost=0, repeated=0, total=30 * tiny.BATCH_SIZE)
         assert checksums(job.events) == pytest.approx(undisturbed, rel=1e-12)
 

@@ -166,6 +166,9 @@ class Agent:
         due = [slot for slot, due_s in self._to_start.items() if due_s <= now_s]
         for slot in due:
             del self._to_start[slot]
+            if self._leave_asked:
+                self._feed([do.WorkerExited(slot, -signal.SIGTERM)])  # it was to replace one that ended
+                continue
             pid = self._processes.start(slot)
             # Starting processes installs torch's own handlers.
             self._handle_signals()
