@@ -28,7 +28,7 @@ from remesh.elasticity.model.generation import NodeInfo
 from remesh.elasticity.model.outcome import Outcome, describe_signal
 from remesh.elasticity.node.config import DEFAULT_THREADS, AgentConfig
 from remesh.elasticity.node.processes import ProcessSpec, WorkerProcesses
-from remesh.elasticity.node.store_side import StoreSide
+from remesh.elasticity.node.store_side import MovedBeforeError, StoreSide
 from remesh.elasticity.node.switchboard import SEND_TIMEOUT_S, Deaf, HungUp, SnapshotOffer, Switchboard
 from remesh.elasticity.own_folder import own_folder
 from remesh.elasticity.snapshots.keeper import SnapshotKeeper
@@ -57,6 +57,15 @@ def run_agent(config: AgentConfig, listener: Callable[[dict[str, Any]], None] | 
     ``listener`` sees every event of the agent, as the log does.
     """
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    while True:
+        try:
+            return _run_once(config, listener)
+        except MovedBeforeError as moved:
+            # It asks there, too, and takes another number: numbers belong to a store. Its workers hold nothing yet.
+            config = replace(config, endpoint=f"{config.endpoint},{moved.endpoint}")
+
+
+def _run_once(config: AgentConfig, listener: Callable[[dict[str, Any]], None] | None) -> Outcome:
     address = config.local_address
     with own_folder() as folder, contextlib.ExitStack() as stack:
         board = stack.enter_context(Switchboard(folder, address))
