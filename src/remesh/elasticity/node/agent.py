@@ -69,11 +69,11 @@ def _run_once(config: AgentConfig, listener: Callable[[dict[str, Any]], None] | 
     address = config.local_address
     with own_folder() as folder, contextlib.ExitStack() as stack:
         board = stack.enter_context(Switchboard(folder, address))
-        processes = WorkerProcesses(_process_spec(config, board.path, folder))
         keeper = stack.enter_context(SnapshotKeeper(address, config.token, config.tls))
         watch = stack.enter_context(StoreWatch())
         home = stack.enter_context(StoreHome(config.store_address, watch))
         store = StoreSide.join(home)
+        processes = WorkerProcesses(_process_spec(config, store.index, board.path, folder))
         num_slots = config.rules.num_slots
         store.register(
             NodeInfo(store.index, config.node_name, address, board.pulse_port, num_slots, keeper.port, home.port)
@@ -250,12 +250,13 @@ class Agent:
         self._leave_asked = True
 
 
-def _process_spec(config: AgentConfig, link: Path, folder: Path) -> ProcessSpec:
+def _process_spec(config: AgentConfig, index: int, link: Path, folder: Path) -> ProcessSpec:
     environment = {
         "LOCAL_WORLD_SIZE": str(config.rules.num_slots),
         "TORCHELASTIC_RUN_ID": config.run_id,
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", DEFAULT_THREADS),
         "REMESH_LINK": str(link),
+        "REMESH_AGENT": str(index),
         "REMESH_NODE": config.node_name,
         "REMESH_EVENTS": str(config.events_folder or ""),
     }

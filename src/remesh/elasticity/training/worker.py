@@ -74,7 +74,9 @@ class TrainingWorker:
     def __init__(self, line: Line, template: Template, options: JobOptions) -> None:
         self._slot = int(os.environ["REMESH_SLOT"])
         events = os.environ.get("REMESH_EVENTS")
-        self._log = EventLog(Path(events) if events else None, f"worker-{os.getpid()}")
+        # In containers every node counts its processes from 1, and all nodes may write into one folder.
+        who = f"worker-{os.environ.get('REMESH_AGENT', '')}-{os.getpid()}"
+        self._log = EventLog(Path(events) if events else None, who)
         self._template = template.to_json()
         self._options = options
         self._link = WorkerLink(line, self._on_urgent)
