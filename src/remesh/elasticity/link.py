@@ -16,6 +16,7 @@ from pathlib import Path
 
 from remesh.elasticity.model.outcome import Category
 from remesh.foundation.errors import ConfigError, FormatError, PeerError
+from remesh.foundation.settings import SLOT
 from remesh.wire.messages import Line, Message
 from remesh.wire.token import Token
 
@@ -43,7 +44,7 @@ def connect_agent(link: str) -> Line:
 
 def refuse_job(line: Line, text: str) -> None:
     """Tell the agent that the script asks for what cannot be; return once the job is over."""
-    slot = int(os.environ["REMESH_SLOT"])
+    slot = int(SLOT.read())
     line.send({"type": "failed", "slot": slot, "text": text, "category": Category.INPUT.value})
     with contextlib.suppress(OSError, FormatError):
         while (message := line.receive()) is not None and message["type"] != "exit":

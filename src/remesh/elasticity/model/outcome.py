@@ -7,7 +7,8 @@
     infrastructure  75          the operator: hosts, network, store, disk; the same command may work next time
 
 A node that was asked to leave ends with 80, or with 81 where what it held was not handed over: 0 is for jobs that are
-done. An agent that a signal ended exits with 128 + its number. Where the codes come from: `remesh.foundation.exit_codes`.
+done. An agent that a signal ended exits with 128 + its number. Where the codes come from:
+`remesh.foundation.exit_codes`.
 
 The cause of a failed job is the earliest failure that is no *consequence*: ranks whose peer died fail too, with a
 network error or because they were told to end. Times are compared within a node only, for clocks of hosts differ:

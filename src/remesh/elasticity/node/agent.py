@@ -37,6 +37,7 @@ from remesh.elasticity.store.home import StoreHome
 from remesh.elasticity.store.server import StoreWatch
 from remesh.elasticity.telemetry.events import EventLog
 from remesh.foundation.exit_codes import of_signal
+from remesh.foundation.settings import AGENT, EVENTS, LINK, NODE
 from remesh.wire.messages import Message
 
 
@@ -255,10 +256,10 @@ def _process_spec(config: AgentConfig, index: int, link: Path, folder: Path) -> 
         "LOCAL_WORLD_SIZE": str(config.rules.num_slots),
         "TORCHELASTIC_RUN_ID": config.run_id,
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", DEFAULT_THREADS),
-        "REMESH_LINK": str(link),
-        "REMESH_AGENT": str(index),
-        "REMESH_NODE": config.node_name,
-        "REMESH_EVENTS": str(config.events_folder or ""),
+        LINK.name: str(link),
+        AGENT.name: str(index),
+        NODE.name: config.node_name,
+        EVENTS.name: str(config.events_folder or ""),
     }
     logs = config.log_folder or folder
     return ProcessSpec(config.command, config.node_name, environment, logs, config.redirects, config.tee)

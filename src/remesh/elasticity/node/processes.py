@@ -12,6 +12,8 @@ from pathlib import Path
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, ProcessFailure, Std, start_processes
 from torch.distributed.elastic.utils import macros
 
+from remesh.foundation.settings import SLOT
+
 END_TIMEOUT_S = 5
 """How long a killed process may take to be gone."""
 
@@ -60,7 +62,7 @@ class WorkerProcesses:
             name=f"{spec.node_name}/{slot}",
             entrypoint=spec.command[0],
             args={0: tuple(macros.substitute(list(spec.command[1:]), str(slot)))},
-            envs={0: {**spec.environment, "LOCAL_RANK": str(slot), "REMESH_SLOT": str(slot)}},
+            envs={0: {**spec.environment, "LOCAL_RANK": str(slot), SLOT.name: str(slot)}},
             logs_specs=DefaultLogsSpecs(log_dir=str(place), redirects=spec.redirects, tee=spec.tee),
             log_line_prefixes={0: f"[{spec.node_name}/{slot}]: "},
         )

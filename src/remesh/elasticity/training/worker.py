@@ -41,6 +41,7 @@ from remesh.elasticity.training.position import derive_seed
 from remesh.elasticity.training.seeds import seed_everything
 from remesh.elasticity.training.stint import Stint
 from remesh.foundation.errors import FormatError, PeerError
+from remesh.foundation.settings import AGENT, EVENTS, NODE, SLOT
 from remesh.groups.blame import is_network_error
 from remesh.groups.lower import LowerHalf
 from remesh.layout.from_torch import forget_meshes
@@ -72,10 +73,10 @@ class TrainingWorker:
     """The worker's side of the membership protocol."""
 
     def __init__(self, line: Line, template: Template, options: JobOptions) -> None:
-        self._slot = int(os.environ["REMESH_SLOT"])
-        events = os.environ.get("REMESH_EVENTS")
+        self._slot = int(SLOT.read())
+        events = EVENTS.read()
         # In containers every node counts its processes from 1, and all nodes may write into one folder.
-        who = f"worker-{os.environ.get('REMESH_AGENT', '')}-{os.getpid()}"
+        who = f"worker-{AGENT.read()}-{os.getpid()}"
         self._log = EventLog(Path(events) if events else None, who)
         self._template = template.to_json()
         self._options = options
@@ -108,7 +109,7 @@ class TrainingWorker:
         """Go from generation to generation; ends by raising :class:`Exit`."""
         self._link.start()
         self._meter.start()
-        self._log.write("worker", pid=os.getpid(), slot=self._slot, node=os.environ.get("REMESH_NODE", ""))
+        self._log.write("worker", pid=os.getpid(), slot=self._slot, node=NODE.read())
         self._link.send({"type": "ready", "report": asdict(self._report())})
         try:
             while True:
