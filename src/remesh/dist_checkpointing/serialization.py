@@ -37,10 +37,9 @@ from remesh.checkpoint.storage import Directory, Location, location_of
 from remesh.checkpoint.storage.integrity import check_sha256_manifest, read_checksums, write_sha256_manifest
 from remesh.checkpoint.values.checks import (
     StrictHandling,
-    compute_mismatched_keys,
     decide_on_mismatch,
+    find_mismatch,
     parse_strict_flag,
-    unexpected_to_tell,
 )
 from remesh.checkpoint.values.entities import (
     LocalNonpersistentObject,
@@ -287,14 +286,17 @@ def load(  # noqa: PLR0913 - the signature that users know
     outlines = [Outline.from_parts(parts) for parts in agreement.told or [] if parts]
     if validate_access_integrity:
         check_outlines(outlines)
-    missing, unexpected = _handle_mismatch(ours, keys_of(outlines), process_group, doing)
+    found = find_mismatch(ours.mode, ours.stored_keys, {one.key for one in ours.entities}, keys_of(outlines))
+    report = partial(decide_on_mismatch, ours.mode, found.missing, found.reported)
+    if (warning := step_together(report, process_group, doing).mine) is not None:
+        logger.warning(warning)
     options = {} if process_group is None else {"process_group": process_group}
     loaded = call_on_all(
         ours.strategy, lambda: ours.strategy.load(ours.kept, directory, **options), process_group, doing
     )
     result = take_step(lambda: _merge(ours, loaded), process_group, doing).mine
     if StrictHandling.requires_returning_mismatch_keys(ours.mode):
-        return result, missing, unexpected
+        return result, found.missing, found.unexpected
     return result
 
 
@@ -433,23 +435,8 @@ def _plan(
     kept = _sharded_part(expanded, lambda entity: True)
     if StrictHandling.requires_explicit_ckpt_mismatch_check(strict):
         stored_keys = {one.key for one in strategy.load_sharded_metadata(directory).values()} - {_COMMON_STATE_KEY}
-        _, unexpected = compute_mismatched_keys(stored_keys, entities)
-        kept = _sharded_part(expanded, lambda entity: entity.key not in unexpected)
+        kept = _sharded_part(expanded, lambda entity: entity.key in stored_keys)
     return _Planned(common, expanded, factories, entities, nonpersistent, kept, stored_keys, strategy, strict)
-
-
-def _handle_mismatch(planned: _Planned, wanted: set[str], group: Group, doing: str) -> tuple[set[str], set[str]]:
-    """Missing and unexpected keys, reported as the mode says; ``wanted`` are the keys that any rank asks for."""
-    mode = planned.mode
-    if not StrictHandling.requires_explicit_ckpt_mismatch_check(mode):
-        return set(), set()
-    missing = planned.stored_keys - wanted if planned.needs_keys_of_all else set()
-    _, unexpected = compute_mismatched_keys(planned.stored_keys, planned.entities)
-    told = unexpected_to_tell(mode, unexpected, planned.stored_keys, wanted)
-    warning = step_together(lambda: decide_on_mismatch(mode, missing, told), group, doing).mine
-    if warning is not None:
-        logger.warning(warning)
-    return missing, unexpected
 
 
 def _merge(planned: _Planned, loaded: StateDict) -> StateDict:

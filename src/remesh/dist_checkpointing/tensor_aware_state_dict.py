@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,10 +17,11 @@ import torch
 from remesh.checkpoint.errors import CheckpointingException, CheckpointMismatchError
 from remesh.checkpoint.plan.flattened import unflatten_all
 from remesh.checkpoint.values.checks import (
+    Mismatch,
     StrictHandling,
     decide_on_mismatch,
+    find_mismatch,
     parse_strict_flag,
-    unexpected_to_tell,
     validate_sharding_integrity,
 )
 from remesh.checkpoint.values.description import describe, entities_from
@@ -102,36 +104,31 @@ class MCoreTensorAwareStateDict:
             told = gather_from(lambda: describe(unflatten_all(wanted)), parallelization_group, "checking a request")
             validate_sharding_integrity([entities_from(one) for one in told])
         mode = parse_strict_flag(strict)
-        missing, unexpected = set[str](), set[str]()
-        if return_mismatch_keys or StrictHandling.requires_explicit_ckpt_mismatch_check(mode):
-            missing, unexpected = self._compare_keys(wanted, mode, parallelization_group)
-        kept = [one for one in wanted if one.key not in unexpected]
+        found = self._compare_keys(wanted, mode, parallelization_group)
+        kept = [one for one in wanted if one.key not in found.absent]
         filled = self._fill(kept, algo, exchange_algo, parallelization_group)
         factories, dropped = stored_factories(factories, expanded, filled.keys())
-        filled |= {id(one): HOLE for one in wanted if one.key in unexpected}
+        filled |= {id(one): HOLE for one in wanted if one.key in found.absent}
         filled |= {id(built): HOLE for built in dropped}
         filled |= {id(wrapper): wrapper.unwrap() for wrapper in nonpersistent}
         result = apply_factory_merges(graft(expanded, self.common, filled), factories)
-        result = without_holes(result) if unexpected else result
+        result = without_holes(result) if found.absent else result
         if return_mismatch_keys or StrictHandling.requires_returning_mismatch_keys(mode):
-            return result, missing, unexpected
+            return result, found.missing, found.unexpected
         return result
 
-    def _compare_keys(self, wanted: list[ShardedBase], mode: StrictHandling, group: Group) -> tuple[set[str], set[str]]:
-        """Missing and unexpected keys, told as the mode says. Called by every rank."""
-        doing = "making a state dict"
+    def _compare_keys(self, wanted: list[ShardedBase], mode: StrictHandling, group: Group) -> Mismatch:
+        """The keys that differ, reported as the mode says. Called by every rank."""
+        if not StrictHandling.requires_explicit_ckpt_mismatch_check(mode):
+            return Mismatch()
+        doing, mine = "making a state dict", {one.key for one in wanted}
         told = gather_from(lambda: [[one.key for one in each] for each in (self._entities, wanted)], group, doing)
         held, asked = ({key for each in told for key in each[which]} for which in (0, 1))
-        unexpected = {one.key for one in wanted} - held
-        missing = held - asked
-        if not StrictHandling.requires_explicit_ckpt_mismatch_check(mode):
-            return missing, unexpected
-        told_missing = missing if StrictHandling.requires_global_app_metadata(mode) else set[str]()
-        told_unexpected = unexpected_to_tell(mode, unexpected, held, asked)
-        warning = step_together(lambda: decide_on_mismatch(mode, told_missing, told_unexpected), group, doing).mine
-        if warning is not None:
+        found = find_mismatch(mode, held, mine, asked)
+        check = partial(decide_on_mismatch, mode, found.missing, found.reported)
+        if (warning := step_together(check, group, doing).mine) is not None:
             logger.warning(warning)
-        return missing, unexpected
+        return found
 
     def _fill(self, wanted: list[ShardedBase], algo: str, exchange_algo: str, group: Group) -> dict[int, Any]:
         held = {_sharded_tensor_shard_id(one): one.data for one in self._entities if isinstance(one, ShardedTensor)}

@@ -18,11 +18,11 @@ from remesh.checkpoint.storage import Directory, location_of, store_of
 from remesh.checkpoint.storage.integrity import SHA256_FNAME, check_sha256_manifest, write_sha256_manifest
 from remesh.checkpoint.values import checks
 from remesh.checkpoint.values.checks import (
+    Mismatch,
     StrictHandling,
-    compute_mismatched_keys,
     decide_on_mismatch,
+    find_mismatch,
     parse_strict_flag,
-    unexpected_to_tell,
 )
 from remesh.checkpoint.values.description import describe, entities_from
 from remesh.checkpoint.values.entities import (
@@ -45,9 +45,9 @@ __all__ = [
     "INTEGRITY_FNAME",
     "StrictHandling",
     "adjust_non_strict_load",
-    "compute_mismatched_keys",
     "decide_on_mismatch",
     "determine_global_metadata",
+    "find_mismatch",
     "maybe_report_missing_and_unexpected_keys",
     "parse_strict_flag",
     "save_integrity_manifest",
@@ -107,28 +107,30 @@ def validate_integrity_and_strict_load(
     What is returned is this rank's; an error of ``raise_all`` names the unexpected keys of all ranks. Metadata that the
     mode or the check of integrity needs must be given; ValueError where it is not.
     """
-    missing: set[str] = set()
-    unexpected: set[str] = set()
+    found = Mismatch()
     if StrictHandling.requires_explicit_ckpt_mismatch_check(strict):
         if ckpt_sharded_metadata is None or local_metadata is None:
             raise ValueError(f"Cannot check keys in mode {strict}: give local_metadata and ckpt_sharded_metadata")
         if global_metadata is None and StrictHandling.requires_global_app_metadata(strict):
             raise ValueError(f"Cannot check keys in mode {strict}: give global_metadata")
-        wants_all = StrictHandling.requires_global_app_metadata(strict)
-        missing, unexpected = _determine_missing_and_unexpected_keys(
-            ckpt_sharded_metadata, local_metadata, global_metadata if wants_all else None
+        found = find_mismatch(
+            strict,
+            _keys_of(ckpt_sharded_metadata.values()),
+            _keys_of(local_metadata),
+            {key for entities in global_metadata or () for key in _keys_of(entities)},
         )
-        sharded_state_dict = adjust_non_strict_load(sharded_state_dict, unexpected)
-        stored = {entity.key for entity in ckpt_sharded_metadata.values()}
-        wanted = {entity.key for entities in global_metadata or () for entity in entities}
-        told = unexpected_to_tell(strict, unexpected, stored, wanted)
-        if (warning := decide_on_mismatch(strict, missing, told)) is not None:
+        sharded_state_dict = adjust_non_strict_load(sharded_state_dict, found.absent)
+        if (warning := decide_on_mismatch(strict, found.missing, found.reported)) is not None:
             logger.warning(warning)
     if validate_access_integrity:
         if global_metadata is None:
             raise ValueError("Cannot check integrity: give global_metadata")
         validate_sharding_integrity(global_metadata)
-    return sharded_state_dict, missing, unexpected
+    return sharded_state_dict, found.missing, found.unexpected
+
+
+def _keys_of(entities: Iterable[ShardedBase]) -> set[str]:
+    return {one.key for one in entities}
 
 
 def adjust_non_strict_load(sharded_state_dict: ShardedStateDict, sharded_keys_to_remove: set[str]) -> ShardedStateDict:
@@ -211,8 +213,10 @@ def _determine_missing_and_unexpected_keys(
     local_metadata: Iterable[ShardedBase],
     global_metadata: Iterable[Sequence[ShardedBase]] | None = None,
 ) -> tuple[set[str], set[str]]:
-    stored = {entity.key for entity in ckpt_sharded_metadata.values()}
-    return compute_mismatched_keys(stored, local_metadata, global_metadata)
+    mode = StrictHandling.RETURN_UNEXPECTED if global_metadata is None else StrictHandling.RETURN_ALL
+    everywhere = {key for entities in global_metadata or () for key in _keys_of(entities)}
+    found = find_mismatch(mode, _keys_of(ckpt_sharded_metadata.values()), _keys_of(local_metadata), everywhere)
+    return found.missing, found.unexpected
 
 
 def _validate_common_state_dict(common_state_dict: CommonStateDict, process_group: Group = None) -> None:
