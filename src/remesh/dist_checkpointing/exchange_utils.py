@@ -34,14 +34,12 @@ from remesh.comm.gather import (
     group_device,
     group_size,
 )
-from remesh.dist_checkpointing.distribution_file import PG_DIST_CACHE_FILE_PREFIX, keep, recall
 from remesh.dist_checkpointing.utils import _sharded_tensor_shard_id, _ShardId
 from remesh.layout.from_torch import dtype_name
 from remesh.resharding.api import reshard
 
 __all__ = [
     "EXCHANGE_ALGOS",
-    "PG_DIST_CACHE_FILE_PREFIX",
     "ShardDistribution",
     "Shards",
     "Tensors",
@@ -133,30 +131,20 @@ def determine_main_replica_uniform_distribution(
 
     Called by every rank of the group; blocks until all have called it. Without ``ignore_groups`` only shards whose main
     replica is in this group count, which is right for a save; a load needs all shards. ``plans`` remembers the
-    distribution of shards that do not change. The folder ``pg_cache_path`` has it from an earlier program, which was
-    given ``pg_cache_create``; it is used where every rank finds its shards there as they are.
+    distribution of shards that do not change. ``pg_cache_path`` and ``pg_cache_create`` change nothing.
     """
     if group_size(parallelization_group) <= 1:
         return None
-    doing = "sharing out the shards of a group"
     plans = plans or Agreements(max_kept=0)
-    recalled = None
-    if pg_cache_path is not None and not pg_cache_create:
-        recalled = recall(pg_cache_path, lambda: _describe(sharded_state_dict), parallelization_group, doing)
-    if recalled is not None:
-        return _build_shard_distribution(recalled, ignore_groups)
     agreement = plans.agree(
         lambda: ([*_describe(sharded_state_dict), ignore_groups], None),
         parallelization_group,
-        doing,
+        "sharing out the shards of a group",
         about="distribution",
     )
     kept = agreement.agreed.kept
     if agreement.told is not None:
-        gathered = [told[:-1] for told in agreement.told]
-        kept["distribution"] = _build_shard_distribution(gathered, ignore_groups)
-        if pg_cache_path is not None and pg_cache_create:
-            keep(pg_cache_path, gathered, parallelization_group, doing)
+        kept["distribution"] = _build_shard_distribution([told[:-1] for told in agreement.told], ignore_groups)
         plans.remember(agreement)
     distribution: ShardDistribution = kept["distribution"]
     return distribution

@@ -1,24 +1,20 @@
-"""Save and load sharded state dicts: the entry points that replace ``torch.save`` and ``torch.load``.
+"""Entry points for saving and loading sharded state dicts, with Megatron Core's signatures.
 
 All functions accept a path for the directory, or a URL that fsspec knows. Those that are not marked otherwise
-communicate with nobody.
+communicate with nobody. What saves and loads is `remesh.checkpoint.run`, as for plain states.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from remesh.checkpoint.background.callers import AsyncRequest
 from remesh.checkpoint.background.settling import Settling
-from remesh.checkpoint.errors import (
-    CheckpointingException,
-    CheckpointMismatchError,
-    as_checkpoint_error,
-)
+from remesh.checkpoint.errors import CheckpointingException, CheckpointMismatchError, as_checkpoint_error
 from remesh.checkpoint.formats.directory import CheckpointingConfig, load_common, maybe_load_config
 from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION
 from remesh.checkpoint.run.reader import READABLE, check_is_one, read_common
@@ -35,7 +31,9 @@ from remesh.checkpoint.run.writer import (
 )
 from remesh.checkpoint.storage import Directory, Location, location_of
 from remesh.checkpoint.storage.integrity import check_sha256_manifest, read_checksums, write_sha256_manifest
+from remesh.checkpoint.storage.turns import Turn
 from remesh.checkpoint.values.checks import (
+    Mismatch,
     StrictHandling,
     decide_on_mismatch,
     find_mismatch,
@@ -62,21 +60,20 @@ from remesh.checkpoint.values.outline import Outline, check_outlines, keys_of
 from remesh.checkpoint.values.state_split import expand, split, stored_factories
 from remesh.comm.agreement import Agreements, check_alike
 from remesh.comm.gather import Group, group_rank, group_size, step_together
-from remesh.dist_checkpointing.strategies import torch, zarr  # noqa: F401 - register themselves
 from remesh.dist_checkpointing.strategies.base import (
-    AsyncSaveShardedStrategy,
     LoadCommonStrategy,
     LoadShardedStrategy,
     SaveCommonStrategy,
     SaveShardedStrategy,
     StrategyAction,
     call_on_all,
-    check_common_strategy,
     check_save_strategy,
     choose_load_strategy,
     find_save_strategy,
     get_default_strategy,
+    strategy_of,
 )
+from remesh.dist_checkpointing.strategies.torch import PLANS
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +88,6 @@ StrictResult = tuple[StateDict, set[str], set[str]]
 _CONTENT_METADATA_KEY = "content_metadata"
 _COMMON_STATE_KEY = "common_state"
 """Object that is common data in checkpoints of later writers, and no key of the application."""
-_COMMON_BACKEND, _COMMON_VERSION = "torch", 1
 
 
 def save(  # noqa: PLR0913 - the signature that users know
@@ -127,43 +123,49 @@ def save(  # noqa: PLR0913 - the signature that users know
 
     def prepare() -> _Request:
         check_save_strategy(strategy, sharded_strategy, async_sharded_save)
-        check_common_strategy(common_strategy, SaveCommonStrategy)
-        request = _request_of(sharded_state_dict, content_metadata)
-        strategy.check_can_save(request.sharded)
-        if not validate_access_integrity:
-            return request
-        common, choose = request.common, preprocess_common_before_consistancy_check
-        return replace(request, compared=common if choose is None else choose(copy_nest(common)))
+        strategy_of(StrategyAction.SAVE_COMMON, common_strategy)
+        expanded, entities, common = _taken_apart(sharded_state_dict, content_metadata)
+        sharded = _sharded_part(expanded, lambda entity: True)
+        compared, choose = None, preprocess_common_before_consistancy_check
+        if validate_access_integrity:
+            compared = common if choose is None else choose(copy_nest(common))
+        return _Request(entities, common, compared, sharded=sharded, blobs=strategy.check_can_save(sharded))
 
-    alike = {
-        "sharded_strategy": _kind_of(strategy),
-        "async_sharded_save": async_sharded_save,
-        "validate_access_integrity": validate_access_integrity,
-        "verify_integrity": verify_integrity,
-    }
-    try:
-        begun = begin_save(
-            prepare,
-            directory,
-            _plans_of(strategy),
-            process_group,
-            validate=validate_access_integrity,
-            puts_off_common=async_sharded_save,
-            options=alike,
+    begun = begin_save(
+        prepare,
+        directory,
+        PLANS,
+        process_group,
+        validate=validate_access_integrity,
+        puts_off_common=async_sharded_save,
+        options={
+            "sharded_strategy": _kind_of(strategy),
+            "async_sharded_save": async_sharded_save,
+            "validate_access_integrity": validate_access_integrity,
+            "verify_integrity": verify_integrity,
+        },
+    )
+    commit: _Commit = (begun.turn, process_group, CheckpointingConfig(strategy.backend, strategy.version))
+    request: AsyncRequest | None = None
+    with writing_in(begun.turn, blobs=begun.state.blobs, with_sha256=verify_integrity) as under_way:
+        options = {} if process_group is None else {"process_group": process_group}
+        act = partial(
+            strategy.async_save if async_sharded_save else strategy.save, begun.state.sharded, directory, **options
         )
-    except BaseException:
-        if isinstance(strategy, SaveShardedStrategy):
-            strategy.abandon()
-        raise
+        doing = f"saving checkpoint {directory}"
+        if async_sharded_save:
+            request = _up_to_commit(step_together(act, process_group, doing).mine, begun, commit)
+        else:
+            call_on_all(strategy, act, process_group, doing)
+            commit_save(*commit)
     if verify_integrity:
-        strategy.ask_for_sums()
-    request = _begin_behind(strategy, begun, process_group) if async_sharded_save else None
-    if request is None:
-        _store(strategy, begun, process_group)
-    if verify_integrity:
-        sum_up = partial(_sum_up, strategy, directory, process_group)
+        sum_up = partial(_sum_up, under_way.sums, directory, process_group)
         sum_up() if request is None else request.add_finalize_fn(sum_up)
     return request
+
+
+_Commit = tuple[Turn, Group, CheckpointingConfig]
+"""Arguments of `commit_save`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +174,14 @@ class _Request(RankState):
 
     sharded: ShardedStateDict = field(default_factory=dict)
     """The nest of the entities alone."""
+    blobs: Mapping[str, bytes] = field(default_factory=dict)
+    """Objects that the strategy has serialised, by unique key."""
 
 
-def _request_of(state: ShardedStateDict, content_metadata: Mapping[str, Any] | None) -> _Request:
+def _taken_apart(
+    state: ShardedStateDict, content_metadata: Mapping[str, Any] | None
+) -> tuple[dict[Any, Any], list[ShardedBase], StateDict]:
+    """The state with factories built, its entities, and its common data."""
     if not isinstance(state, Mapping):
         raise CheckpointMismatchError(
             f"taking a sharded state dict apart: found a {type(state).__name__}, expected a dict; give the dict that "
@@ -183,33 +190,18 @@ def _request_of(state: ShardedStateDict, content_metadata: Mapping[str, Any] | N
     added = {} if content_metadata is None else {_CONTENT_METADATA_KEY: content_metadata}
     expanded, _ = expand({**state, **added})
     entities, _, common = split(expanded)
-    return _Request(entities, common, sharded=_sharded_part(expanded, lambda entity: True))
+    return expanded, entities, common
 
 
-def _store(strategy: SaveShardedStrategy, begun: Begun[_Request], group: Group) -> None:
-    options = {} if group is None else {"process_group": group}
-    directory = begun.turn.directory
-    doing = f"saving checkpoint {directory}"
-    with writing_in(begun.turn):
-        call_on_all(strategy, lambda: strategy.save(begun.state.sharded, directory, **options), group, doing)
-    commit_save(begun.turn, group, _config_of(strategy))
-
-
-def _begin_behind(strategy: AsyncSaveShardedStrategy, begun: Begun[_Request], group: Group) -> AsyncRequest:
-    """Let the strategy copy its values; what is left to do, up to the commit."""
-    options = {} if group is None else {"process_group": group}
-    turn, directory = begun.turn, begun.turn.directory
-    doing = f"saving checkpoint {directory}"
-    with writing_in(turn):
-        save_one = partial(strategy.async_save, begun.state.sharded, directory, **options)
-        request = step_together(save_one, group, doing).mine
+def _up_to_commit(request: AsyncRequest, begun: Begun[_Request], commit: _Commit) -> AsyncRequest:
+    """The request with all that is left to do beside the strategy's own part."""
     if begun.common_blob:
-        request = request._replace(async_fn=AfterCommon(turn, begun.common_blob, request.async_fn))
+        request = request._replace(async_fn=AfterCommon(begun.turn, begun.common_blob, request.async_fn))
     last = request.finalize_fns[-1] if request.finalize_fns else None
     if isinstance(last, Settling):
-        last.add(partial(commit_alone, turn, group, _config_of(strategy)))
+        last.add(partial(commit_alone, *commit))
     else:
-        request.add_finalize_fn(partial(commit_save, turn, group, _config_of(strategy)))
+        request.add_finalize_fn(partial(commit_save, *commit))
     return request
 
 
@@ -229,9 +221,10 @@ class _Planned:
     strategy: LoadShardedStrategy
     mode: StrictHandling
 
-    @property
-    def needs_keys_of_all(self) -> bool:
-        return StrictHandling.requires_global_app_metadata(self.mode)
+    def told(self, validates: bool) -> list[Any]:
+        """What the other ranks need to know of the entities."""
+        is_needed = validates or StrictHandling.requires_global_app_metadata(self.mode)
+        return outline_in_pieces(self.entities).parts() if is_needed else []
 
 
 def load(  # noqa: PLR0913 - the signature that users know
@@ -259,41 +252,36 @@ def load(  # noqa: PLR0913 - the signature that users know
         validate_access_integrity, common_strategy = common_strategy, None
 
     def plan() -> _Planned:
-        check_common_strategy(common_strategy, LoadCommonStrategy)
+        reads_common = strategy_of(StrategyAction.LOAD_COMMON, common_strategy)
         if verify_integrity and group_rank(process_group) == 0:
             check_sha256_manifest(directory)
-        common = _read_common(directory) if common_strategy is None else _common(common_strategy, directory)
+        common = _read_common(directory) if reads_common is None else reads_common.load_common(directory)
         strategy = choose_load_strategy(sharded_strategy, directory)
         return _plan(sharded_state_dict, directory, strategy, common, parse_strict_flag(strict))
 
-    alike: dict[str, Any] = {
-        "strict": "",
-        "sharded_strategy": "",
-        "validate_access_integrity": validate_access_integrity,
-        "verify_integrity": verify_integrity,
-    }
+    alike: dict[str, Any] = {}
 
-    def outline(planned: _Planned) -> tuple[list[Any], list[Any]]:
-        is_told = validate_access_integrity or planned.needs_keys_of_all
+    def tell(planned: _Planned) -> tuple[list[Any], list[Any]]:
         seen = [read_checksums(directory).identity, str(directory)] if group_size(process_group) > 1 else ["", ""]
-        alike.update(strict=planned.mode.value, sharded_strategy=_kind_of(planned.strategy))
-        return outline_in_pieces(planned.entities).parts() if is_told else [], [seen, alike]
+        alike.update(
+            strict=planned.mode.value,
+            sharded_strategy=_kind_of(planned.strategy),
+            validate_access_integrity=validate_access_integrity,
+            verify_integrity=verify_integrity,
+        )
+        return planned.told(validate_access_integrity), [seen, alike]
 
-    agreement = Agreements(max_kept=0).agree(plan, process_group, doing, tell=outline, translate=as_checkpoint_error)
+    agreement = Agreements(max_kept=0).agree(plan, process_group, doing, tell=tell, translate=as_checkpoint_error)
     check_is_one([seen for seen, _ in agreement.beside])
     check_alike([told for _, told in agreement.beside], alike.__getitem__, process_group, doing)
     ours = agreement.value
     outlines = [Outline.from_parts(parts) for parts in agreement.told or [] if parts]
     if validate_access_integrity:
         check_outlines(outlines)
-    found = find_mismatch(ours.mode, ours.stored_keys, {one.key for one in ours.entities}, keys_of(outlines))
-    report = partial(decide_on_mismatch, ours.mode, found.missing, found.reported)
-    if (warning := step_together(report, process_group, doing).mine) is not None:
-        logger.warning(warning)
+    found = _report(ours, keys_of(outlines), process_group, doing)
     options = {} if process_group is None else {"process_group": process_group}
-    loaded = call_on_all(
-        ours.strategy, lambda: ours.strategy.load(ours.kept, directory, **options), process_group, doing
-    )
+    read = partial(ours.strategy.load, ours.kept, directory, **options)
+    loaded = call_on_all(ours.strategy, read, process_group, doing)
     result = take_step(lambda: _merge(ours, loaded), process_group, doing).mine
     if StrictHandling.requires_returning_mismatch_keys(ours.mode):
         return result, found.missing, found.unexpected
@@ -319,11 +307,7 @@ def load_content_metadata(
 
 def load_tensors_metadata(checkpoint_dir: Directory, sharded_strategy: LoadStrategy = None) -> CkptShardedMetadata:
     """Every stored tensor as one shard without data, by key."""
-    return {
-        **choose_load_strategy(sharded_strategy, location_of(checkpoint_dir)).load_tensors_metadata(
-            location_of(checkpoint_dir)
-        )
-    }
+    return {**choose_load_strategy(sharded_strategy, checkpoint_dir).load_tensors_metadata(location_of(checkpoint_dir))}
 
 
 def load_sharded_metadata(
@@ -332,10 +316,8 @@ def load_sharded_metadata(
     common_strategy: LoadCommonStrategy | tuple[str, int] | None = None,
 ) -> CkptShardedMetadata:
     """`load_tensors_metadata`, and every stored object without data by its unique key."""
-    check_common_strategy(common_strategy, LoadCommonStrategy)
-    return choose_load_strategy(sharded_strategy, location_of(checkpoint_dir)).load_sharded_metadata(
-        location_of(checkpoint_dir)
-    )
+    strategy_of(StrategyAction.LOAD_COMMON, common_strategy)
+    return choose_load_strategy(sharded_strategy, checkpoint_dir).load_sharded_metadata(location_of(checkpoint_dir))
 
 
 def load_plain_tensors(checkpoint_dir: Directory) -> StateDict:
@@ -351,9 +333,7 @@ def remove_sharded_tensors(checkpoint_dir: Directory, key_prefix: str) -> None:
 
     The index is replaced in one step; files that nothing else needs are deleted after that.
     """
-    choose_load_strategy(None, location_of(checkpoint_dir)).remove_sharded_tensors(
-        location_of(checkpoint_dir), key_prefix
-    )
+    choose_load_strategy(None, checkpoint_dir).remove_sharded_tensors(location_of(checkpoint_dir), key_prefix)
 
 
 def get_default_save_sharded_strategy(backend: str = BACKEND, version: int = BACKEND_VERSION) -> SaveShardedStrategy:
@@ -362,9 +342,7 @@ def get_default_save_sharded_strategy(backend: str = BACKEND, version: int = BAC
     return strategy
 
 
-def get_default_save_common_strategy(
-    backend: str = _COMMON_BACKEND, version: int = _COMMON_VERSION
-) -> SaveCommonStrategy:
+def get_default_save_common_strategy(backend: str = "torch", version: int = 1) -> SaveCommonStrategy:
     """The strategy that is registered for saving common data."""
     strategy: SaveCommonStrategy = get_default_strategy(StrategyAction.SAVE_COMMON, backend, version)
     return strategy
@@ -378,11 +356,6 @@ def get_default_load_sharded_strategy(checkpoint_dir: Directory | None = None) -
     return strategy
 
 
-def _plans_of(strategy: Any) -> Agreements:
-    """The plan cache of the strategy."""
-    return strategy.plans if isinstance(strategy, SaveShardedStrategy) else Agreements(max_kept=0)
-
-
 def _kind_of(strategy: Any) -> str:
     """What of a strategy tells which collectives it makes: a name that is equal on all ranks that use its like."""
     backend = getattr(strategy, "backend", None)
@@ -390,13 +363,8 @@ def _kind_of(strategy: Any) -> str:
     return f"{type(strategy).__module__}.{type(strategy).__qualname__}{of_backend}"
 
 
-def _config_of(strategy: SaveShardedStrategy) -> CheckpointingConfig:
-    return CheckpointingConfig(strategy.backend, strategy.version)
-
-
-def _sum_up(strategy: SaveShardedStrategy, directory: Location, group: Group) -> None:
-    """Write the SHA-256 sums of all files, of which the strategy knows some. Called by every rank, after the commit."""
-    sums = strategy.take_sums()
+def _sum_up(sums: Mapping[str, str], directory: Location, group: Group) -> None:
+    """Write the SHA-256 sums of all files, of which some are known. Called by every rank, after the commit."""
     take_first_step(lambda: write_sha256_manifest(directory, sums), group, f"summing up checkpoint {directory}")
 
 
@@ -405,12 +373,6 @@ def _read_common(directory: Location) -> StateDict:
     if config is not None and (config.sharded_backend, config.sharded_backend_version) not in READABLE:
         return load_common(directory)  # the sharded data is for another strategy, common data has one form
     return read_common(directory)
-
-
-def _common(given: Any, directory: Location) -> StateDict:
-    strategy = get_default_strategy(StrategyAction.LOAD_COMMON, *given) if isinstance(given, tuple) else given
-    common: StateDict = strategy.load_common(directory)
-    return common
 
 
 def _sharded_part(expanded: dict[Any, Any], keep: Callable[[ShardedBase], bool]) -> dict[Any, Any]:
@@ -437,6 +399,18 @@ def _plan(
         stored_keys = {one.key for one in strategy.load_sharded_metadata(directory).values()} - {_COMMON_STATE_KEY}
         kept = _sharded_part(expanded, lambda entity: entity.key in stored_keys)
     return _Planned(common, expanded, factories, entities, nonpersistent, kept, stored_keys, strategy, strict)
+
+
+def _report(planned: _Planned, wanted: set[str], group: Group, doing: str) -> Mismatch:
+    """The keys that differ, reported as the mode says; ``wanted`` are the keys that any rank asks for."""
+    mode = planned.mode
+    if not StrictHandling.requires_explicit_ckpt_mismatch_check(mode):
+        return Mismatch()
+    found = find_mismatch(mode, planned.stored_keys, {one.key for one in planned.entities}, wanted)
+    decide = partial(decide_on_mismatch, mode, found.missing, found.reported)
+    if (warning := step_together(decide, group, doing).mine) is not None:
+        logger.warning(warning)
+    return found
 
 
 def _merge(planned: _Planned, loaded: StateDict) -> StateDict:

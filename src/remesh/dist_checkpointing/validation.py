@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-from remesh.checkpoint.errors import CheckpointFormatError, CheckpointMismatchError, CheckpointPathError
+from remesh.checkpoint.errors import CheckpointFormatError, CheckpointPathError
 from remesh.checkpoint.formats.directory import CheckpointingConfig, maybe_load_config
 from remesh.checkpoint.plan.flattened import unflatten_all
 from remesh.checkpoint.run.common_data import digest_of, warn_of_differences
@@ -38,7 +37,8 @@ from remesh.dist_checkpointing.strategies.base import (
     LoadCommonStrategy,
     LoadShardedStrategy,
     StrategyAction,
-    get_default_strategy,
+    choose_load_strategy,
+    strategy_of,
 )
 
 __all__ = [
@@ -52,7 +52,6 @@ __all__ = [
     "parse_strict_flag",
     "save_integrity_manifest",
     "validate_integrity_and_strict_load",
-    "validate_sharded_objects_handling",
     "validate_sharding_integrity",
     "verify_checkpoint",
     "verify_checkpoint_and_load_strategy",
@@ -186,26 +185,8 @@ def verify_checkpoint_and_load_strategy(
 ) -> tuple[LoadShardedStrategy, LoadCommonStrategy]:
     """The strategies that read a checkpoint: those given, or those that its marker names."""
     config = verify_checkpoint(checkpoint_dir)
-    sharded: Any = sharded_strategy or (config.sharded_backend, config.sharded_backend_version)
-    common: Any = common_strategy or (config.common_backend, config.common_backend_version)
-    if isinstance(sharded, tuple):
-        sharded = get_default_strategy(StrategyAction.LOAD_SHARDED, *sharded)
-    if isinstance(common, tuple):
-        common = get_default_strategy(StrategyAction.LOAD_COMMON, *common)
-    sharded.check_backend_compatibility(config.sharded_backend)
-    sharded.check_version_compatibility(config.sharded_backend_version)
-    common.check_backend_compatibility(config.common_backend)
-    common.check_version_compatibility(config.common_backend_version)
-    return sharded, common
-
-
-def validate_sharded_objects_handling(sharded_strategy: Any, common_strategy: Any) -> None:
-    """Raise `CheckpointingException` when neither strategy handles objects."""
-    if not sharded_strategy.can_handle_sharded_objects and not common_strategy.can_handle_sharded_objects:
-        raise CheckpointMismatchError(
-            f"choosing strategies: neither {sharded_strategy} nor {common_strategy} handles ShardedObject, expected "
-            "one that does; choose another"
-        )
+    common = common_strategy or (config.common_backend, config.common_backend_version)
+    return choose_load_strategy(sharded_strategy, checkpoint_dir), strategy_of(StrategyAction.LOAD_COMMON, common)
 
 
 def _determine_missing_and_unexpected_keys(

@@ -103,7 +103,7 @@ def test_strategies_can_be_copied(tmp_path: Path) -> None:
     assert type(other) is Own and other is not one
     assert (other.keep_only_main_replica, other.separation_hint, other.notes) == (False, "w", ["mine"])  # type: ignore[attr-defined]
     assert other.notes is not one.notes  # type: ignore[attr-defined]
-    assert other.plans is not one.plans
+    assert other._staging is not one._staging
     other.save({"w": whole("w", torch.ones(3))}, tmp_path / "other")
     copy.deepcopy(TorchDistLoadShardedStrategy(cache_metadata=True))
 

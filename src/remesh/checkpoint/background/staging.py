@@ -86,8 +86,8 @@ class StagingBuffers:
         self._idle: Buffer | None = None
         self._used_bytes = 0
 
-    def another(self) -> StagingBuffers:
-        """A new one with the same options."""
+    def __deepcopy__(self, memo: object) -> StagingBuffers:
+        """A new one with the same options, for a copy of who keeps it."""
         return StagingBuffers(self._max_bytes, may_guard=self._copier is not None, devices=self._devices)
 
     @property

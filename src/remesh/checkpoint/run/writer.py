@@ -53,7 +53,6 @@ from remesh.foundation.collector import collector_at_rest
 from remesh.layout.from_torch import dtype_name
 
 S = TypeVar("S", bound="RankState")
-_TURN: ContextVar[Turn | None] = ContextVar("turn", default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,22 +221,42 @@ def take_turn_together(
     return Turn(directory, take_step(take, group, f"saving checkpoint {directory}", tell=int).told[0])
 
 
+@dataclass(frozen=True, slots=True)
+class SaveUnderWay:
+    """A save that has begun, for the strategies that it calls."""
+
+    turn: Turn
+    blobs: Mapping[str, bytes] = field(default_factory=dict)
+    """Objects that have been serialised already, by unique key."""
+    with_sha256: bool = False
+    sums: dict[str, str] = field(default_factory=dict)
+    """The SHA-256 of each data file by name, once it is written, if that is asked for."""
+    is_lone: bool = False
+    """Whether a strategy is used by itself, and has to end the turn."""
+
+
+_UNDER_WAY: ContextVar[SaveUnderWay | None] = ContextVar("save_under_way", default=None)
+
+
 @contextmanager
-def writing_in(turn: Turn) -> Iterator[None]:
+def writing_in(
+    turn: Turn, *, blobs: Mapping[str, bytes] = MappingProxyType({}), with_sha256: bool = False
+) -> Iterator[SaveUnderWay]:
     """Let strategies that are called in the block write in that turn, which is ended by who has taken it."""
-    token = _TURN.set(turn)
+    under_way = SaveUnderWay(turn, blobs, with_sha256)
+    token = _UNDER_WAY.set(under_way)
     try:
-        yield
+        yield under_way
     finally:
-        _TURN.reset(token)
+        _UNDER_WAY.reset(token)
 
 
-def turn_for(directory: Location, group: Group) -> tuple[Turn, bool]:
-    """The turn for a strategy to write in, and whether it is used by itself and has to end it. Called by every rank."""
-    given = _TURN.get()
-    if given is not None and given.directory == directory:
-        return given, False
-    return take_turn_together(directory, group), True
+def save_under_way(directory: Location, group: Group) -> SaveUnderWay:
+    """The save for a strategy to write in, or one of its own where it is used by itself. Called by every rank."""
+    given = _UNDER_WAY.get()
+    if given is not None and given.turn.directory == directory:
+        return given
+    return SaveUnderWay(take_turn_together(directory, group), is_lone=True)
 
 
 def outline_in_pieces(entities: Sequence[ShardedBase]) -> Outline:

@@ -9,7 +9,6 @@ from remesh.dist_checkpointing.strategies import (  # noqa: F401 - attributes; a
     filesystem_async,
     fully_parallel,
     nvrx,
-    resharding,
     state_dict_saver,
     tensorstore,
     torch,
