@@ -29,7 +29,6 @@ _HOMES: Final = {
     "FakeTensor": "torch._subclasses.fake_tensor.FakeTensor",
     "GroupThatCompares": "torch._C._distributed_c10d._ProcessGroupWrapper",
     "StorageInfo": "torch.distributed.checkpoint.filesystem._StorageInfo",
-    "StoragePrefix": "torch.distributed.checkpoint.filesystem._StoragePrefix",
     "StridedShard": "torch.distributed.tensor.placement_types._StridedShard",
     "foreach_copy": "torch._foreach_copy_",
     "make_group": "torch.distributed.distributed_c10d._new_process_group_helper",

@@ -151,7 +151,7 @@ def count_reads(directory: Path, algo: str) -> tuple[list[str], int]:
 
     class Counting(TorchDistLoadShardedStrategy):
         def load(self, sharded_state_dict: Any, *args: Any, **options: Any) -> Any:
-            read.extend(one.key for one in sharded_state_dict["tensors"].values())
+            read.extend(one.key for one in sharded_state_dict.values())
             return super().load(sharded_state_dict, *args, **options)
 
     loaded = dist_checkpointing.load(
