@@ -6,7 +6,6 @@ communicate with nobody. What saves and loads is `remesh.checkpoint.run`, as for
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +13,7 @@ from typing import Any
 
 from remesh.checkpoint.background.callers import AsyncRequest
 from remesh.checkpoint.background.settling import Settling
-from remesh.checkpoint.errors import CheckpointingException, CheckpointMismatchError, as_checkpoint_error
+from remesh.checkpoint.errors import CheckpointingException, as_checkpoint_error
 from remesh.checkpoint.formats.directory import CheckpointingConfig, load_common, maybe_load_config
 from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION
 from remesh.checkpoint.run.reader import READABLE, check_is_one, read_common
@@ -32,32 +31,11 @@ from remesh.checkpoint.run.writer import (
 from remesh.checkpoint.storage import Directory, Location, location_of
 from remesh.checkpoint.storage.integrity import check_sha256_manifest, read_checksums, write_sha256_manifest
 from remesh.checkpoint.storage.turns import Turn
-from remesh.checkpoint.values.checks import (
-    Mismatch,
-    StrictHandling,
-    decide_on_mismatch,
-    find_mismatch,
-    parse_strict_flag,
-)
-from remesh.checkpoint.values.entities import (
-    LocalNonpersistentObject,
-    ShardedBase,
-    ShardedObject,
-    ShardedStateDict,
-    ShardedTensor,
-    StateDict,
-    apply_factory_merges,
-)
-from remesh.checkpoint.values.nests import (
-    HOLE,
-    copy_nest,
-    extract_matching_values,
-    graft,
-    nested_leaves,
-    without_holes,
-)
+from remesh.checkpoint.values.checks import StrictHandling, parse_strict_flag
+from remesh.checkpoint.values.entities import ShardedObject, ShardedStateDict, ShardedTensor, StateDict
+from remesh.checkpoint.values.nests import copy_nest, nested_leaves
 from remesh.checkpoint.values.outline import Outline, check_outlines, keys_of
-from remesh.checkpoint.values.state_split import expand, split, stored_factories
+from remesh.checkpoint.values.state_split import TakenApart, take_apart
 from remesh.comm.agreement import Agreements, check_alike
 from remesh.comm.gather import Group, group_rank, group_size, step_together
 from remesh.dist_checkpointing.strategies.base import (
@@ -74,8 +52,7 @@ from remesh.dist_checkpointing.strategies.base import (
     strategy_of,
 )
 from remesh.dist_checkpointing.strategies.torch import PLANS
-
-logger = logging.getLogger(__name__)
+from remesh.dist_checkpointing.validation import find_and_report
 
 CkptShardedMetadata = dict[str, ShardedTensor | ShardedObject]
 SaveStrategy = SaveShardedStrategy | tuple[str, int] | None
@@ -124,12 +101,13 @@ def save(  # noqa: PLR0913 - the signature that users know
     def prepare() -> _Request:
         check_save_strategy(strategy, sharded_strategy, async_sharded_save)
         strategy_of(StrategyAction.SAVE_COMMON, common_strategy)
-        expanded, entities, common = _taken_apart(sharded_state_dict, content_metadata)
-        sharded = _sharded_part(expanded, lambda entity: True)
-        compared, choose = None, preprocess_common_before_consistancy_check
-        if validate_access_integrity:
-            compared = common if choose is None else choose(copy_nest(common))
-        return _Request(entities, common, compared, sharded=sharded, blobs=strategy.check_can_save(sharded))
+        added = {} if content_metadata is None else {_CONTENT_METADATA_KEY: content_metadata}
+        apart = take_apart(sharded_state_dict, added)
+        compared = apart.common if validate_access_integrity else None
+        if compared is not None and preprocess_common_before_consistancy_check is not None:
+            compared = preprocess_common_before_consistancy_check(copy_nest(compared))
+        sharded = apart.sharded()
+        return _Request(apart.entities, apart.common, compared, sharded=sharded, blobs=strategy.check_can_save(sharded))
 
     begun = begin_save(
         prepare,
@@ -178,21 +156,6 @@ class _Request(RankState):
     """Objects that the strategy has serialised, by unique key."""
 
 
-def _taken_apart(
-    state: ShardedStateDict, content_metadata: Mapping[str, Any] | None
-) -> tuple[dict[Any, Any], list[ShardedBase], StateDict]:
-    """The state with factories built, its entities, and its common data."""
-    if not isinstance(state, Mapping):
-        raise CheckpointMismatchError(
-            f"taking a sharded state dict apart: found a {type(state).__name__}, expected a dict; give the dict that "
-            "holds the state"
-        )
-    added = {} if content_metadata is None else {_CONTENT_METADATA_KEY: content_metadata}
-    expanded, _ = expand({**state, **added})
-    entities, _, common = split(expanded)
-    return expanded, entities, common
-
-
 def _up_to_commit(request: AsyncRequest, begun: Begun[_Request], commit: _Commit) -> AsyncRequest:
     """The request with all that is left to do beside the strategy's own part."""
     if begun.common_blob:
@@ -209,11 +172,9 @@ def _up_to_commit(request: AsyncRequest, begun: Begun[_Request], commit: _Commit
 class _Planned:
     """One rank's request, taken apart."""
 
+    apart: TakenApart
     common: StateDict
-    expanded: dict[Any, Any]
-    factories: dict[Any, Any]
-    entities: list[ShardedBase]
-    nonpersistent: list[LocalNonpersistentObject]
+    """Of the checkpoint."""
     kept: dict[Any, Any]
     """The nest of the entities that are stored. Those that are not have no place in the result."""
     stored_keys: set[str]
@@ -224,7 +185,7 @@ class _Planned:
     def told(self, validates: bool) -> list[Any]:
         """What the other ranks need to know of the entities."""
         is_needed = validates or StrictHandling.requires_global_app_metadata(self.mode)
-        return outline_in_pieces(self.entities).parts() if is_needed else []
+        return outline_in_pieces(self.apart.entities).parts() if is_needed else []
 
 
 def load(  # noqa: PLR0913 - the signature that users know
@@ -278,7 +239,8 @@ def load(  # noqa: PLR0913 - the signature that users know
     outlines = [Outline.from_parts(parts) for parts in agreement.told or [] if parts]
     if validate_access_integrity:
         check_outlines(outlines)
-    found = _report(ours, keys_of(outlines), process_group, doing)
+    mine = {one.key for one in ours.apart.entities}
+    found = find_and_report(ours.mode, ours.stored_keys, mine, keys_of(outlines), process_group, doing)
     options = {} if process_group is None else {"process_group": process_group}
     read = partial(ours.strategy.load, ours.kept, directory, **options)
     loaded = call_on_all(ours.strategy, read, process_group, doing)
@@ -375,15 +337,6 @@ def _read_common(directory: Location) -> StateDict:
     return read_common(directory)
 
 
-def _sharded_part(expanded: dict[Any, Any], keep: Callable[[ShardedBase], bool]) -> dict[Any, Any]:
-    """The nest of the entities alone, at their old places: a list is a dict by index there."""
-    part, _ = extract_matching_values(
-        expanded, lambda leaf: isinstance(leaf, ShardedBase) and keep(leaf), return_lists_as_dicts=True
-    )
-    assert isinstance(part, dict)
-    return part
-
-
 def _plan(
     sharded_state_dict: ShardedStateDict,
     directory: Location,
@@ -391,44 +344,19 @@ def _plan(
     common: StateDict,
     strict: StrictHandling,
 ) -> _Planned:
-    expanded, factories = expand(sharded_state_dict)
-    entities, nonpersistent, _ = split(expanded)
-    stored_keys: set[str] = set()
-    kept = _sharded_part(expanded, lambda entity: True)
+    apart, stored = take_apart(sharded_state_dict), set[str]()
+    kept = apart.sharded()
     if StrictHandling.requires_explicit_ckpt_mismatch_check(strict):
-        stored_keys = {one.key for one in strategy.load_sharded_metadata(directory).values()} - {_COMMON_STATE_KEY}
-        kept = _sharded_part(expanded, lambda entity: entity.key in stored_keys)
-    return _Planned(common, expanded, factories, entities, nonpersistent, kept, stored_keys, strategy, strict)
-
-
-def _report(planned: _Planned, wanted: set[str], group: Group, doing: str) -> Mismatch:
-    """The keys that differ, reported as the mode says; ``wanted`` are the keys that any rank asks for."""
-    mode = planned.mode
-    if not StrictHandling.requires_explicit_ckpt_mismatch_check(mode):
-        return Mismatch()
-    found = find_mismatch(mode, planned.stored_keys, {one.key for one in planned.entities}, wanted)
-    decide = partial(decide_on_mismatch, mode, found.missing, found.reported)
-    if (warning := step_together(decide, group, doing).mine) is not None:
-        logger.warning(warning)
-    return found
+        stored = {one.key for one in strategy.load_sharded_metadata(directory).values()} - {_COMMON_STATE_KEY}
+        kept = apart.sharded(lambda entity: entity.key in stored)
+    return _Planned(apart, common, kept, stored, strategy, strict)
 
 
 def _merge(planned: _Planned, loaded: StateDict) -> StateDict:
-    filled: dict[int, Any] = {id(entity): HOLE for entity in planned.entities}
-    filled |= {id(wrapper): wrapper.unwrap() for wrapper in planned.nonpersistent}
-    stored = set()
+    values: dict[int, Any] = {}
     for path, entity in nested_leaves(planned.kept):
         value: Any = loaded
         for key in path:
             value = value[key]
-        filled[id(entity)] = value
-        stored.add(id(entity))
-    factories, dropped = stored_factories(planned.factories, planned.expanded, stored)
-    filled |= {id(built): HOLE for built in dropped}
-    result = graft(planned.expanded, planned.common, filled)
-    assert isinstance(result, dict)
-    try:
-        merged: StateDict = apply_factory_merges(result, factories)
-    except ValueError as raised:
-        raise CheckpointMismatchError(f"merging what factories were built of: {raised}") from raised
-    return merged if len(stored) == len(planned.entities) else without_holes(merged)
+        values[id(entity)] = value
+    return planned.apart.put_together(planned.common, values)

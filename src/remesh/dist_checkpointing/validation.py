@@ -1,4 +1,4 @@
-"""The checks of a save and a load under the names that users know.
+"""Checks of a save and a load, with Megatron Core's names.
 
 What is checked stands in `remesh.checkpoint.values.checks`, which is pure. Here it meets the other ranks, the log and
 the directory.
@@ -7,7 +7,8 @@ the directory.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 from remesh.checkpoint.errors import CheckpointFormatError, CheckpointPathError
 from remesh.checkpoint.formats.directory import CheckpointingConfig, maybe_load_config
@@ -18,11 +19,11 @@ from remesh.checkpoint.storage.integrity import SHA256_FNAME, check_sha256_manif
 from remesh.checkpoint.values import checks
 from remesh.checkpoint.values.checks import (
     Mismatch,
-    StrictHandling,
     decide_on_mismatch,
     find_mismatch,
-    parse_strict_flag,
 )
+from remesh.checkpoint.values.checks import StrictHandling as StrictHandling
+from remesh.checkpoint.values.checks import parse_strict_flag as parse_strict_flag
 from remesh.checkpoint.values.description import describe, entities_from
 from remesh.checkpoint.values.entities import (
     CommonStateDict,
@@ -32,7 +33,7 @@ from remesh.checkpoint.values.entities import (
     ShardedTensor,
 )
 from remesh.checkpoint.values.nests import extract_matching_values, nested_values
-from remesh.comm.gather import Group, gather_from
+from remesh.comm.gather import Group, gather_from, step_together
 from remesh.dist_checkpointing.strategies.base import (
     LoadCommonStrategy,
     LoadShardedStrategy,
@@ -40,23 +41,6 @@ from remesh.dist_checkpointing.strategies.base import (
     choose_load_strategy,
     strategy_of,
 )
-
-__all__ = [
-    "INTEGRITY_FNAME",
-    "StrictHandling",
-    "adjust_non_strict_load",
-    "decide_on_mismatch",
-    "determine_global_metadata",
-    "find_mismatch",
-    "maybe_report_missing_and_unexpected_keys",
-    "parse_strict_flag",
-    "save_integrity_manifest",
-    "validate_integrity_and_strict_load",
-    "validate_sharding_integrity",
-    "verify_checkpoint",
-    "verify_checkpoint_and_load_strategy",
-    "verify_integrity_manifest",
-]
 
 INTEGRITY_FNAME = SHA256_FNAME
 
@@ -93,6 +77,19 @@ def determine_global_metadata(
     return local, [entities_from(descriptions) for descriptions in told]
 
 
+def find_and_report(
+    strict: StrictHandling, stored: set[str], local: set[str], everywhere: set[str], group: Group, doing: str
+) -> Mismatch:
+    """`find_mismatch`, reported as the mode says: logged, or raised on all ranks. Called by every rank of the group."""
+    if not StrictHandling.requires_explicit_ckpt_mismatch_check(strict):
+        return Mismatch()
+    found = find_mismatch(strict, stored, local, everywhere)
+    decide = partial(decide_on_mismatch, strict, found.missing, found.reported)
+    if (warning := step_together(decide, group, doing).mine) is not None:
+        logger.warning(warning)
+    return found
+
+
 def validate_integrity_and_strict_load(
     sharded_state_dict: ShardedStateDict,
     strict: StrictHandling,
@@ -112,12 +109,7 @@ def validate_integrity_and_strict_load(
             raise ValueError(f"Cannot check keys in mode {strict}: give local_metadata and ckpt_sharded_metadata")
         if global_metadata is None and StrictHandling.requires_global_app_metadata(strict):
             raise ValueError(f"Cannot check keys in mode {strict}: give global_metadata")
-        found = find_mismatch(
-            strict,
-            _keys_of(ckpt_sharded_metadata.values()),
-            _keys_of(local_metadata),
-            {key for entities in global_metadata or () for key in _keys_of(entities)},
-        )
+        found = _compared(strict, ckpt_sharded_metadata, local_metadata, global_metadata)
         sharded_state_dict = adjust_non_strict_load(sharded_state_dict, found.absent)
         if (warning := decide_on_mismatch(strict, found.missing, found.reported)) is not None:
             logger.warning(warning)
@@ -126,10 +118,6 @@ def validate_integrity_and_strict_load(
             raise ValueError("Cannot check integrity: give global_metadata")
         validate_sharding_integrity(global_metadata)
     return sharded_state_dict, found.missing, found.unexpected
-
-
-def _keys_of(entities: Iterable[ShardedBase]) -> set[str]:
-    return {one.key for one in entities}
 
 
 def adjust_non_strict_load(sharded_state_dict: ShardedStateDict, sharded_keys_to_remove: set[str]) -> ShardedStateDict:
@@ -191,13 +179,19 @@ def verify_checkpoint_and_load_strategy(
 
 def _determine_missing_and_unexpected_keys(
     ckpt_sharded_metadata: _StoredMetadata,
-    local_metadata: Iterable[ShardedBase],
-    global_metadata: Iterable[Sequence[ShardedBase]] | None = None,
+    local_metadata: _LocalMetadata,
+    global_metadata: _GlobalMetadata | None = None,
 ) -> tuple[set[str], set[str]]:
     mode = StrictHandling.RETURN_UNEXPECTED if global_metadata is None else StrictHandling.RETURN_ALL
-    everywhere = {key for entities in global_metadata or () for key in _keys_of(entities)}
-    found = find_mismatch(mode, _keys_of(ckpt_sharded_metadata.values()), _keys_of(local_metadata), everywhere)
+    found = _compared(mode, ckpt_sharded_metadata, local_metadata, global_metadata)
     return found.missing, found.unexpected
+
+
+def _compared(
+    strict: StrictHandling, stored: _StoredMetadata, local: _LocalMetadata, everywhere: _GlobalMetadata | None
+) -> Mismatch:
+    wanted = {one.key for entities in everywhere or () for one in entities}
+    return find_mismatch(strict, {one.key for one in stored.values()}, {one.key for one in local}, wanted)
 
 
 def _validate_common_state_dict(common_state_dict: CommonStateDict, process_group: Group = None) -> None:
