@@ -1,4 +1,4 @@
-"""Who reads or writes each shard that several ranks hold, and how do loaded shards reach the others?
+"""Distribution of shards that several ranks hold among their readers or writers, and exchange of what was read.
 
 Definitions. A *shard id* is ``(key, global_offset, (start, stop) of a flattened slice or None)``; ranks of a group
 with equal ids hold replicas. A *distribution* names for each shard the one rank of the group that reads or writes it.
@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from remesh.checkpoint.errors import CheckpointingException, CheckpointMismatchError
-from remesh.checkpoint.formats.data_file import dump_object, load_object
+from remesh.checkpoint.errors import CheckpointMismatchError
 from remesh.checkpoint.storage import Directory
 from remesh.checkpoint.values.entities import ShardedStateDict, ShardedTensor, is_main_replica
 from remesh.checkpoint.values.nests import nested_values
@@ -29,32 +28,11 @@ from remesh.checkpoint.values.outline import pack, unpack
 from remesh.comm.agreement import Agreements
 from remesh.comm.gather import (
     Group,
-    gather_bytes,
-    gather_from,
-    group_device,
     group_size,
 )
-from remesh.dist_checkpointing.utils import _sharded_tensor_shard_id, _ShardId
+from remesh.dist_checkpointing.utils import _sharded_tensor_shard_id, _ShardId, is_float8tensor as is_float8tensor
 from remesh.layout.from_torch import dtype_name
 from remesh.resharding.api import reshard
-
-__all__ = [
-    "EXCHANGE_ALGOS",
-    "ShardDistribution",
-    "Shards",
-    "Tensors",
-    "determine_main_replica_uniform_distribution",
-    "distribute_shards_to_ranks",
-    "exchange_by_distribution",
-    "exchange_loaded_objects_gather_object",
-    "exchange_loaded_tensors_broadcast",
-    "exchange_loaded_tensors_gather_object",
-    "exchange_loaded_tensors_gather_rounds",
-    "exchange_loaded_tensors_planned",
-    "gather_bytes",
-    "is_float8tensor",
-]
-
 
 Tensors = dict[_ShardId, torch.Tensor]
 Shards = dict[_ShardId, ShardedTensor]
@@ -73,18 +51,9 @@ class ShardDistribution(NamedTuple):
     """Ranks in the group that hold it, ascending."""
 
 
-def is_float8tensor(tensor: object) -> bool:
-    """Whether this is a tensor subclass of quantised values with its own scale, as some libraries have."""
-    return type(tensor).__name__.endswith("Float8Tensor")
-
-
 def _shard_size(sh_ten: ShardedTensor) -> int:
     """Bytes of a shard's data."""
     return math.prod(sh_ten.data_shape) * sh_ten.dtype.itemsize
-
-
-def _get_empty_tensor_for_exchange(shard: ShardedTensor, device: torch.device) -> torch.Tensor:
-    return torch.empty(shard.data_shape, dtype=shard.dtype, device=device)
 
 
 def distribute_shards_to_ranks(
@@ -227,22 +196,6 @@ exchange_loaded_tensors_broadcast = exchange_loaded_tensors_planned
 exchange_loaded_tensors_gather_rounds = exchange_loaded_tensors_planned
 exchange_loaded_tensors_gather_object = exchange_loaded_tensors_planned
 EXCHANGE_ALGOS = ("planned", "broadcast", "gather_rounds", "gather_object")
-
-
-def exchange_loaded_objects_gather_object(loaded_objects: dict[str, Any], group: Group = None) -> dict[str, Any]:
-    """The objects that any rank has loaded, by unique key; the same on all ranks. Called by every rank of the group."""
-    names = sorted(loaded_objects)
-    blob = dump_object([loaded_objects[name] for name in names], "loaded objects")
-    told = gather_from(lambda: names, group, "exchanging loaded objects")
-    raw = torch.frombuffer(bytearray(blob), dtype=torch.uint8).to(group_device(group))
-    merged: dict[str, Any] = {}
-    for of_rank, found in zip(told, gather_bytes(raw, group), strict=True):
-        repeated = merged.keys() & set(of_rank)
-        if repeated:
-            raise CheckpointingException(f"Duplicate shard ids loaded by different ranks: {sorted(repeated)}")
-        values = load_object(found.cpu().numpy().tobytes(), "loaded objects of another rank")
-        merged |= dict(zip(of_rank, values, strict=True))
-    return merged
 
 
 _NOT_FLATTENED = (-1, -1)

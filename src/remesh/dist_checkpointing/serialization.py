@@ -31,13 +31,13 @@ from remesh.checkpoint.run.writer import (
 from remesh.checkpoint.storage import Directory, Location, location_of
 from remesh.checkpoint.storage.integrity import check_sha256_manifest, read_checksums, write_sha256_manifest
 from remesh.checkpoint.storage.turns import Turn
-from remesh.checkpoint.values.checks import StrictHandling, parse_strict_flag
+from remesh.checkpoint.values.checks import Mismatch, StrictHandling, parse_strict_flag
 from remesh.checkpoint.values.entities import ShardedObject, ShardedStateDict, ShardedTensor, StateDict
 from remesh.checkpoint.values.nests import copy_nest, nested_leaves
 from remesh.checkpoint.values.outline import Outline, check_outlines, keys_of
 from remesh.checkpoint.values.state_split import TakenApart, take_apart
 from remesh.comm.agreement import Agreements, check_alike
-from remesh.comm.gather import Group, group_rank, group_size, step_together
+from remesh.comm.gather import Group, group_rank, group_size
 from remesh.dist_checkpointing.strategies.base import (
     LoadCommonStrategy,
     LoadShardedStrategy,
@@ -101,11 +101,12 @@ def save(  # noqa: PLR0913 - the signature that users know
     def prepare() -> _Request:
         check_save_strategy(strategy, sharded_strategy, async_sharded_save)
         strategy_of(StrategyAction.SAVE_COMMON, common_strategy)
-        added = {} if content_metadata is None else {_CONTENT_METADATA_KEY: content_metadata}
-        apart = take_apart(sharded_state_dict, added)
-        compared = apart.common if validate_access_integrity else None
-        if compared is not None and preprocess_common_before_consistancy_check is not None:
-            compared = preprocess_common_before_consistancy_check(copy_nest(compared))
+        apart = take_apart(
+            sharded_state_dict, {} if content_metadata is None else {_CONTENT_METADATA_KEY: content_metadata}
+        )
+        compared, choose = None, preprocess_common_before_consistancy_check
+        if validate_access_integrity:
+            compared = apart.common if choose is None else choose(copy_nest(apart.common))
         sharded = apart.sharded()
         return _Request(apart.entities, apart.common, compared, sharded=sharded, blobs=strategy.check_can_save(sharded))
 
@@ -123,27 +124,37 @@ def save(  # noqa: PLR0913 - the signature that users know
             "verify_integrity": verify_integrity,
         },
     )
+    write = partial(strategy.async_save if async_sharded_save else strategy.save, begun.state.sharded, directory)
     commit: _Commit = (begun.turn, process_group, CheckpointingConfig(strategy.backend, strategy.version))
-    request: AsyncRequest | None = None
-    with writing_in(begun.turn, blobs=begun.state.blobs, with_sha256=verify_integrity) as under_way:
-        options = {} if process_group is None else {"process_group": process_group}
-        act = partial(
-            strategy.async_save if async_sharded_save else strategy.save, begun.state.sharded, directory, **options
-        )
-        doing = f"saving checkpoint {directory}"
-        if async_sharded_save:
-            request = _up_to_commit(step_together(act, process_group, doing).mine, begun, commit)
-        else:
-            call_on_all(strategy, act, process_group, doing)
-            commit_save(*commit)
-    if verify_integrity:
-        sum_up = partial(_sum_up, under_way.sums, directory, process_group)
-        sum_up() if request is None else request.add_finalize_fn(sum_up)
-    return request
+    return _write(strategy, write, begun, commit, with_sha256=verify_integrity)
 
 
 _Commit = tuple[Turn, Group, CheckpointingConfig]
 """Arguments of `commit_save`."""
+
+
+def _write(
+    strategy: SaveShardedStrategy,
+    write: Callable[..., AsyncRequest | None],
+    begun: Begun[_Request],
+    commit: _Commit,
+    *,
+    with_sha256: bool,
+) -> AsyncRequest | None:
+    """Let the strategy write, and commit; of a save in the background, the request that does both."""
+    turn, group, _ = commit
+    doing = f"saving checkpoint {turn.directory}"
+    options = {} if group is None else {"process_group": group}
+    with writing_in(turn, blobs=begun.state.blobs, with_sha256=with_sha256) as under_way:
+        request = call_on_all(strategy, partial(write, **options), group, doing)
+    if request is None:
+        commit_save(*commit)
+    else:
+        request = _up_to_commit(request, begun, commit)
+    if with_sha256:
+        sum_up = partial(_sum_up, under_way.sums, turn.directory, group)
+        sum_up() if request is None else request.add_finalize_fn(sum_up)
+    return request
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +250,10 @@ def load(  # noqa: PLR0913 - the signature that users know
     outlines = [Outline.from_parts(parts) for parts in agreement.told or [] if parts]
     if validate_access_integrity:
         check_outlines(outlines)
-    mine = {one.key for one in ours.apart.entities}
-    found = find_and_report(ours.mode, ours.stored_keys, mine, keys_of(outlines), process_group, doing)
+    found = Mismatch()
+    if StrictHandling.requires_explicit_ckpt_mismatch_check(ours.mode):
+        mine = {one.key for one in ours.apart.entities}
+        found = find_and_report(ours.mode, ours.stored_keys, mine, keys_of(outlines), process_group, doing)
     options = {} if process_group is None else {"process_group": process_group}
     read = partial(ours.strategy.load, ours.kept, directory, **options)
     loaded = call_on_all(ours.strategy, read, process_group, doing)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from remesh.checkpoint.errors import CheckpointingException, CheckpointMismatchError
+from remesh.checkpoint.values.checks import Mismatch
 from remesh.checkpoint.values.entities import ShardedBase, ShardedObject, ShardedStateDict, ShardedTensor, StateDict
 from remesh.checkpoint.values.state_split import take_apart
 from remesh.comm.gather import Group, gather_from, group_rank
@@ -86,12 +87,12 @@ class MCoreTensorAwareStateDict:
         apart, mode, doing = take_apart(sharded_state_dict), parse_strict_flag(strict), "making a state dict"
         if validate_access_integrity:
             validate_sharding_integrity(determine_global_metadata(apart.sharded(), parallelization_group)[1])
-        mine = [[one.key for one in each] for each in (self._entities, apart.entities)]
-        told = [mine]
+        found = Mismatch()
         if StrictHandling.requires_explicit_ckpt_mismatch_check(mode):
+            mine = [[one.key for one in each] for each in (self._entities, apart.entities)]
             told = gather_from(lambda: mine, parallelization_group, doing)
-        held, asked = ({key for each in told for key in each[which]} for which in (0, 1))
-        found = find_and_report(mode, held, set(mine[1]), asked, parallelization_group, doing)
+            held, asked = ({key for each in told for key in each[which]} for which in (0, 1))
+            found = find_and_report(mode, held, set(mine[1]), asked, parallelization_group, doing)
         kept = [one for one in apart.entities if one.key not in found.absent]
         result = apart.put_together(self.common, self._fill(kept, algo, exchange_algo, parallelization_group))
         if return_mismatch_keys or StrictHandling.requires_returning_mismatch_keys(mode):

@@ -81,8 +81,6 @@ def find_and_report(
     strict: StrictHandling, stored: set[str], local: set[str], everywhere: set[str], group: Group, doing: str
 ) -> Mismatch:
     """`find_mismatch`, reported as the mode says: logged, or raised on all ranks. Called by every rank of the group."""
-    if not StrictHandling.requires_explicit_ckpt_mismatch_check(strict):
-        return Mismatch()
     found = find_mismatch(strict, stored, local, everywhere)
     decide = partial(decide_on_mismatch, strict, found.missing, found.reported)
     if (warning := step_together(decide, group, doing).mine) is not None:

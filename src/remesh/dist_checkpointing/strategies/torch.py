@@ -16,8 +16,8 @@ from typing import Any
 
 from remesh.checkpoint.background.callers import AsyncRequest
 from remesh.checkpoint.background.settling import Settling
-from remesh.checkpoint.background.staging import StagingBuffers
-from remesh.checkpoint.errors import CheckpointingException, CheckpointMismatchError, told_as_checkpoint_errors
+from remesh.checkpoint.background.staging import Copies, StagingBuffers
+from remesh.checkpoint.errors import CheckpointingException, CheckpointMismatchError
 from remesh.checkpoint.formats.directory import CONFIG_FNAME, METADATA_FNAME
 from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION
 from remesh.checkpoint.plan.manifest import Manifest
@@ -25,6 +25,7 @@ from remesh.checkpoint.run.reader import Fill, OpenCheckpoint, describe_whole, o
 from remesh.checkpoint.run.removal import remove_tensors
 from remesh.checkpoint.run.steps import take_step
 from remesh.checkpoint.run.writer import (
+    SavePart,
     SaveUnderWay,
     agree_on_index,
     commit_native,
@@ -173,10 +174,12 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
         directory = location_of(checkpoint_dir)
         entities = self._entities_of(sharded_state_dict)
         under_way = save_under_way(directory, process_group)
-        with told_as_checkpoint_errors(f"saving checkpoint {directory}"):
+
+        def copy_values() -> tuple[SavePart, Copies]:
             part = part_of(entities, under_way.blobs, self.separation_hint)
-            copies = self._staging.copy(part.tensors)
-            part = replace(part, tensors=[])
+            return replace(part, tensors=[]), self._staging.copy(part.tensors)
+
+        part, copies = take_step(copy_values, process_group, f"saving checkpoint {directory}").mine
         written: Future[Sequence[Any]] = Future()
 
         def receive(told: Sequence[Any]) -> None:
