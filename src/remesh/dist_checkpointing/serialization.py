@@ -45,9 +45,8 @@ from remesh.dist_checkpointing.strategies.base import (
     SaveShardedStrategy,
     StrategyAction,
     call_on_all,
-    check_save_strategy,
     choose_load_strategy,
-    find_save_strategy,
+    choose_save_strategy,
     get_default_strategy,
     strategy_of,
 )
@@ -96,10 +95,16 @@ def save(  # noqa: PLR0913 - the signature that users know
     directory = location_of(checkpoint_dir)
     if isinstance(common_strategy, bool):
         validate_access_integrity, common_strategy = common_strategy, None
-    strategy = find_save_strategy(sharded_strategy)
+    alike = {
+        "sharded_strategy": "",
+        "async_sharded_save": async_sharded_save,
+        "validate_access_integrity": validate_access_integrity,
+        "verify_integrity": verify_integrity,
+    }
 
     def prepare() -> _Request:
-        check_save_strategy(strategy, sharded_strategy, async_sharded_save)
+        strategy = choose_save_strategy(sharded_strategy, async_sharded_save)
+        alike["sharded_strategy"] = _kind_of(strategy)
         strategy_of(StrategyAction.SAVE_COMMON, common_strategy)
         apart = take_apart(
             sharded_state_dict, {} if content_metadata is None else {_CONTENT_METADATA_KEY: content_metadata}
@@ -108,7 +113,8 @@ def save(  # noqa: PLR0913 - the signature that users know
         if validate_access_integrity:
             compared = apart.common if choose is None else choose(copy_nest(apart.common))
         sharded = apart.sharded()
-        return _Request(apart.entities, apart.common, compared, sharded=sharded, blobs=strategy.check_can_save(sharded))
+        blobs = strategy.check_can_save(sharded)
+        return _Request(apart.entities, apart.common, compared, strategy=strategy, sharded=sharded, blobs=blobs)
 
     begun = begin_save(
         prepare,
@@ -117,42 +123,33 @@ def save(  # noqa: PLR0913 - the signature that users know
         process_group,
         validate=validate_access_integrity,
         puts_off_common=async_sharded_save,
-        options={
-            "sharded_strategy": _kind_of(strategy),
-            "async_sharded_save": async_sharded_save,
-            "validate_access_integrity": validate_access_integrity,
-            "verify_integrity": verify_integrity,
-        },
+        options=alike,
     )
-    write = partial(strategy.async_save if async_sharded_save else strategy.save, begun.state.sharded, directory)
+    strategy = begun.state.strategy
     commit: _Commit = (begun.turn, process_group, CheckpointingConfig(strategy.backend, strategy.version))
-    return _write(strategy, write, begun, commit, with_sha256=verify_integrity)
+    return _write(begun, commit, in_background=async_sharded_save, with_sha256=verify_integrity)
 
 
 _Commit = tuple[Turn, Group, CheckpointingConfig]
 """Arguments of `commit_save`."""
 
 
-def _write(
-    strategy: SaveShardedStrategy,
-    write: Callable[..., AsyncRequest | None],
-    begun: Begun[_Request],
-    commit: _Commit,
-    *,
-    with_sha256: bool,
-) -> AsyncRequest | None:
+def _write(begun: Begun[_Request], commit: _Commit, *, in_background: bool, with_sha256: bool) -> AsyncRequest | None:
     """Let the strategy write, and commit; of a save in the background, the request that does both."""
     turn, group, _ = commit
-    doing = f"saving checkpoint {turn.directory}"
+    directory, strategy = turn.directory, begun.state.strategy
     options = {} if group is None else {"process_group": group}
+    act: Callable[..., Any] = strategy.async_save if in_background else strategy.save  # type: ignore[attr-defined]
     with writing_in(turn, blobs=begun.state.blobs, with_sha256=with_sha256) as under_way:
-        request = call_on_all(strategy, partial(write, **options), group, doing)
-    if request is None:
-        commit_save(*commit)
+        write = partial(act, begun.state.sharded, directory, **options)
+        written = call_on_all(strategy, write, group, f"saving checkpoint {directory}")
+    request: AsyncRequest | None = None
+    if in_background:
+        request = _up_to_commit(written, begun, commit)
     else:
-        request = _up_to_commit(request, begun, commit)
+        commit_save(*commit)
     if with_sha256:
-        sum_up = partial(_sum_up, under_way.sums, turn.directory, group)
+        sum_up = partial(_sum_up, under_way.sums, directory, group)
         sum_up() if request is None else request.add_finalize_fn(sum_up)
     return request
 
@@ -161,9 +158,10 @@ def _write(
 class _Request(RankState):
     """What one rank wants to be saved, taken apart."""
 
-    sharded: ShardedStateDict = field(default_factory=dict)
+    strategy: SaveShardedStrategy = field(kw_only=True)
+    sharded: ShardedStateDict = field(kw_only=True)
     """The nest of the entities alone."""
-    blobs: Mapping[str, bytes] = field(default_factory=dict)
+    blobs: Mapping[str, bytes] = field(kw_only=True)
     """Objects that the strategy has serialised, by unique key."""
 
 

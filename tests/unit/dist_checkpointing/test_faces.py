@@ -20,7 +20,7 @@ from remesh.dist_checkpointing.core import CheckpointingException
 from remesh.dist_checkpointing.dict_utils import dict_map, dict_map_with_key, nested_items_iter
 from remesh.dist_checkpointing.gpt_checkpoint_interop import gpt_compatible_layer_maps
 from remesh.dist_checkpointing.strategies.async_utils import AsyncRequest, _disable_gc, _set_process_qos
-from remesh.dist_checkpointing.strategies.base import check_save_strategy
+from remesh.dist_checkpointing.strategies.base import choose_save_strategy
 from remesh.dist_checkpointing.strategies.cached_metadata_filesystem_reader import CachedMetadataFileSystemReader
 from remesh.dist_checkpointing.strategies.checkpointable import CheckpointableShardedTensor, LocalShardsContainer
 from remesh.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync, _results_queue
@@ -129,7 +129,7 @@ def refused() -> dict[str, Callable[[], object]]:
         "narrowed": lambda: shard.narrow(0, 0, 1),
         "name": lambda: ShardedObject.empty_from_unique_key("w"),
         "two shapes": lambda: validate_sharding_integrity([[half(0, torch.zeros(2)), half(1, torch.zeros(3))]]),
-        "strategy": lambda: check_save_strategy(object(), object(), False),
+        "strategy": lambda: choose_save_strategy(object(), False),
     }
 
 

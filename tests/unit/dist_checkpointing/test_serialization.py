@@ -379,8 +379,9 @@ def test_strategies_of_a_program_are_called_with_the_sharded_part(tmp_path: Path
     class Save(SaveShardedStrategy):
         can_handle_sharded_objects = True  # type: ignore[assignment]
 
-        def save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> None:
+        def save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> Any:
             seen.update(sharded_state_dict)
+            return "a value that nobody asks for"
 
     class Load(LoadShardedStrategy):
         def check_backend_compatibility(self, loaded_backend: str) -> None:

@@ -202,26 +202,20 @@ def strategy_of(action: StrategyAction, given: Any) -> Any:
     return found
 
 
-def find_save_strategy(given: Any) -> Any:
-    """The strategy that was given, or is registered; what is wrong with it `check_save_strategy` tells."""
-    if given is None or isinstance(given, tuple):
-        return default_strategies[StrategyAction.SAVE_SHARDED.value].get(given or _DEFAULT)
-    return given
-
-
-def check_save_strategy(strategy: Any, given: Any, is_async: bool) -> None:
-    """Raise `CheckpointingException` unless what `find_save_strategy` found can do the save."""
-    strategy_of(StrategyAction.SAVE_SHARDED, given or _DEFAULT)
-    if is_async and not isinstance(strategy, AsyncSaveShardedStrategy):
+def choose_save_strategy(given: Any, is_async: bool) -> SaveShardedStrategy:
+    """The strategy that was given, or is registered; `CheckpointingException` for one that cannot do the save."""
+    chosen: SaveShardedStrategy = strategy_of(StrategyAction.SAVE_SHARDED, given or _DEFAULT)
+    if is_async and not isinstance(chosen, AsyncSaveShardedStrategy):
         raise CheckpointingException(
-            f"Cannot apply async_save to non-async strategy {strategy}; save synchronously, or with an "
+            f"Cannot apply async_save to non-async strategy {chosen}; save synchronously, or with an "
             "AsyncSaveShardedStrategy"
         )
-    if not strategy.can_handle_sharded_objects:
+    if not chosen.can_handle_sharded_objects:
         raise CheckpointingException(
-            f"choosing how to save: {strategy} does not write objects (can_handle_sharded_objects), expected one that "
+            f"choosing how to save: {chosen} does not write objects (can_handle_sharded_objects), expected one that "
             "does; let it write them too"
         )
+    return chosen
 
 
 def choose_load_strategy(given: Any, checkpoint_dir: Directory) -> LoadShardedStrategy:

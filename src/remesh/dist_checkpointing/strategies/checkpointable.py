@@ -1,4 +1,4 @@
-"""How does native torch save and load a ShardedTensor? By the protocol of DCP for any kind of sharding.
+"""Subclasses of Tensor by which native torch saves and loads a ShardedTensor: DCP's protocol for any kind of sharding.
 
 dcp.save({"w": CheckpointableShardedTensor.from_sh_ten(shard)}, checkpoint_id=path)
 """

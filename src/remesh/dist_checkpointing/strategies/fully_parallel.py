@@ -201,32 +201,13 @@ class FullyParallelLoadStrategyWrapper(_Sharing[LoadShardedStrategy], LoadSharde
         everything = exchange_by_distribution(
             tensors, unloaded, distribution, self.parallelization_group, self.exchange_algo
         )
-        self.fill_in_deferred_sharded_tensors(sharded_state_dict, everything, values)
+        values |= _values_of_others(sharded_state_dict, everything, values)
         result: StateDict = dict_list_map_outplace(lambda leaf: values.get(id(leaf), leaf), sharded_state_dict)
         return result
 
     def apply_loading_parallelization(self, sharded_state_dict: ShardedStateDict) -> ShardDistribution | None:
         """The distribution of the reading among the group; None for a group of one."""
         return self._distribution(sharded_state_dict, ignore_groups=True)
-
-    def fill_in_deferred_sharded_tensors(
-        self, sharded_state_dict: ShardedStateDict, loaded_tensors: Tensors, values: dict[int, Any]
-    ) -> None:
-        """Add to ``values``, by identity of the entity, every tensor that is not there yet.
-
-        Where a rank wants a shard in several places, each place gets its own tensor filled.
-        """
-        for one in nested_values(sharded_state_dict):
-            if not isinstance(one, ShardedTensor) or id(one) in values:
-                continue
-            shard = _sharded_tensor_shard_id(one)
-            if shard not in loaded_tensors:
-                raise CheckpointingException(f"Missing shards after fully parallel loading: {shard}")
-            found = loaded_tensors[shard]
-            if one.data is None or one.data.data_ptr() == found.data_ptr():
-                values[id(one)] = found
-            else:
-                values[id(one)] = one.data.detach().copy_(found)
 
     def load_tensors_metadata(self, checkpoint_dir: Directory) -> dict[str, ShardedTensor]:
         return self.base_strategy.load_tensors_metadata(checkpoint_dir)
@@ -261,3 +242,14 @@ def distribute_main_replicas_with_precomputed_distribution(
         return leaf
 
     dict_list_map_inplace(mark, sharded_state_dict)
+
+
+def _values_of_others(nest: ShardedStateDict, received: Tensors, known: Mapping[int, Any]) -> dict[int, Any]:
+    """The value of each tensor that is not known yet, by its id. Every place of a shard gets its own tensor filled."""
+    values: dict[int, Any] = {}
+    for one in nested_values(nest):
+        if isinstance(one, ShardedTensor) and id(one) not in known:
+            found = received[_sharded_tensor_shard_id(one)]
+            is_apart = one.data is not None and one.data.data_ptr() != found.data_ptr()
+            values[id(one)] = one.data.detach().copy_(found) if is_apart and one.data is not None else found
+    return values

@@ -48,40 +48,7 @@ from remesh.dist_checkpointing.strategies.base import (
     StrategyAction,
     register_default_strategy,
 )
-from remesh.dist_checkpointing.strategies.torch_faces import (
-    MCoreLoadPlanner,
-    MCoreMetadata,
-    MCoreSavePlan,
-    MCoreSavePlanner,
-    _get_filesystem_reader,
-    _replace_sharded_keys_with_state_dict_keys,
-    _replace_state_dict_keys_with_sharded_keys,
-    _restore_dict_types,
-    _unwrap_pyt_sharded_tensor,
-    flatten_state_dict,
-    get_async_strategy,
-    mcore_to_pyt_state_dict,
-    sharded_tensor_to_torch_sharded_tensor,
-)
-
-__all__ = [
-    "MCoreLoadPlanner",
-    "MCoreMetadata",
-    "MCoreSavePlan",
-    "MCoreSavePlanner",
-    "TorchDistLoadShardedStrategy",
-    "TorchDistSaveShardedStrategy",
-    "_get_filesystem_reader",
-    "_replace_sharded_keys_with_state_dict_keys",
-    "_replace_state_dict_keys_with_sharded_keys",
-    "_restore_dict_types",
-    "_unwrap_pyt_sharded_tensor",
-    "flatten_state_dict",
-    "get_async_strategy",
-    "mcore_to_pyt_state_dict",
-    "register_default_torch_strategies",
-    "sharded_tensor_to_torch_sharded_tensor",
-]
+from remesh.dist_checkpointing.strategies.torch_faces import *  # noqa: F403 - names of this module, too
 
 PLANS = Agreements()
 """Of the states that this process has saved, so that ranks which save the same again need not tell each other again."""
@@ -234,7 +201,7 @@ class TorchDistLoadShardedStrategy(LoadShardedStrategy):
     _reads = (BACKEND, BACKEND_VERSION)
 
     def __init__(
-        self, cache_metadata: bool = False, checkpoint_name: str | None = None, stream_ckpt_dequant: bool = False
+        self, cache_metadata: bool = False, stream_ckpt_dequant: bool = True, checkpoint_name: str | None = None
     ) -> None:
         self.cache_metadata = cache_metadata
         self.checkpoint_name = checkpoint_name

@@ -27,6 +27,22 @@ from remesh.dist_checkpointing.strategies.state_dict_saver import (
     save_state_dict_async_plan,
 )
 
+__all__ = [
+    "MCoreLoadPlanner",
+    "MCoreMetadata",
+    "MCoreSavePlan",
+    "MCoreSavePlanner",
+    "_get_filesystem_reader",
+    "_replace_sharded_keys_with_state_dict_keys",
+    "_replace_state_dict_keys_with_sharded_keys",
+    "_restore_dict_types",
+    "_unwrap_pyt_sharded_tensor",
+    "flatten_state_dict",
+    "get_async_strategy",
+    "mcore_to_pyt_state_dict",
+    "sharded_tensor_to_torch_sharded_tensor",
+]
+
 _Path = tuple[Any, ...]
 
 
