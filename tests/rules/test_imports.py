@@ -118,7 +118,6 @@ _PURE_ELSEWHERE = {
     "remesh.checkpoint.plan.writes",
     "remesh.checkpoint.storage.joined_checksums",
     "remesh.checkpoint.values.checks",
-    "remesh.checkpoint.values.description",
     "remesh.checkpoint.values.outline",
     "remesh.checkpoint.values.state_split",
     "remesh.foundation.checksums",

@@ -14,6 +14,7 @@ from remesh.checkpoint.errors import CheckpointFormatError, CheckpointPathError
 from remesh.checkpoint.formats.directory import CheckpointingConfig, maybe_load_config
 from remesh.checkpoint.plan.flattened import unflatten_all
 from remesh.checkpoint.run.common_data import digest_of, warn_of_differences
+from remesh.checkpoint.run.writer import outline_in_pieces
 from remesh.checkpoint.storage import Directory, location_of, store_of
 from remesh.checkpoint.storage.integrity import SHA256_FNAME, check_sha256_manifest, write_sha256_manifest
 from remesh.checkpoint.values import checks
@@ -24,7 +25,6 @@ from remesh.checkpoint.values.checks import (
 )
 from remesh.checkpoint.values.checks import StrictHandling as StrictHandling
 from remesh.checkpoint.values.checks import parse_strict_flag as parse_strict_flag
-from remesh.checkpoint.values.description import describe, entities_from
 from remesh.checkpoint.values.entities import (
     CommonStateDict,
     ShardedBase,
@@ -33,6 +33,7 @@ from remesh.checkpoint.values.entities import (
     ShardedTensor,
 )
 from remesh.checkpoint.values.nests import extract_matching_values, nested_values
+from remesh.checkpoint.values.outline import Outline
 from remesh.comm.gather import Group, gather_from, step_together
 from remesh.dist_checkpointing.strategies.base import (
     LoadCommonStrategy,
@@ -73,8 +74,8 @@ def determine_global_metadata(
     """
     local = [leaf.without_data() for leaf in nested_values(sharded_state_dict) if isinstance(leaf, ShardedBase)]
     doing = "describing the entities of all ranks"
-    told = gather_from(lambda: describe(unflatten_all(local)), process_group, doing)
-    return local, [entities_from(descriptions) for descriptions in told]
+    told = gather_from(lambda: outline_in_pieces(local).parts(), process_group, doing)
+    return local, [Outline.from_parts(parts).entities() for parts in told]
 
 
 def find_and_report(
