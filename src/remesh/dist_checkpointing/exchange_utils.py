@@ -24,14 +24,13 @@ from remesh.checkpoint.errors import CheckpointMismatchError
 from remesh.checkpoint.storage import Directory
 from remesh.checkpoint.values.entities import ShardedStateDict, ShardedTensor, is_main_replica
 from remesh.checkpoint.values.nests import nested_values
-from remesh.checkpoint.values.outline import pack, unpack
+from remesh.checkpoint.values.outline import Outline, outline_of, pack, unpack
 from remesh.comm.agreement import Agreements
 from remesh.comm.gather import (
     Group,
     group_size,
 )
 from remesh.dist_checkpointing.utils import _sharded_tensor_shard_id, _ShardId, is_float8tensor as is_float8tensor
-from remesh.layout.from_torch import dtype_name
 from remesh.resharding.api import reshard
 
 Tensors = dict[_ShardId, torch.Tensor]
@@ -124,11 +123,11 @@ def _build_shard_distribution(told: Sequence[Sequence[Any]], ignore_groups: bool
     ranks_of: dict[_ShardId, list[int]] = {}
     described: dict[_ShardId, ShardedTensor] = {}
     mains: set[_ShardId] = set()
-    alike: dict[tuple[int, int], list[int]] = {}
-    for rank, (rows, places, _) in enumerate(told):
-        alike.setdefault((id(rows), id(places)), []).append(rank)
+    alike: dict[tuple[int, int, int], list[int]] = {}
+    for rank, (form, places, ranges, _) in enumerate(told):
+        alike.setdefault((id(form), id(places), id(ranges)), []).append(rank)
     for ranks in alike.values():
-        shards = _described(*told[ranks[0]][:2])
+        shards = _described(*told[ranks[0]][:3])
         for name, shard in shards.items():
             first = described.setdefault(name, shard)
             if (first.dtype, first.data_shape) != (shard.dtype, shard.data_shape):
@@ -141,7 +140,7 @@ def _build_shard_distribution(told: Sequence[Sequence[Any]], ignore_groups: bool
             ranks_of[name] = list(ranks) if held is None else sorted(held + ranks)
         names = list(shards)
         for rank in ranks:
-            mains.update(names[at] for at in unpack(told[rank][2]).tolist())
+            mains.update(names[at] for at in unpack(told[rank][3]).tolist())
     sizes = {name: _shard_size(shard) for name, shard in described.items()}
     counted = {name: ranks for name, ranks in ranks_of.items() if ignore_groups or name in mains}
     outside = ranks_of.keys() - mains if ignore_groups else ()
@@ -202,7 +201,7 @@ _NOT_FLATTENED = (-1, -1)
 
 
 def _describe(sharded_state_dict: ShardedStateDict) -> list[Any]:
-    """What a rank tells of its distinct shards, as JSON: their form, their places, and which are main replicas."""
+    """What a rank tells of its distinct shards, as JSON: form, places, slices, and which are main replicas."""
     shards: dict[_ShardId, ShardedTensor] = {}
     mains: set[_ShardId] = set()
     for one in nested_values(sharded_state_dict):
@@ -216,33 +215,19 @@ def _describe(sharded_state_dict: ShardedStateDict) -> list[Any]:
                 )
             if is_main_replica(one.replica_id):
                 mains.add(name)
-    rows = []
-    for one in shards.values():
-        place = [one.local_shape, one.global_shape, one.axis_fragmentations, one.prepend_axis_num]
-        rows.append([one.key, dtype_name(one.dtype), *place])
-    places = [number for _, offset, held in shards for number in (*offset, *(held or _NOT_FLATTENED))]
-    return [rows, pack(places), pack([at for at, name in enumerate(shards) if name in mains])]
+    places = [number for one in shards.values() for number in (*one.global_offset, 0)]
+    ranges = [number for _, _, held in shards for number in held or _NOT_FLATTENED]
+    is_main = [at for at, name in enumerate(shards) if name in mains]
+    return [outline_of(shards.values()).form, pack(places), pack(ranges), pack(is_main)]
 
 
-def _described(rows: Sequence[Sequence[Any]], places: str) -> Shards:
+def _described(form: Sequence[Any], places: str, ranges: str) -> Shards:
     """The shards, in order, that `_describe` was given."""
-    numbers, at = unpack(places).tolist(), 0
     shards: Shards = {}
-    for key, dtype, local_shape, global_shape, grid, num_prepended in rows:
-        stop = at + len(global_shape)
-        offset, held = numbers[at:stop], tuple(numbers[stop : stop + 2])
-        at = stop + 2
-        shard = ShardedTensor(
-            key,
-            None,
-            getattr(torch, dtype),
-            tuple(local_shape),
-            tuple(global_shape),
-            tuple(offset),
-            None if grid is None else tuple(grid),
-            prepend_axis_num=num_prepended,
-            flattened_range=None if held == _NOT_FLATTENED else slice(*held),
-        )
+    bounds = unpack(ranges).reshape(-1, 2).tolist()
+    for shard, held in zip(Outline(form, unpack(places)).entities(), bounds, strict=True):
+        assert isinstance(shard, ShardedTensor)
+        shard.flattened_range = None if tuple(held) == _NOT_FLATTENED else slice(*held)
         shards[_sharded_tensor_shard_id(shard)] = shard
     return shards
 

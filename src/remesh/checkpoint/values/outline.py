@@ -64,7 +64,7 @@ class Outline:
 
     def entities(self) -> list[ShardedBase]:
         """The entities without data, in order; of their replica ids only whether they are main ones."""
-        found, at, numbers = [], 0, list(map(int, self.numbers))
+        found, at, numbers = [], 0, np.asarray(self.numbers).tolist()
         for form in self.form:
             stop = at + len(form[1] if len(form) == _OBJECT_FIELDS else form[3]) + 1
             found.append(_entity(form, numbers[at:stop]))
