@@ -12,12 +12,10 @@ from functools import partial
 
 from remesh.checkpoint.errors import CheckpointFormatError, CheckpointPathError
 from remesh.checkpoint.formats.directory import CheckpointingConfig, maybe_load_config
-from remesh.checkpoint.plan.flattened import unflatten_all
 from remesh.checkpoint.run.common_data import digest_of, warn_of_differences
 from remesh.checkpoint.run.writer import outline_in_pieces
 from remesh.checkpoint.storage import Directory, location_of, store_of
 from remesh.checkpoint.storage.integrity import SHA256_FNAME, check_sha256_manifest, write_sha256_manifest
-from remesh.checkpoint.values import checks
 from remesh.checkpoint.values.checks import (
     Mismatch,
     decide_on_mismatch,
@@ -33,7 +31,7 @@ from remesh.checkpoint.values.entities import (
     ShardedTensor,
 )
 from remesh.checkpoint.values.nests import extract_matching_values, nested_values
-from remesh.checkpoint.values.outline import Outline
+from remesh.checkpoint.values.outline import Outline, check_outlines
 from remesh.comm.gather import Group, gather_from, step_together
 from remesh.dist_checkpointing.strategies.base import (
     LoadCommonStrategy,
@@ -62,7 +60,7 @@ def validate_sharding_integrity(
     """
     if common_state_dict is not None:
         _validate_common_state_dict(common_state_dict)
-    checks.validate_sharding_integrity([unflatten_all(entities) for entities in global_metadata])
+    check_outlines([outline_in_pieces(entities) for entities in global_metadata])
 
 
 def determine_global_metadata(

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from remesh.checkpoint.errors import CheckpointMismatchError
-from remesh.checkpoint.values.entities import ShardedBase, ShardedObject, ShardedTensor, is_main_replica
+from remesh.checkpoint.values.entities import ShardedObject, ShardedTensor, is_main_replica
 from remesh.foundation.errors import LayoutError
 from remesh.layout import Box, Layout, Shard
 from remesh.layout.from_torch import dtype_name
@@ -117,25 +117,6 @@ def decide_on_mismatch(strict: StrictHandling, missing: set[str], unexpected: se
     if strict in _RAISING:
         raise CheckpointMismatchError(text)
     return text if strict in _LOGGING else None
-
-
-def validate_sharding_integrity(global_metadata: Sequence[Sequence[ShardedBase]]) -> None:
-    """Raise `CheckpointMismatchError` unless the main replicas of all ranks fill everything exactly once.
-
-    ``global_metadata`` holds the entities of each rank, by rank. All problems are told together.
-    """
-    tensors: dict[str, list[tuple[int, ShardedTensor]]] = {}
-    objects: dict[str, list[tuple[int, ShardedObject]]] = {}
-    for rank, entities in enumerate(global_metadata):
-        for entity in entities:
-            if isinstance(entity, ShardedTensor):
-                tensors.setdefault(entity.key, []).append((rank, entity))
-            elif isinstance(entity, ShardedObject):
-                objects.setdefault(entity.key, []).append((rank, entity))
-    problems = [f"{key!r} names both a tensor and an object" for key in tensors.keys() & objects.keys()]
-    problems += filter(None, (tensor_problem(key, shards) for key, shards in tensors.items()))
-    problems += filter(None, (object_problem(key, elements) for key, elements in objects.items()))
-    raise_problems(problems)
 
 
 def raise_problems(problems: Sequence[str]) -> None:
