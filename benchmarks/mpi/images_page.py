@@ -10,7 +10,7 @@ from benchmarks.report import OUT, header_of, verdict_of
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "mpi" / "images-measured.md"
 _PARTS = (
     ("mpi_images", "Jobs: `python -m benchmarks.mpi.images`"),
-    ("mpi_engine", "One process: `python -m benchmarks.mpi.engine`, with CRIU on the PATH"),
+    ("mpi_engine", "One process: `python -m benchmarks.mpi.engine`"),
 )
 
 

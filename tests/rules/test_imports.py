@@ -84,7 +84,7 @@ INNER_ARROW: dict[str, dict[str, str]] = {
         "mpi": "hosts images rounds",
         "torch": "hosts images rounds",
     },
-    "carried.images": {"form": "", "look": "form", "write": "form look", "restore": "criu form look"},
+    "carried.images": {"form": "", "look": "form", "write": "form look", "restore": "form look"},
     "carried.mpi": {
         "library": "",
         "calls": "",
