@@ -103,8 +103,11 @@ def save(
     With ``background`` it blocks until the values are copied, or on a device until their copies are queued behind what
     is queued on the current stream, which then waits for them; a thread does the rest; at most two such saves hold
     copies at a time. Returns a future: ``result()`` waits until the checkpoint is complete and returns its location, or
-    raises the error of the save, the same on all ranks. Without ``background`` the future is done. End the process
-    group only when all saves are done; the end of the program waits for them.
+    raises the error of the save, the same on all ranks. Without ``background`` the future is done.
+
+    End the process group only when all saves are done. The end of the program waits for them, however it comes to its
+    end: but for ``os._exit``, ``os.exec*``, and a signal that nobody handles, which end the process at once. The future
+    raises `ForkError` in a fork of the process, which has no part in the save.
     """
     return save_with_metrics(state, path, group, background)
 

@@ -1,4 +1,4 @@
-"""Where do the copies of a background save lie? In buffers that are used again, and that another process can see.
+"""Buffers for the copies of background saves: they are used again, and another process can see them.
 
 Memory that a process touches for the first time costs several times as much as copying into it. So a buffer that has
 been written to disk is kept for the next save; at most one idle buffer is kept. Buffers are anonymous files in memory:
@@ -82,6 +82,10 @@ class StagingBuffers:
         self._max_bytes = max_bytes
         self._devices = devices
         self._copier = PageCopier() if may_guard else None
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._process = os.getpid()
         self._changed = threading.Condition(threading.RLock())  # a buffer may be forgotten while the lock is held
         self._idle: Buffer | None = None
         self._used_bytes = 0
@@ -93,7 +97,7 @@ class StagingBuffers:
     @property
     def used_bytes(self) -> int:
         """Bytes of the buffers whose copies are not written yet."""
-        with self._changed:
+        with self._mine():
             return self._used_bytes
 
     def copy(self, tensors: Sequence[torch.Tensor]) -> Copies:
@@ -161,26 +165,26 @@ class StagingBuffers:
         """Let the memory be used again, once nothing is on its way there; the copies are lost."""
         buffer = copies.buffer
         is_free = buffer is None or buffer.locked is None or buffer.locked.is_free()
-        with self._changed:
-            if buffer is None or buffer.lease is None or buffer.lease.detach() is None:
+        with self._mine():
+            lease = None if buffer is None or buffer.lease is None else buffer.lease.detach()
+            if buffer is None or lease is None or not self._leave(*lease[2]):
                 return  # given back already
-            self._leave(buffer.num_bytes)
             if is_free and (self._idle is None or self._idle.num_bytes < buffer.num_bytes):
                 self._idle = buffer
 
     def release(self) -> None:
         """Free the idle buffer."""
-        with self._changed:
+        with self._mine():
             self._idle = None
 
     def _take(self, num_bytes: int) -> Buffer:
-        with self._changed:
+        with self._mine():
             self._wait_for(num_bytes)
             idle, self._idle = self._idle, None
             fits = idle is not None and num_bytes <= idle.num_bytes <= 2 * num_bytes
             buffer = idle if fits and idle is not None else Buffer(num_bytes)
             self._used_bytes += buffer.num_bytes
-            buffer.lease = weakref.finalize(buffer, self._leave, buffer.num_bytes)
+            buffer.lease = weakref.finalize(buffer, self._leave, buffer.num_bytes, self._changed)
             return buffer
 
     def _wait_for(self, num_bytes: int) -> None:
@@ -199,7 +203,17 @@ class StagingBuffers:
                 "schedule the requests that save returns, or raise max_staged_bytes"
             )
 
-    def _leave(self, num_bytes: int) -> None:
-        with self._changed:
+    def _mine(self) -> threading.Condition:
+        """The lock. A fork has none of the buffers: the parent goes on to write into them, and to files from them."""
+        if self._process != os.getpid():
+            self._begin_anew()
+        return self._changed
+
+    def _leave(self, num_bytes: int, lock: threading.Condition) -> bool:
+        """Count a buffer no more that was taken under this lock; False for one of the parent of a fork."""
+        if lock is not self._changed or self._process != os.getpid():
+            return False
+        with lock:
             self._used_bytes -= num_bytes
-            self._changed.notify_all()
+            lock.notify_all()
+            return True

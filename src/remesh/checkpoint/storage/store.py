@@ -20,13 +20,13 @@ import stat
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Generic, TypeVar
 
 from remesh.foundation.files import flush
+from remesh.foundation.threads import PooledExecutor
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 """What file systems without hard links answer."""
@@ -242,7 +242,7 @@ class LocalStore(Store[Path]):
             file.write(memoryview(content))
 
     def settle(self, paths: Sequence[Path]) -> None:
-        with ThreadPoolExecutor(max(1, len(paths))) as waiting:  # for the disk, which takes several at once
+        with PooledExecutor(len(paths), "flush") as waiting:  # for the disk, which takes several at once
             list(waiting.map(flush, paths))
 
     def create_once(self, path: Path, content: bytes) -> bool:
