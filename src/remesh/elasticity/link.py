@@ -17,6 +17,7 @@ from pathlib import Path
 from remesh.elasticity.model.outcome import Category
 from remesh.foundation.errors import ConfigError, FormatError, PeerError
 from remesh.foundation.settings import SLOT
+from remesh.foundation.threads import make_thread
 from remesh.wire.messages import Line, Message
 from remesh.wire.token import Token
 
@@ -75,7 +76,7 @@ class WorkerLink:
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, _leave_to_agent)
             os.register_at_fork(after_in_child=_end_by_sigterm)
-        threading.Thread(target=self._read, name="remesh-link", daemon=True).start()
+        make_thread("link", self._read, daemon=True).start()
 
     def close(self) -> None:
         self._closing = True

@@ -19,7 +19,6 @@ import socket
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,6 +26,7 @@ import torch
 import torch.distributed as dist
 
 from remesh.foundation.errors import ConfigError
+from remesh.foundation.threads import PooledExecutor
 
 _NAME_BYTES = 256
 _FIRST_BYTES = 1 << 20
@@ -139,7 +139,7 @@ def _transfer(root: int, size_of: Mapping[int, int], act: _Transmission) -> list
     """Move these bytes between the root and each peer, all at once; on the root, the seconds each peer took."""
     rank = dist.get_rank()
     if rank == root:
-        with ThreadPoolExecutor(len(size_of)) as pool:
+        with PooledExecutor(len(size_of), "probe") as pool:
             return list(pool.map(lambda peer: act(peer, size_of[peer], is_root=True), size_of))
     if rank in size_of:
         act(root, size_of[rank], is_root=False)

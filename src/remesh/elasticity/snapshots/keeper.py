@@ -41,7 +41,7 @@ class SnapshotKeeper:
         self._shelves: dict[Key, list[SnapshotBuffer]] = {}
         """Up to two buffers each."""
         listener = listen_at(address)
-        self._reception = Reception(listener, self._take, name="remesh-keeper", max_callers=MAX_CONNECTIONS)
+        self._reception = Reception(listener, self._take, name="keeper", max_callers=MAX_CONNECTIONS)
         self.port = self._reception.port
 
     def __enter__(self) -> SnapshotKeeper:

@@ -50,6 +50,7 @@ from remesh.elasticity.store.server import (
 from remesh.elasticity.store.shared import JobStore
 from remesh.elasticity.store.tunnel import Refusal, Tunnels
 from remesh.foundation.errors import ConfigError, PeerError
+from remesh.foundation.threads import make_thread
 from remesh.wire.listening import PROBE_TIMEOUT_S, is_listening, listen_at
 from remesh.wire.tls import Tls
 from remesh.wire.token import Token
@@ -399,7 +400,7 @@ class StoreHome:
         others = {join_endpoint(info.address, info.store_port) for index, info in me.nodes.items() if index != me.index}
         targets = others.union(self.address.endpoints) - {own, self.endpoint}
         note = {"place": self.place.to_json(), "endpoint": own}
-        self._knocker = threading.Thread(target=self._knock, args=(targets, note), name="remesh-knock", daemon=True)
+        self._knocker = make_thread("knock", self._knock, targets, note, daemon=True)
         self._knocker.start()
 
     def _stop_knocking(self) -> None:

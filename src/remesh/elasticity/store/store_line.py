@@ -27,6 +27,7 @@ import torch.distributed as dist
 
 from remesh.elasticity.store.endpoint import split_endpoint
 from remesh.foundation.errors import PeerError
+from remesh.foundation.threads import make_thread
 from remesh.groups.gloo_sockets import Socket, cut_connections, open_sockets
 from remesh.wire.listening import is_listening
 
@@ -104,7 +105,7 @@ class StoreLine:
                     was_cut.set()
                     cut_connections(found)
 
-        watching = threading.Thread(target=watch, name="remesh-store-line", daemon=True)
+        watching = make_thread("store-line", watch, daemon=True)
         watching.start()
         try:
             yield was_cut

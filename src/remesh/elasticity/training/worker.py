@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -42,6 +41,7 @@ from remesh.elasticity.training.seeds import seed_everything
 from remesh.elasticity.training.stint import Stint
 from remesh.foundation.errors import FormatError, PeerError
 from remesh.foundation.settings import AGENT, EVENTS, NODE, SLOT
+from remesh.foundation.threads import make_thread
 from remesh.groups.blame import is_network_error
 from remesh.groups.lower import LowerHalf
 from remesh.layout.from_torch import forget_meshes
@@ -347,7 +347,7 @@ class TrainingWorker:
             self._broken = int(message["generation"])
             if self._broken == self._generation:
                 self._lower.sever()
-                threading.Timer(STILL_INSIDE_S, self._tell_if_inside, (self._broken,)).start()
+                make_thread("still-inside", self._tell_if_inside, self._broken, daemon=True).start()
             return True
         if message["type"] == "stacks":
             self._tell_stack(int(message["generation"]))
@@ -372,6 +372,7 @@ class TrainingWorker:
 
     def _tell_if_inside(self, generation: int) -> None:
         """Leave a trace of where this worker sits although its generation is broken: it may be killed for it."""
+        time.sleep(STILL_INSIDE_S)
         if self._stint is not None and self._generation == generation:
             standing = look_at_main_thread()
             self._log.write("still-inside", generation=generation, place=standing.place, stack=standing.text)
