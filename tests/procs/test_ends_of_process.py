@@ -22,7 +22,7 @@ _LONGEST_S = 900
         pytest.param("save_by_manager", 10, marks=pytest.mark.slow),
         pytest.param("save_by_queue", 10, marks=pytest.mark.slow),
         pytest.param("save_by_worker", 10, marks=pytest.mark.slow),
-        pytest.param("save_by_torch", 8, marks=pytest.mark.slow),
+        pytest.param("save_by_torch", 7, marks=pytest.mark.slow),
     ],
 )
 def test_a_save_under_way_at_the_end_is_there_afterwards(tmp_path: Path, entry: str, num_ways: int) -> None:

@@ -203,14 +203,19 @@ class _Pool:
 _pool = _Pool()
 _executors: WeakSet[PooledExecutor] = WeakSet()
 _endings: list[Callable[[], None]] = []
-_is_seen_to = False
+_is_seen_to = _has_begun_to_end = False
 
 
-def before_end(act: Callable[[], None]) -> None:
-    """Let ``act`` be called once when the main thread has come to its end, before the wait for all tasks."""
-    if act not in _endings:
-        _endings.append(act)
-        _see_to_end()
+def before_end(act: Callable[[], None]) -> bool:
+    """Let ``act`` be called once when the main thread has come to its end, before the wait for all tasks.
+
+    False when the end has begun: it is not called any more.
+    """
+    if _see_to_end() and not _has_begun_to_end:
+        if act not in _endings:
+            _endings.append(act)
+        return True
+    return False
 
 
 def _see_to_end() -> bool:
@@ -226,6 +231,8 @@ def _see_to_end() -> bool:
 
 
 def _wait_at_end() -> None:
+    global _has_begun_to_end
+    _has_begun_to_end = True
     for act in _endings:
         try:
             act()

@@ -157,8 +157,9 @@ def main() -> None:
     root = Path(sys.argv[1])
     names: list[str] = []
     entry: Callable[[str], None] = globals()[sys.argv[2]]
-    # torch makes its thread by an executor, which takes no work by then, and says so.
-    ways = [way for way in WAYS if entry is not save_by_torch or way not in (leave_to_atexit, leave_to_another_thread)]
+    # torch makes its thread by an executor, which takes no work at the end, and says so; and the thread takes signals.
+    not_torchs = (leave_to_atexit, leave_to_another_thread, leave_blocking_a_signal)
+    ways = [way for way in WAYS if entry is not save_by_torch or way not in not_torchs]
     for number, way in enumerate(ways):
         name = way.__name__
         (root / name).mkdir()

@@ -110,7 +110,7 @@ class AsyncCallsQueue:
         while len(self._unfinalized) >= self._max_unfinalized:
             self._finalize()
         self._num_ranks = group_size(self._group)
-        before_end(_finish_all)
+        is_at_end = not before_end(_finish_all)
         _UNFINISHED[self] = None
         caller = self._present_caller()
         number = self._num_scheduled
@@ -121,6 +121,8 @@ class AsyncCallsQueue:
         self._unfinalized.append(
             request._replace(async_fn=None, async_fn_args=(), async_fn_kwargs={}, preload_fn=None, receive_fn=None)
         )
+        if is_at_end:
+            self._finish_at_end()
         return number
 
     def maybe_finalize_async_calls(self, blocking: bool = False, no_dist: bool = False) -> list[int]:
