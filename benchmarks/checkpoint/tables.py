@@ -28,9 +28,8 @@ _SECTIONS = (
     (
         "In the background",
         "*Blocked* is the time that the training loop spends in calls, until the checkpoint is committed. A thread "
-        "or a process writes a copy; with a guard, another process makes the copy while training continues. A save "
-        "that copies at once blocks at least as long as a plain copy, whose share of a foreground save is the second "
-        'row: the goal of 0.05 is below it on this machine, and is reached with a guard (`snapshots="guard"`).',
+        "or a process writes a copy. A save that copies blocks at least as long as a plain copy, whose share of a "
+        "foreground save is the second row: the goal of 0.05 is below it on this machine.",
         ("in the background by a",),
     ),
     (

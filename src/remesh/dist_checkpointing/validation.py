@@ -18,11 +18,11 @@ from remesh.checkpoint.storage import Directory, location_of, store_of
 from remesh.checkpoint.storage.integrity import SHA256_FNAME, check_sha256_manifest, write_sha256_manifest
 from remesh.checkpoint.values.checks import (
     Mismatch,
+    StrictHandling as StrictHandling,
     decide_on_mismatch,
     find_mismatch,
+    parse_strict_flag as parse_strict_flag,
 )
-from remesh.checkpoint.values.checks import StrictHandling as StrictHandling
-from remesh.checkpoint.values.checks import parse_strict_flag as parse_strict_flag
 from remesh.checkpoint.values.entities import (
     CommonStateDict,
     ShardedBase,

@@ -96,7 +96,7 @@ def test_strategies_can_be_copied(tmp_path: Path) -> None:
     class Own(TorchDistSaveShardedStrategy):
         pass
 
-    one = Own(keep_only_main_replica=False, max_staged_bytes=1 << 20, snapshots="guard", separation_hint="w")
+    one = Own(keep_only_main_replica=False, max_staged_bytes=1 << 20, separation_hint="w")
     one.notes = ["mine"]  # type: ignore[attr-defined]
     one.save({"w": whole("w", torch.ones(3))}, tmp_path / "one")
     other = copy.deepcopy(FullyParallelSaveStrategyWrapper(one)).base_strategy

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
 from remesh.foundation.threads import PooledExecutor, make_thread
 
 

@@ -59,9 +59,7 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
 
     ``keep_only_main_replica=False`` writes every replica; readers see one of them. Tensors whose keys start with
     ``separation_hint`` go to files of their own, so that their removal frees all their bytes. ``max_staged_bytes``
-    bounds the copies of background saves on this rank: a save that finds no room waits for those before it. With
-    ``snapshots="guard"`` copies of large tensors are made behind the caller, who waits only where a page is changed
-    before it is copied, see `page_guard`; where the system does not allow that they are made at once.
+    bounds the copies of background saves on this rank: a save that finds no room waits for those before it.
     ``thread_count``, ``cached_metadata`` and ``cpu_shm_mode`` are accepted for the sake of callers and change nothing:
     a rank writes one file, plans are always remembered and always checked, and copies lie in memory that processes can
     share.
@@ -81,12 +79,10 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
         cpu_shm_mode: bool = False,
         *,
         max_staged_bytes: int | None = None,
-        snapshots: str = "copy",
     ) -> None:
         super().__init__(backend, version)
         is_name = separation_hint is None or (separation_hint.isprintable() and not set(separation_hint) & set("/\\"))
         for is_right, found, expected in (
-            (snapshots in ("copy", "guard"), f"snapshots is {snapshots!r}", "'copy' or 'guard'"),
             (thread_count >= 1, f"thread_count is {thread_count}", "at least 1"),
             (is_name, f"separation_hint is {separation_hint!r}", "the beginning of a file name"),
         ):
@@ -97,7 +93,7 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
         self.thread_count = thread_count
         self.use_cached_ckpt_structure = cached_metadata
         self.cpu_shm_mode = cpu_shm_mode
-        self._staging = StagingBuffers(max_staged_bytes, may_guard=snapshots == "guard")
+        self._staging = StagingBuffers(max_staged_bytes)
         self.cached_global_metadata: Manifest | None = None
         """Accepted from a load strategy for the sake of callers; a plan is used when all ranks know it, not before."""
 
