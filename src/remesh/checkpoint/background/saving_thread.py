@@ -25,8 +25,9 @@ import torch.distributed as dist
 from remesh.checkpoint.background.staging import StagingBuffers
 from remesh.comm.agreement import Agreements
 from remesh.comm.gather import Group
+from remesh.foundation.errors import PeerError
 from remesh.foundation.threads import PooledExecutor
-from remesh.foundation.torch_private import timeout_of
+from remesh.foundation.torch_private import all_groups, timeout_of
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -74,17 +75,24 @@ class SavingThread:
     def submit(self, act: Callable[[], T]) -> BackgroundSave[T]:
         """Let the thread do something, after all that it was given before."""
         future = BackgroundSave[T]()
-        self._executor.put(future, partial(_logged, act))
+        self._executor.put(future, partial(self._do, act))
         self._under_way.append(future)  # type: ignore[arg-type]
         return future
 
-
-def _logged(act: Callable[[], T]) -> T:
-    try:
-        return act()
-    except BaseException as raised:
-        logger.error("in the background: %s", raised)
-        raise
+    def _do(self, act: Callable[[], T]) -> T:
+        try:
+            return act()
+        except BaseException as raised:
+            if self.group is None or (dist.is_initialized() and self.group in all_groups()):
+                logger.error("in the background: %s", raised)
+                raise
+            lost = PeerError(
+                "saving in the background: expected the process group to last until the save is done, found it "
+                "destroyed; the checkpoint does not exist; wait for result() of the last save, or for "
+                "Checkpoints.wait(), before destroy_process_group()"
+            )
+            logger.error("%s", lost)
+            raise lost from raised
 
 
 _THREADS: WeakKeyDictionary[dist.ProcessGroup, SavingThread] = WeakKeyDictionary()

@@ -61,6 +61,7 @@ class FileSystemWriterAsync(FileSystemWriter):
         use_msc: bool = False,
         **options: Any,
     ) -> None:
+        path = os.path.abspath(path)  # what is written later does not follow a chdir
         super().__init__(path, *args, **options)
         if not self.single_file_per_rank or use_msc or separation_hint is not None:
             raise NotImplementedError(
