@@ -5,9 +5,9 @@ each rank does it, and its collectives go through a gloo group of the same ranks
 may use its own group meanwhile, and nothing waits for a call of the program: the checkpoint is there as soon as all
 ranks have written. There is one thread for each group, so saves end in the order in which they began, on every rank.
 
-The end of the program waits for them, a fork of it does not (`remesh.foundation.threads`). A group that is destroyed takes its
-thread's group with it: saves that are still under way fail. A save that fails says so in the log as well, since its
-program may never ask.
+The end of the program waits for them, a fork of it does not (`remesh.foundation.threads`). A group that is destroyed
+takes its thread's group with it: saves that are still under way fail. A save that fails says so in the log as well,
+since its program may never ask.
 """
 
 from __future__ import annotations
