@@ -273,7 +273,7 @@ def run_carried(case: CCase, watch: BesideMemory | None = None) -> Measured:
         environment = {"PATH": "/usr/bin:/bin", **case.variables}
         job = JobFolder.create(folder / "job", JobSpec(case.argv, case.num_ranks, str(folder), environment))
         placement = Placement(case.installation.kind, case.network)
-        stay = run_stay(job, placement, StaySettings(), None, lambda _: None, watch)
+        stay = run_stay(job, placement, StaySettings(), None, watch)
         if stay.outcome.state != "finished":
             raise RuntimeError(f"running {case}: {stay.outcome.cause}")
         return _read((job.logs / "rank-0000.out").read_text())

@@ -107,7 +107,7 @@ def run_command(argv: tuple[str, ...], environment: Mapping[str, str], configs: 
         for place, config in enumerate(configs):
             is_last = place == len(configs) - 1
             stopper = Stopper(job, None if is_last else chance.uniform(0.05, 0.5))
-            stay = run_stay(job, config.placement, StaySettings(keep=1), checkpoint, lambda _: None, stopper)
+            stay = run_stay(job, config.placement, StaySettings(keep=1), checkpoint, stopper)
             init_s.append(max((seconds.get("mpi_init", 0.0) for seconds in stay.ready_seconds.values()), default=0.0))
             nic_bytes += [min(stay.nic_bytes.values())] if stay.nic_bytes else []
             if stay.outcome.state != "stopped":

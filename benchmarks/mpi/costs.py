@@ -249,7 +249,7 @@ def measure_carried(case: Case) -> Measured:
         spec = JobSpec(argv, case.num_ranks, str(folder), ENVIRONMENT | dict(case.variables))
         job = JobFolder.create(folder / "job", spec)
         memory = c_programs.BesideMemory()
-        stay = run_stay(job, case.placement, StaySettings(), None, lambda _: None, memory)
+        stay = run_stay(job, case.placement, StaySettings(), None, memory)
         if stay.outcome.state != "finished":
             raise RuntimeError(f"running {case}: {stay.outcome.cause}")
         return _read((job.logs / "rank-0000.out").read_text()) | {"beside_bytes": memory.most_bytes}

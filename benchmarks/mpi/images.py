@@ -78,7 +78,7 @@ class _Take:
 def _stay(job: JobFolder, mpi: str, settings: StaySettings, take: _Take) -> JobStay:
     """One stay, from the last checkpoint if there is one."""
     checkpoint = job.checkpoint(None) if job.checkpoints() else None
-    stay = run_stay(job, Placement(mpi), settings, checkpoint, print, take)
+    stay = run_stay(job, Placement(mpi), settings, checkpoint, take)
     if stay.last_checkpoint is None:
         raise RuntimeError(stay.outcome.cause)
     if stay.last_checkpoint not in take.taken:
@@ -214,7 +214,7 @@ def object_rows(num_objects: int = _NUM_OBJECTS) -> list[Row]:
             job = JobFolder.create(folder / after, JobSpec(argv, 2, str(folder), ENVIRONMENT))
             out = job.logs / "rank-0000.out"
             _stay(job, before, StaySettings(keep=1), _Take(out, 1))
-            stay = run_stay(job, Placement(after), StaySettings(keep=1), job.checkpoint(None), print)
+            stay = run_stay(job, Placement(after), StaySettings(keep=1), job.checkpoint(None))
             if stay.outcome.state != "finished":
                 raise RuntimeError(stay.outcome.cause)
             told = dict(line.split() for line in out.read_text().splitlines() if " " in line)

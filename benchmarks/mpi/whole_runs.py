@@ -132,7 +132,7 @@ def _run_natively(folder: Path, command: list[str]) -> str:
 
 def _run_carried(folder: Path, command: list[str]) -> str:
     job = JobFolder.create(folder / "job", JobSpec(tuple(command), _NUM_RANKS, str(folder), variables()))
-    stay = run_stay(job, Placement("openmpi", "shm"), StaySettings(), None, lambda _: None)
+    stay = run_stay(job, Placement("openmpi", "shm"), StaySettings(), None)
     if stay.outcome.state != "finished":
         raise RuntimeError(f"running {command} carried: {stay.outcome.cause}")
     return (job.logs / "rank-0000.out").read_text()

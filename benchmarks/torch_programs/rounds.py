@@ -124,7 +124,7 @@ def measure_round(num_ranks: int) -> RoundCost:
     """One round of a job of so many ranks, whose leader has heard of all of them before."""
     with tempfile.TemporaryDirectory() as place, patch.object(leader, "Server", _Wire), collector_at_rest():
         folder = JobFolder.create(Path(place) / "job", JobSpec(("train.py",), num_ranks, "/", {}))
-        coordinator = Coordinator(folder, num_ranks, Settings(), print)
+        coordinator = Coordinator(folder, num_ranks, Settings())
         wire: Any = coordinator._server
         ranks = [_Rank(rank, num_ranks) for rank in range(num_ranks)]
         for rank in range(num_ranks):

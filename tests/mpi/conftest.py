@@ -17,6 +17,7 @@ from remesh.carried.mpi.stay import JobStay, Placement, StaySettings, Watch, run
 from remesh.carried.rounds.job_folder import Checkpoint, JobFolder, JobSpec
 from remesh.carried.rounds.leader import Coordinator
 from tests.mpi.patience import Patience
+from tests.support.log_lines import log_lines
 
 collect_ignore_glob = ["programs/*", "lower_alone.py", "missing_names.py"]
 
@@ -74,7 +75,9 @@ class Job:
             if watch is not None:
                 watch(coordinator)
 
-        return run_stay(self.folder, placed, settings or StaySettings(), checkpoint, self.said.append, look)
+        with log_lines("remesh.carried") as lines:
+            self.said = lines
+            return run_stay(self.folder, placed, settings or StaySettings(), checkpoint, look)
 
     @property
     def answer(self) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -27,19 +28,23 @@ def jobs_root() -> Path:
 
 
 def lead_job(
-    run_stay: Callable[[Checkpoint | None, Callable[[str], None]], JobOutcome],
+    run_stay: Callable[[Checkpoint | None], JobOutcome],
     folder: JobFolder,
     checkpoint: Checkpoint | None,
     max_restarts: int,
 ) -> NoReturn:
-    """Lead a job, and end with its exit code. ``run_stay`` gets a checkpoint, and what shows a line to the user."""
-
-    def say(line: str) -> None:
-        click.echo(f"remesh: {line}", err=True)
-
-    outcome = run_stays(lambda begin: run_stay(begin, say), folder, checkpoint, max_restarts, say)
-    say(f"{outcome.state}: {outcome.cause}")
+    """Lead a job, show what is logged of it, and end with its exit code."""
+    logging.getLogger("remesh.carried").addHandler(_Echo())
+    outcome = run_stays(run_stay, folder, checkpoint, max_restarts)
+    click.echo(f"remesh: {outcome.state}: {outcome.cause}", err=True)
     sys.exit(outcome.exit_code)
+
+
+class _Echo(logging.Handler):
+    """Lines of a log on the console."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        click.echo(f"remesh: {self.format(record)}", err=True)
 
 
 @click.command("checkpoint", short_help="Take a checkpoint of a running job.")

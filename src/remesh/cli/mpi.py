@@ -121,9 +121,7 @@ def _refuse_missing(program: str) -> None:
 def _lead(
     folder: JobFolder, placement: Placement, settings: StaySettings, checkpoint: Checkpoint | None, max_restarts: int
 ) -> None:
-    lead_job(
-        lambda begin, say: run_stay(folder, placement, settings, begin, say).outcome, folder, checkpoint, max_restarts
-    )
+    lead_job(lambda begin: run_stay(folder, placement, settings, begin).outcome, folder, checkpoint, max_restarts)
 
 
 for _verb in (checkpoint_job, list_jobs, show):

@@ -103,7 +103,6 @@ def run_stay(
     placement: Placement,
     settings: StaySettings,
     checkpoint: Checkpoint | None,
-    say: Callable[[str], None],
     watch: Watch | None = None,
 ) -> JobStay:
     """Run the job on these hosts, from its beginning or from a checkpoint, until it ends or stops.
@@ -120,7 +119,7 @@ def run_stay(
         check_apart(ranks, seats, doing)
     with contextlib.ExitStack() as stack:
         stack.enter_context(folder.lead())
-        coordinator = Coordinator(folder, spec.num_ranks, settings, say, begun_from=checkpoint)
+        coordinator = Coordinator(folder, spec.num_ranks, settings, begun_from=checkpoint)
         stack.callback(coordinator.close)
         stack.enter_context(obeying_signals(coordinator))
         room = _make_room(folder)

@@ -310,7 +310,7 @@ class Checkpointing:
                 "builds_upon": sorted(bases),
                 "ranks": {rank_name(rank): message["report"] for rank, message in sorted(attempt.images.items())},
             }
-            self._folder.commit_checkpoint(attempt.part, manifest, self._journal.say)
+            self._folder.commit_checkpoint(attempt.part, manifest, self._journal.warn)
         except (Error, OSError) as error:
             return str(error)
         return ""
@@ -360,7 +360,7 @@ class Checkpointing:
         if more.get("number"):
             self.last = message
         else:
-            self._journal.say(f"no checkpoint was taken: {end.reason}")
+            self._journal.warn(f"no checkpoint was taken: {end.reason}")
         self.begin_period()
         if end.ending is Ending.STOPPED:
             self._wanted = None
@@ -384,4 +384,4 @@ class Checkpointing:
             if self._is_hurried.is_set():
                 self._journal.note("the removal of old checkpoints was broken off; a later one removes what is left")
         except (Error, OSError) as error:
-            self._journal.say(f"old checkpoints could not be removed: {error}")
+            self._journal.warn(f"old checkpoints could not be removed: {error}")

@@ -1,23 +1,27 @@
-"""Where does a leader tell what happens? To its user in lines, and in the job's log of events."""
+"""Log of a job: each event a line in its folder, and in `logging` what its user should see at once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
 
 from remesh.carried.rounds.job_folder import JobFolder
 
+logger = logging.getLogger(__name__)
+
 
 class Journal:
-    """Both places in which the story of a job is told."""
+    """The log of one job."""
 
-    def __init__(self, folder: JobFolder, say: Callable[[str], None]) -> None:
-        """``say`` takes lines for the user."""
+    def __init__(self, folder: JobFolder) -> None:
         self._folder = folder
-        self.say = say
 
     def note(self, text: str) -> None:
         """Log a line as an event; a disk that has no room for it must not end the job."""
         try:
             self._folder.log_event(text)
         except OSError as error:
-            self.say(f"writing {self._folder.logs / 'events.log'}: {error.strerror}; it would say: {text}")
+            logger.warning("writing %s: %s; it would say: %s", self._folder.logs / "events.log", error.strerror, text)
+
+    def warn(self, text: str) -> None:
+        """Show the user a line."""
+        logger.warning("%s", text)

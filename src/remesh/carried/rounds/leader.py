@@ -54,11 +54,10 @@ class Coordinator:
         folder: JobFolder,
         num_ranks: int,
         settings: Settings,
-        say: Callable[[str], None],
         add_to_checkpoint: Callable[[Path], Mapping[str, Any]] = lambda _: {},
         begun_from: Checkpoint | None = None,
     ) -> None:
-        """``say`` takes lines for the user; ``begun_from`` is the checkpoint that the stay begins from, if any.
+        """``begun_from`` is the checkpoint that the stay begins from, if any.
 
         ``add_to_checkpoint`` writes what the leader itself has into the folder of a checkpoint, while all ranks stand
         still, and returns what the manifest says of it.
@@ -66,7 +65,7 @@ class Coordinator:
         self._folder = folder
         self._settings = settings
         self._begun_from = begun_from
-        self._journal = Journal(folder, say)
+        self._journal = Journal(folder)
         self._server = Server(folder.read_token(), self._on_message, self._on_gone, self._journal.note)
         self._ranks = Ranks(num_ranks, self._server.tell)
         self._checkpointing = Checkpointing(
@@ -212,7 +211,7 @@ class Coordinator:
         self._journal.note(f"running: {self._ranks.describe()}")
         for text in sorted({str(message.get("note", "")) for message in self._ranks.ready.values()} - {""}):
             self._journal.note(text)
-            self._journal.say(text)
+            self._journal.warn(text)
         self._checkpointing.begin_period()
 
     # --- ends ---
@@ -266,5 +265,5 @@ class Coordinator:
             self._folder.change_state(outcome.state, outcome.cause)
         except (Error, OSError) as error:
             # The outcome is true all the same, and this process tells it to the user.
-            self._journal.say(f"how the job ended could not be noted: {error}")
+            self._journal.warn(f"how the job ended could not be noted: {error}")
         self._journal.note(f"{outcome.state}: {outcome.cause}")

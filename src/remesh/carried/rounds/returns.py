@@ -8,18 +8,19 @@ One stay after the other, each led as if its user had asked for it:
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable
 
 from remesh.carried.rounds.job_folder import Checkpoint, JobFolder
 from remesh.carried.rounds.leader import JobOutcome
 
+logger = logging.getLogger(__name__)
+
 Stay = Callable[[Checkpoint | None], JobOutcome]
 """Leads the job from a checkpoint, or None for its program's beginning, until it ends or stops."""
 
 
-def run_stays(
-    stay: Stay, folder: JobFolder, checkpoint: Checkpoint | None, max_restarts: int, say: Callable[[str], None]
-) -> JobOutcome:
+def run_stays(stay: Stay, folder: JobFolder, checkpoint: Checkpoint | None, max_restarts: int) -> JobOutcome:
     """Lead a job until a stay ends well, its user ends it, or all restarts are used up; returns the last outcome.
 
     A restart continues from the newest whole checkpoint of these stays. Until they have taken one it begins where the
@@ -34,9 +35,9 @@ def run_stays(
         taken = [each for each in folder.checkpoints() if each.number not in earlier and not each.problem]
         checkpoint = taken[-1] if taken else checkpoint
         if checkpoint is None:
-            say("there is no checkpoint to continue from; --every takes some")
+            logger.warning("there is no checkpoint to continue from; --every takes some")
             return outcome
         said = f"failed: {outcome.cause}; restart {restart} of {max_restarts}, from checkpoint {checkpoint.number}"
         folder.log_event(said)
-        say(said)
+        logger.warning("%s", said)
     raise AssertionError("unreachable: counting does not end")

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -83,7 +83,6 @@ def run_stay(
     placement: TorchPlacement,
     settings: TorchSettings,
     checkpoint: Checkpoint | None,
-    say: Callable[[str], None],
 ) -> JobOutcome:
     """Run the job on these hosts, from its beginning or from a checkpoint, until it ends or stops.
 
@@ -109,7 +108,6 @@ def run_stay(
             folder,
             spec.num_ranks,
             settings,
-            say,
             lambda part: {**made_by, **_write_store(part, store)},
             checkpoint,
         )

@@ -20,6 +20,7 @@ from remesh.carried.rounds.machine import Obstacle
 from remesh.carried.rounds.status import Activity, Status
 from remesh.wire.messages import NONCE_BYTES, Conversation, Role
 from remesh.wire.token import Token
+from tests.support.log_lines import log_lines
 
 
 class Peer:
@@ -52,8 +53,9 @@ class Stage:
 
     def __init__(self, path: Path, settings: Settings, begun_from: Checkpoint | None = None) -> None:
         self.folder = JobFolder.create(path, JobSpec(("app.py",), 2, "/", {}))
-        self.said: list[str] = []
-        self.coordinator = Coordinator(self.folder, 2, settings, self.said.append, begun_from=begun_from)
+        self._log = log_lines("remesh.carried")
+        self.said = self._log.__enter__()
+        self.coordinator = Coordinator(self.folder, 2, settings, begun_from=begun_from)
         listener = socket.create_server(("127.0.0.1", 0))
         self.address = listener.getsockname()
         self.coordinator.listen(listener)
@@ -85,6 +87,7 @@ class Stage:
         if not self.is_closed:
             self.is_closed = True
             self.coordinator.close()
+            self._log.__exit__(None, None, None)
 
     def step(self, times: int = 4) -> None:
         for _ in range(times):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from remesh.carried.rounds.job_folder import Checkpoint, JobFolder, JobSpec
 from remesh.carried.rounds.leader import JobOutcome
 from remesh.carried.rounds.returns import run_stays
+from tests.support.log_lines import log_lines
 
 LOST = JobOutcome("failed", "rank 1 on host h is gone", 1)
 WANTED = JobOutcome("failed", "interrupted by its user", 130, is_wanted=True)
@@ -45,8 +45,8 @@ class Stays:
 
 
 def _run(folder: JobFolder, stays: Stays, max_restarts: int, checkpoint: Checkpoint | None = None) -> list[str]:
-    said: list[str] = []
-    outcome = run_stays(stays, folder, checkpoint, max_restarts, said.append)
+    with log_lines("remesh.carried") as said:
+        outcome = run_stays(stays, folder, checkpoint, max_restarts)
     return [*said, outcome.state]
 
 
@@ -104,6 +104,5 @@ def test_a_damaged_checkpoint_is_passed_over(folder: JobFolder) -> None:
         return LOST
 
     begun: list[int | None] = []
-    say: Callable[[str], None] = list[str]().append
-    assert run_stays(stay, folder, None, 1, say) is FINISHED
+    assert run_stays(stay, folder, None, 1) is FINISHED
     assert begun == [None, 1]
