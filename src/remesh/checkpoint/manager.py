@@ -125,7 +125,9 @@ class Checkpoints:
         )
         return dict(told)
 
-    def load(self, state: dict[str, Any], step: int | None = None, *, strict: bool = True) -> dict[str, Any]:
+    def load(
+        self, state: dict[str, Any], step: int | None = None, *, strict: bool = True, allow_unsafe_types: bool = False
+    ) -> dict[str, Any]:
         """Load the checkpoint of a step, or the newest complete one, as `remesh.load` does. Called by every rank.
 
         Waits for a save that is under way. `CheckpointPathError` where there is none.
@@ -140,7 +142,8 @@ class Checkpoints:
                 "first, which is None "
                 "where a run begins"
             )
-        return load(state, self.path_of(chosen), group=self._group, strict=strict)
+        path = self.path_of(chosen)
+        return load(state, path, group=self._group, strict=strict, allow_unsafe_types=allow_unsafe_types)
 
     def drop_after(self, step: int) -> list[int]:
         """Remove every checkpoint after a step, so that a run can continue from there; returns the steps removed.

@@ -44,6 +44,7 @@ from remesh.checkpoint.run.reader import (
 )
 from remesh.checkpoint.run.requests import (
     check_asked,
+    check_casts,
     check_kinds,
     check_names,
     check_objects_get_all,
@@ -231,11 +232,19 @@ def _save_behind(data: Callable[[], list[torch.Tensor]], agreed: Agreed, turn: T
     return thread.submit(finish)
 
 
-def load(state: dict[str, Any], path: Directory, *, group: Group = None, strict: bool = True) -> dict[str, Any]:
+def load(
+    state: dict[str, Any],
+    path: Directory,
+    *,
+    group: Group = None,
+    strict: bool = True,
+    allow_unsafe_types: bool = False,
+) -> dict[str, Any]:
     """Load the checkpoint at ``path``: fill the tensors of ``state`` in place; returns the state with its common data.
 
     Called by every rank of the group; blocks until all have read. The number of ranks and the placement of every
-    tensor may differ from those of the save; values are cast to the dtype of the tensor that they fill. ``path`` may
+    tensor may differ from those of the save; values are cast to the dtype of the tensor that they fill, floats to other
+    floats and integers to wider ones, and with ``allow_unsafe_types`` whatever ``copy_`` casts. ``path`` may
     also hold a checkpoint of native torch. Every tensor and every other key of ``state`` must be in the checkpoint;
     without ``strict``, those that are not keep their values, and a warning in the log names them. Shapes must match.
     What is stored and not asked for is in the result, but for tensors; a list that held any is ``{index: value}``.
@@ -244,7 +253,7 @@ def load(state: dict[str, Any], path: Directory, *, group: Group = None, strict:
 
     Raises the same error on all ranks; no tensor is changed on any rank before all have planned their reads.
     """
-    return load_chosen(lambda _: state, path, group=group, strict=strict)
+    return load_chosen(lambda _: state, path, group=group, strict=strict, allow_unsafe_types=allow_unsafe_types)
 
 
 def load_chosen(
@@ -253,6 +262,7 @@ def load_chosen(
     *,
     group: Group = None,
     strict: bool = True,
+    allow_unsafe_types: bool = False,
     before_filling: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """As `load`, of the state that ``choose`` makes once the checkpoint is open: who asks for what is stored only.
@@ -263,10 +273,11 @@ def load_chosen(
     doing = _doing("loading", path)
 
     def plan() -> _PlannedLoad:
-        if not isinstance(strict, bool):
-            check_option(doing, "strict", strict, bool)  # type: ignore[unreachable]  # not all check types
+        for name, given in (("strict", strict), ("allow_unsafe_types", allow_unsafe_types)):
+            if not isinstance(given, bool):
+                check_option(doing, name, given, bool)  # type: ignore[unreachable]  # not all check types
         checkpoint = open_checkpoint(location_of(path), allow_native=True)
-        return _plan_load(choose(checkpoint), checkpoint, strict)
+        return _plan_load(choose(checkpoint), checkpoint, strict, allow_unsafe_types)
 
     with collector_at_rest():
         together = take_step(plan, group, doing, tell=lambda it: it.checkpoint.identity)
@@ -326,6 +337,11 @@ class _Tensors:
     def names(self) -> set[str]:
         """Of all of them."""
         return {*self.whole, *self.cut}
+
+    def dtypes(self) -> Iterator[tuple[str, torch.dtype]]:
+        """The dtype of each, but of those of which this rank holds nothing."""
+        yield from ((name, tensor.dtype) for name, tensor in self.whole.items())
+        yield from ((name, held.piece.tensor.dtype) for name, held in self.cut.items() if held.boxes)
 
     def only(self, names: Container[str]) -> _Tensors:
         """The same state with the tensors of these names alone."""
@@ -474,7 +490,9 @@ class _PlannedLoad:
         return give_to_objects(self.asked, with_versions(result, state), self.objects)
 
 
-def _plan_load(state: dict[str, Any], checkpoint: OpenCheckpoint, strict: bool) -> _PlannedLoad:
+def _plan_load(
+    state: dict[str, Any], checkpoint: OpenCheckpoint, strict: bool, allow_unsafe_types: bool
+) -> _PlannedLoad:
     spread, objects = spread_objects(state)
     taken = _take_apart(spread)
     check_names(taken.state, checkpoint)
@@ -490,6 +508,8 @@ def _plan_load(state: dict[str, Any], checkpoint: OpenCheckpoint, strict: bool) 
         if copy is not None:
             apart.append(ReadApart(held.name, held.piece, copy))
     fill = plan_fill(checkpoint, tensors, list(taken.whole.items()), apart)
+    if not allow_unsafe_types:
+        check_casts(taken.dtypes(), checkpoint)
     if strict:
         check_asked(taken.state, checkpoint)
         check_objects_get_all(taken.names, objects, stored)

@@ -234,7 +234,27 @@ def why_without_memory(tensor: torch.Tensor) -> str | None:
         return f"of layout {tensor.layout}"
     if type(tensor) not in _OWN_MEMORY and tensor.numel() and not _has_address(tensor):
         return f"a {type(tensor).__name__}, which is made of other tensors"
+    if not _has_all_storage(tensor):
+        num_bytes = tensor.untyped_storage().nbytes()
+        return f"larger than its storage of {num_bytes} bytes, which was freed or cut, as by FSDP or offloading"
     return None
+
+
+def _has_all_storage(tensor: torch.Tensor) -> bool:
+    """Whether a strided tensor, by its shape and strides, lies within its storage: torch itself reads what is behind.
+
+    >>> cut = torch.ones(4)
+    >>> _ = cut.untyped_storage().resize_(8)
+    >>> _has_all_storage(cut), _has_all_storage(cut[:2])
+    (False, True)
+    """
+    num_elements = tensor.numel()
+    if not num_elements:
+        return True
+    reach = num_elements
+    if not tensor.is_contiguous():
+        reach = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return (tensor.storage_offset() + reach) * tensor.element_size() <= tensor.untyped_storage().nbytes()
 
 
 def _has_address(tensor: torch.Tensor) -> bool:

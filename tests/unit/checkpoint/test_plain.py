@@ -18,7 +18,7 @@ from remesh.checkpoint.plan.step_names import step_name
 from remesh.checkpoint.plan.writes import SMALL_BYTES, HeldBoxes, choose_writers
 from remesh.dist_checkpointing import ShardedTensor
 from remesh.dist_checkpointing.core import CheckpointingException
-from remesh.foundation.errors import FormatError, LayoutError, StorageError
+from remesh.foundation.errors import FormatError, LayoutError, PlanError, StorageError
 from remesh.foundation.options import OptionError
 from remesh.layout import Box, Shard
 from remesh.layout.from_torch import Piece
@@ -315,3 +315,78 @@ def test_a_piece_that_reaches_past_its_buffer_is_refused_by_name_at_every_save_a
     for act in (lambda: remesh.save(state_at(4), tmp_path / "n"), lambda: remesh.load(state_at(4), tmp_path / "first")):
         with pytest.raises(LayoutError, match="tensor 'w': box .* reaches to element 10 of a local tensor that has 6"):
             act()
+
+
+_CASTS = [
+    (torch.int64, torch.int8, False),
+    (torch.int64, torch.int32, False),
+    (torch.uint8, torch.int16, True),
+    (torch.int32, torch.int64, True),
+    (torch.float32, torch.int32, False),
+    (torch.float32, torch.bool, False),
+    (torch.int32, torch.float32, False),
+    (torch.complex64, torch.float32, False),
+    (torch.float32, torch.complex64, False),
+    (torch.float64, torch.float16, True),
+    (torch.bfloat16, torch.float32, True),
+    (torch.complex64, torch.complex128, True),
+]
+
+
+@pytest.mark.filterwarnings("ignore:Casting complex values to real")
+@pytest.mark.parametrize(("held", "wanted", "is_safe"), _CASTS, ids=str)
+def test_a_cast_that_changes_the_kind_of_values_is_asked_for(
+    tmp_path: Path, held: torch.dtype, wanted: torch.dtype, is_safe: bool
+) -> None:
+    saved, filled = torch.tensor([1, 300 if held.itemsize > 1 else 3]).to(held), torch.zeros(2, dtype=wanted)
+    remesh.save({"w": saved}, tmp_path / step_name(1))
+    if not is_safe:
+        for strict in (True, False):
+            with pytest.raises(CheckpointingException, match=r"'w' is stored as .* found .* allow_unsafe_types=True"):
+                remesh.load({"w": filled}, tmp_path / step_name(1), strict=strict)
+        assert not filled.any(), "nothing is changed"
+    remesh.load({"w": filled}, tmp_path / step_name(1), allow_unsafe_types=not is_safe)
+    assert filled.equal(saved.to(wanted))
+    again = torch.zeros(2, dtype=wanted)
+    remesh.Checkpoints(tmp_path).load({"w": again}, allow_unsafe_types=not is_safe)
+    assert again.equal(filled)
+
+
+def _cut_storages() -> dict[str, torch.Tensor]:
+    """Tensors whose storage was freed or cut since."""
+    freed, cut, strided = torch.ones(1 << 20), torch.ones(10), torch.ones(4, 4)
+    parameter = torch.nn.Parameter(torch.ones(8))
+    views = {"strided": strided.t(), "view": cut[4:], "column": strided[:, 3]}
+    for one, num_bytes in ((freed, 0), (cut, 39), (parameter, 0), (strided, 63)):
+        one.untyped_storage().resize_(num_bytes)
+    return {"freed": freed, "cut": cut, "parameter": parameter, **views}
+
+
+@pytest.mark.parametrize("kind", ["freed", "cut", "parameter", "strided", "view", "column"])
+def test_a_tensor_beyond_its_storage_is_refused_wherever_it_is_given(tmp_path: Path, kind: str) -> None:
+    """Torch reads, and writes, what is behind; nothing stands there at all where all was freed."""
+    bad, good = _cut_storages()[kind], torch.ones_like(_cut_storages()[kind], device="meta")
+    whole = torch.empty_strided(good.shape, good.stride()).fill_(2.0)
+    told = "larger than its storage of"
+    for background in (False, True):
+        with pytest.raises(CheckpointingException, match=told):
+            remesh.save({"w": bad}, tmp_path / "c", background=background)
+    remesh.save({"w": whole}, tmp_path / "d")
+    with pytest.raises(CheckpointingException, match=told):
+        remesh.load({"w": bad}, tmp_path / "d")
+    for give, take in ((bad, whole), (whole, bad)):
+        with pytest.raises(PlanError, match=told):
+            remesh.reshard({"w": give}, {"w": take})
+    (tmp_path / "e").mkdir()
+    with pytest.raises(CheckpointingException, match=told):
+        dist_checkpointing.save({"w": ShardedTensor.from_rank_offsets("w", bad.detach())}, tmp_path / "e")
+
+
+def test_a_save_that_is_planned_already_looks_at_storages_again(tmp_path: Path) -> None:
+    remesh.save({"w": torch.ones(100)}, tmp_path / "a")
+    weight = torch.ones(100)
+    weight.untyped_storage().resize_(0)
+    with pytest.raises(CheckpointingException, match="larger than its storage of 0 bytes"):
+        remesh.save({"w": weight}, tmp_path / "b")
+    weight.untyped_storage().resize_(400)
+    remesh.save({"w": weight.fill_(3.0)}, tmp_path / "b")

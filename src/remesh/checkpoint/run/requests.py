@@ -16,10 +16,15 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import takewhile
 from typing import Any
 
+import torch
+
 from remesh.checkpoint.errors import CheckpointMismatchError
+from remesh.checkpoint.formats.index_columns import ColumnTensors
 from remesh.checkpoint.run.reader import OpenCheckpoint
 from remesh.checkpoint.values.entities import LocalNonpersistentObject, ShardedBase
 from remesh.checkpoint.values.nests import Nest, Path, count_parents, items_of, name_of, plain_names, with_parents
+from remesh.layout.from_torch import dtype_name
+from remesh.resharding.model.casts import travelling_dtype
 
 logger = logging.getLogger(__name__)
 _MOST_NAMED = 3
@@ -80,6 +85,25 @@ def check_asked(state: Any, checkpoint: OpenCheckpoint) -> None:
         raise CheckpointMismatchError(
             f"{len(absent)} keys that are asked for are not in the checkpoint, {_some([*map(name_of, absent)])}; "
             f"{_hint(absent[0], checkpoint)}"
+        )
+
+
+def check_casts(asked: Iterable[tuple[str, torch.dtype]], checkpoint: OpenCheckpoint) -> None:
+    """Raise `CheckpointMismatchError` for a tensor whose values would change their kind, as floats to integers.
+
+    Casts from floats to floats, and to integers with room for all stored ones, are made unasked, as in a reshard. Those
+    of quantized values are refused anyway, where they are read.
+    """
+    stored = checkpoint.manifest.tensors
+    whole = stored.whole if isinstance(stored, ColumnTensors) else {}  # most are, and need no closer look
+    told = [(name, whole[name][0] if name in whole else stored[name].dtype, dtype_name(dtype)) for name, dtype in asked]
+    differing = [one for one in told if one[1] != one[2] and not one[1].startswith("q")]
+    clashing = [one for one in differing if travelling_dtype(one[1], one[2]) is None]
+    for name, held, wanted in clashing:
+        raise CheckpointMismatchError(
+            f"{len(clashing)} tensors are asked for in a dtype that their values may not fit in: {name!r} is stored as "
+            f"{held}, expected the same or a like dtype, found {wanted}; give tensors of the stored dtype, "
+            "or say allow_unsafe_types=True to have them cast like copy_"
         )
 
 
