@@ -210,6 +210,8 @@ class Agent:
         for ended in self._processes.poll():
             self._board.drop(ended.slot)
             self._log.write("worker-exited", slot=ended.slot, pid=ended.pid, code=ended.code)
+            if self._leave_asked:
+                self._feed([do.LeaveAsked("SIGTERM")])  # which may have ended the worker, too
             self._feed([do.WorkerExited(ended.slot, ended.code)])
             if ended.code and self._machine.is_cause(ended.slot):
                 self._traceback = ended.traceback
