@@ -41,7 +41,7 @@ from remesh.elasticity.model.generation import MeetingRules
 from remesh.elasticity.node.config import AgentConfig
 from remesh.elasticity.store.card import JobCard
 from remesh.elasticity.store.door import read_token
-from remesh.elasticity.store.endpoint import is_loopback
+from remesh.elasticity.store.endpoint import is_loopback, join_endpoint
 from remesh.foundation.errors import ConfigError
 from remesh.wire.free_ports import free_port
 from remesh.wire.tls import Tls
@@ -278,7 +278,8 @@ def _meeting_place(request: Request) -> tuple[str, bool | None]:
         hosts: bool | None = values["rdzv_host"]
         return values["rdzv_endpoint"], hosts
     if given & {"master_addr", "node_rank", "master_port"}:
-        return f"{values['master_addr']}:{values['master_port'] or DEFAULT_MASTER_PORT}", values["node_rank"] == 0
+        place = join_endpoint(values["master_addr"], values["master_port"] or DEFAULT_MASTER_PORT)
+        return place, values["node_rank"] == 0
     return "", True
 
 

@@ -4,7 +4,7 @@
 logs, the monitor loop, restarts, the exit barrier, the error file. What is added comes in by two public ways:
 
 - *the rendezvous handler*, which torch's agent asks for each attempt, and between attempts for nodes that wait. So each
-  attempt has a store of its own (:mod:`remesh.elasticity.launch.meeting`), a restart is told, and a failure that ended
+  attempt has a store of its own (:mod:`remesh.elasticity.launch.meeting`), restarts are reported, and a failure that ended
   the job on one node is left in the store, where all other agents find it within a monitor interval, and end, too;
 - *torch's events*, which say which workers were started.
 
@@ -107,15 +107,15 @@ class _EndedBeforeError(Exception):
 
 
 class SharedEnd(ForwardingRendezvous):
-    """A rendezvous through which the agents of a job learn of each other's end; it tells of each restart.
+    """A rendezvous through which the agents of a job learn of each other's end; it reports each restart.
 
     torch's launcher asks to shut it down before it is known here how the job ended: that is done by :meth:`close`.
     """
 
-    def __init__(self, inner: RendezvousHandler, tell: Callable[[str, bool], None]) -> None:
-        """``tell`` takes the reason of a restart, and whether it uses one up."""
+    def __init__(self, inner: RendezvousHandler, on_restart: Callable[[str, bool], None]) -> None:
+        """``on_restart`` takes the reason of a restart, and whether it uses one up."""
         super().__init__(inner)
-        self._tell = tell
+        self._on_restart = on_restart
         self._round: RendezvousInfo | None = None
         self._is_joined = False
         """Whether nodes waited when torch's agent last asked: it then restarts its workers for them."""
@@ -127,7 +127,7 @@ class SharedEnd(ForwardingRendezvous):
     def next_rendezvous(self) -> RendezvousInfo:
         if self._round is not None:
             reason = "another node wants to join, or has restarted" if self._is_joined else "workers failed"
-            self._tell(reason, not self._is_joined)
+            self._on_restart(reason, not self._is_joined)
         try:
             self._round = super().next_rendezvous()
         except RendezvousGracefulExitError as error:
@@ -197,7 +197,7 @@ rendezvous_handler_registry.register(_BACKEND, _given_handler)
 
 
 class _Starts(logging.Handler):
-    """Takes torch's events, of which it logs each as a line of JSON, and notes which workers were started."""
+    """Handler of torch's events, each of which is a record with a line of JSON: notes the workers that are started."""
 
     def __init__(self, log: EventLog, max_restarts: int) -> None:
         super().__init__()
