@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         ConfigError as ConfigError,
         DeviceError as DeviceError,
         Error as Error,
+        ForkError as ForkError,
         FormatError as FormatError,
         LayoutError as LayoutError,
         PeerError as PeerError,

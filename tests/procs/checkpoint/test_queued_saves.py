@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import random
+import threading
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 import remesh
-from remesh.checkpoint.background import saving_thread
+from remesh import dist_checkpointing
+from remesh.checkpoint import plain
+from remesh.checkpoint.background import queue, saving_thread
+from remesh.checkpoint.background.queue import AsyncCallsQueue
 from remesh.checkpoint.background.staging import StagingBuffers
 from remesh.checkpoint.errors import CheckpointingException
+from remesh.checkpoint.plain import entities_of
+from remesh.foundation.errors import PeerError
 from remesh.foundation.torch_private import timeout_of
 from remesh.layout import Box, Shard
 from remesh.layout.from_torch import Piece
@@ -59,3 +67,51 @@ def _timeout_of_its_own() -> timedelta | None:
 
 def test_the_group_of_a_saving_thread_waits_as_long_as_that_of_its_users(ranks: RankPool) -> None:
     assert ranks.run(_timeout_of_its_own, 2, ()) == [timedelta(seconds=41)] * 2
+
+
+def _end_the_group(folder: Path) -> str:
+    """Of the saving thread, as `destroy_process_group` does it with the program's own, while nothing is written yet."""
+    users, hold = dist.new_group(), threading.Event()
+    with pytest.MonkeyPatch.context() as patch:
+        write = plain.write_part
+
+        def held(*args: Any, **options: Any) -> Any:
+            assert hold.wait(100)
+            return write(*args, **options)
+
+        patch.setattr(plain, "write_part", held)
+        saved = remesh.save({"w": torch.ones(3)}, folder, group=users, background=True)
+        dist.destroy_process_group(saving_thread.thread_of(users).group)
+        hold.set()
+        with pytest.raises(PeerError) as raised:
+            saved.result()
+    return str(raised.value)
+
+
+def test_a_save_whose_group_is_destroyed_says_what_to_wait_for(ranks: RankPool, tmp_path: Path) -> None:
+    told = ranks.run(_end_the_group, 2, (tmp_path / "c",))
+    assert told[0] == told[1]
+    assert "found it destroyed; the checkpoint does not exist; wait for result()" in told[0]
+
+
+def _come_to_the_end(folder: Path) -> list[str]:
+    folder.mkdir(exist_ok=True)
+    dist.barrier()
+    request = dist_checkpointing.save(entities_of({"w": torch.ones(3)}), folder, async_sharded_save=True)
+    assert request is not None
+    waiting, told = AsyncCallsQueue(), list[str]()
+    waiting.schedule_async_request(request)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(queue.logger, "error", lambda text, *values: told.append(text % values))
+        queue._finish_all()
+    waiting.close(abort=True)
+    queue._finish_all()
+    return told
+
+
+def test_at_the_end_of_several_ranks_a_queue_tells_what_is_lost_and_waits_for_nobody(
+    ranks: RankPool, tmp_path: Path
+) -> None:
+    for told in ranks.run(_come_to_the_end, 2, (tmp_path / "c",)):
+        assert len(told) == 1
+        assert "the program ends with 1 background saves that were not finalized" in told[0]
