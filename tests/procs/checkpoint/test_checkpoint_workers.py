@@ -178,3 +178,13 @@ def test_a_queue_tells_how_far_it_is_and_a_worker_process_writes_what_a_thread_w
     for name in ("__0_0.distcp", "common.pt", "metadata.json"):
         assert (tmp_path / "thread" / name).read_bytes() == (tmp_path / "process" / name).read_bytes()
     assert dist_checkpointing.load_plain_tensors(tmp_path / "process")["w"].tolist() == list(range(1000))
+
+
+def test_a_worker_takes_the_signals_that_a_thread_of_ours_does_not(caller: AsyncCaller) -> None:
+    """Who starts it is such a thread, and a worker must end when it is told to."""
+    values: list[Any] = []
+    assert (
+        perform(caller, AsyncRequest(signal.pthread_sigmask, (signal.SIG_BLOCK, ()), [], receive_fn=values.append))
+        is None
+    )
+    assert (signal.SIGTERM in values[0]) == isinstance(caller, ThreadAsyncCaller)
