@@ -337,6 +337,21 @@ def test_a_store_that_never_answers_is_told_in_the_log_and_ends_with_an_error(
     _Silent.given_up.set()
 
 
+def test_a_store_is_used_where_the_process_gives_no_more_threads(monkeypatch) -> None:
+    """As in an `atexit` handler, from Python 3.12 on."""
+
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    remesh.save(STATE, "memory://before/c")
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    remesh.save(STATE, "memory://late/c", background=True).result()
+    monkeypatch.undo()
+    loaded = {"w": torch.zeros(20, 30)}
+    remesh.load(loaded, "memory://late/c")
+    assert torch.equal(loaded["w"], STATE["w"])
+
+
 @pytest.mark.parametrize("given", ["soon", "0", "-3", "nan"])
 def test_a_timeout_that_is_no_number_of_seconds_is_refused(monkeypatch, given: str) -> None:
     monkeypatch.setenv(remote.TIMEOUT_VARIABLE, given)

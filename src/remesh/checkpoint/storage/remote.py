@@ -274,7 +274,10 @@ def _within_timeout(doing: str, act: Callable[[], T]) -> T:
         except BaseException as raised:  # belongs to the caller
             answer.set_exception(raised)
 
-    make_thread("store", ask, daemon=True).start()
+    try:
+        make_thread("store", ask, daemon=True).start()
+    except RuntimeError:  # the process is ending, and gives no more threads
+        ask()
     if not wait([answer], silent_s).done:
         logger.warning("%s: no answer for %g s, waiting %g s in all", doing, silent_s, timeout_s)
         wait([answer], timeout_s - silent_s)
