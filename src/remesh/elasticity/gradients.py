@@ -124,15 +124,8 @@ class Gradients:
             model.zero_grad(set_to_none=True)
 
     def describe(self) -> dict[str, Any]:
-        """JSON of some elements and the size of every box kept here, for :func:`find_unlike`."""
-        told = {}
-        for name, gradient in self._kept.items():
-            piece = piece_of(gradient)
-            flat = piece.tensor.detach().reshape(-1).double()
-            some = flat[:: max(1, flat.numel() // _NUM_SAMPLES)].tolist()
-            boxes = [[list(part) for part in (shard.box.start, shard.box.stop)] for shard in piece.shards]
-            told[name] = {"boxes": boxes, "some": [*some, float(flat.norm())]}
-        return told
+        """What was kept, for :func:`find_unlike`."""
+        return describe_values(self._kept)
 
     def _check_reduced(self, waiting: Collection[str]) -> None:
         for name, model in self._models.items():
@@ -157,10 +150,24 @@ def _named_gradients(models: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.
             yield f"{name}.{path}{SUFFIX}", parameter
 
 
-def find_unlike(told: Sequence[Mapping[str, Any]]) -> tuple[str, int, int] | None:
-    """A gradient of which two ranks hold the same boxes with other values, and these ranks; None if there is none.
+def describe_values(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """JSON of some elements and the size of every box, for :func:`find_unlike`; partial sums rightly differ."""
+    told = {}
+    for name, tensor in tensors.items():
+        piece = piece_of(tensor)
+        if piece.partial is not None or piece.tensor.is_complex():
+            continue
+        flat = piece.tensor.detach().reshape(-1).double()
+        some = flat[:: max(1, flat.numel() // _NUM_SAMPLES)].tolist()
+        boxes = [[list(part) for part in (shard.box.start, shard.box.stop)] for shard in piece.shards]
+        told[name] = {"boxes": boxes, "some": [*some, float(flat.norm())]}
+    return told
 
-    ``told`` has what each rank's :meth:`Gradients.describe` said.
+
+def find_unlike(told: Sequence[Mapping[str, Any]]) -> tuple[str, int, int] | None:
+    """A tensor of which two ranks hold the same boxes with other values, and these ranks; None if there is none.
+
+    ``told`` has what :func:`describe_values` said on each rank.
     """
     first: dict[tuple[str, str], tuple[int, Sequence[float]]] = {}
     for rank, each in enumerate(told):

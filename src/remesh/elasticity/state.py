@@ -1,7 +1,11 @@
-"""What is carried? Turns models, optimizers and other stateful objects into named tensors and plain values, and back.
+"""Carried state: models, optimizers and other stateful objects as named tensors and plain values, and back.
 
 *Tensors* (parameters, buffers, optimizer moments) are known by name and by the boxes this rank keeps of them; they move
-by reshard plans. *Values* (learning rates, schedulers' counters) are equal on all ranks and move as JSON.
+by reshard plans. *Values* (learning rates, schedulers' counters, a module's extra state) are equal on all ranks that
+have them, and move as text (:mod:`remesh.elasticity.values`).
+
+What would not come back is refused, by name: when it is carried first (:meth:`CarriedState.prove`), after the first
+step (:meth:`CarriedState.check_kept`), and whenever a mesh is filled (:meth:`CarriedState.check_made`).
 
 Optimizer state is named by the parameter it belongs to, ``optim.state.<parameter>.<moment>``, so that it finds its
 parameter again on any mesh; likewise a gradient that waits for more, ``<parameter>.grad``.
@@ -9,9 +13,8 @@ parameter again on any mesh; likewise a gradient that waits for more, ``<paramet
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,13 +23,14 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from remesh.comm.gather import is_out_of_memory
-from remesh.elasticity.gradients import Gradients
+from remesh.elasticity.gradients import Gradients, describe_values, find_unlike
+from remesh.elasticity.optimizers import check_can_be_made, check_state_is_its_own, take_empty_step
+from remesh.elasticity.values import decode, encode, find_difference, merge_values
 from remesh.foundation.errors import ConfigError
 from remesh.layout.from_torch import Piece, piece_of
 
-Value = Any
-"""A JSON value."""
+EXTRA_STATE = "_extra_state"
+"""The key of what a module's ``get_extra_state`` gives in its state_dict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,8 @@ class HeldState:
     """Batches resolved in this state."""
     samples: int
     pieces: dict[str, Piece]
-    values: dict[str, Value]
+    values: dict[str, str]
+    """Each value's text, by name."""
     line: int = 0
     """The generation in which the job last began or went back; boxes of two lines do not go together."""
 
@@ -88,7 +93,7 @@ class CarriedState:
         """All tensors by name; the same storage that the objects use."""
         found: dict[str, torch.Tensor] = {}
         for name, model in self._models.items():
-            found |= {f"{name}.{path}": tensor.detach() for path, tensor in model.state_dict(keep_vars=True).items()}
+            found |= _tensors_of_model(name, model)
         for name, optim in self._optims.items():
             for parameter, path in self._parameters_of(name, optim):
                 moments = optim.state.get(parameter, {})
@@ -98,41 +103,104 @@ class CarriedState:
         others = {name: one for name, one in self._others.items() if isinstance(one, torch.Tensor)}
         return found | others | self.gradients.tensors()
 
-    def values(self) -> dict[str, Value]:
-        """All plain values by name."""
-        found: dict[str, Value] = {}
+    def values(self) -> dict[str, str]:
+        """The texts of all plain values, by name."""
+        found: dict[str, str] = {name: encode(name, one.get_extra_state()) for name, one in self._with_extra_state()}
         for name, optim in self._optims.items():
+            key = f"{name}.param_groups"
             groups = [
-                {key: _plain(one) for key, one in group.items() if key != "params"} for group in optim.param_groups
+                {option: one for option, one in group.items() if option != "params"} for group in optim.param_groups
             ]
-            found[f"{name}.param_groups"] = _jsonable(f"{name}.param_groups", groups)
+            found[key] = encode(key, groups)
             for parameter, path in self._parameters_of(name, optim):
                 moments = optim.state.get(parameter, {})
                 plain = {key: one for key, one in moments.items() if not isinstance(one, torch.Tensor)}
                 if plain:
-                    found[f"{name}.state.{path}"] = _jsonable(f"{name}.state.{path}", plain)
-        for name, one in self._others.items():
-            if not isinstance(one, torch.Tensor):
-                found[name] = _jsonable(name, one.state_dict())
-        return found
+                    key = f"{name}.state.{path}"
+                    found[key] = encode(key, plain)
+        return found | {name: encode(name, one.state_dict()) for name, one in self._stateful()}
 
-    def set_values(self, values: Mapping[str, Value]) -> None:
-        """Put plain values back; tensors are filled in place elsewhere."""
+    def set_values(self, values: Mapping[str, str]) -> None:
+        """Put plain values back; tensors are filled in place elsewhere. ConfigError where they do not stay as put."""
         for name, optim in self._optims.items():
-            saved_groups = values[f"{name}.param_groups"]
+            saved_groups = decode(values[f"{name}.param_groups"])
             if len(saved_groups) != len(optim.param_groups):
                 raise ConfigError(
                     f"carrying {name!r}: its state has {len(saved_groups)} parameter groups, the optimizer has "
                     f"{len(optim.param_groups)}; build it with the same groups on every mesh"
                 )
             for group, saved in zip(optim.param_groups, saved_groups, strict=True):
-                group.update({key: _like(group.get(key), one) for key, one in saved.items()})
+                group.update({key: _into(group.get(key), one) for key, one in saved.items()})
             for parameter, path in self._parameters_of(name, optim):
-                for key, one in values.get(f"{name}.state.{path}", {}).items():
-                    optim.state[parameter][key] = one
-        for name, one in self._others.items():
-            if not isinstance(one, torch.Tensor):
-                one.load_state_dict(values[name])
+                if (text := values.get(f"{name}.state.{path}")) is not None:
+                    optim.state[parameter].update(decode(text))
+        for name, module in self._with_extra_state():
+            module.set_extra_state(decode(values[name]))
+            _check_came_back(name, values[name], encode(name, module.get_extra_state()))
+        for name, one in self._stateful():
+            one.load_state_dict(decode(values[name]))
+            _check_came_back(name, values[name], encode(name, one.state_dict()))
+
+    def prove(self) -> None:
+        """Raise `ConfigError` for objects of a new job that could not be filled on another mesh."""
+        self.set_values(self.values())
+        for name, optim in self._optims.items():
+            check_state_is_its_own(name, optim)
+            check_can_be_made(optim)
+
+    def check_kept(self) -> None:
+        """Raise `ConfigError` for optimizers whose steps have made state that is not carried."""
+        for name, optim in self._optims.items():
+            check_state_is_its_own(name, optim)
+
+    def check_made(self, wanted: Collection[str]) -> None:
+        """Raise `ConfigError` for a moment that is wanted of an own parameter, and that nobody has made."""
+        there = self.tensors().keys()
+        for name, optim in self._optims.items():
+            for parameter, path in self._parameters_of(name, optim):
+                unit = f"{name}.state.{path}"
+                lost = [one for one in wanted if one not in there and one.rpartition(".")[0] == unit]
+                if lost:
+                    made = sorted(map(str, optim.state.get(parameter, {})))
+                    raise ConfigError(
+                        f"carrying optimizer {name!r}: {type(optim).__name__} made {made} for {path!r} in a step with "
+                        f"zero gradients, expected {lost[0]!r} as well, which the job's state has; carry an optimizer "
+                        "that makes all its moments in its first step"
+                    )
+
+    def describe(self) -> dict[str, Any]:
+        """JSON of what ranks must have alike, for :meth:`check_alike`."""
+        tensors = {name: one for name, one in self._others.items() if isinstance(one, torch.Tensor)}
+        return {"values": self.values(), "tensors": describe_values(tensors)}
+
+    def check_alike(self, told: Sequence[Mapping[str, Any]]) -> None:
+        """Raise `ConfigError`, on all ranks alike, for what differs between them; ``told`` has what each describes."""
+        merge_values([each["values"] for each in told], self.streams)
+        unlike = find_unlike([each["tensors"] for each in told])
+        if unlike is not None:
+            name, one, other = unlike
+            raise ConfigError(
+                f"carrying {name!r}: ranks {one} and {other} hold the same part of this tensor with different values, "
+                "and a rank that is lost would get another one's; make it equal on all ranks, or a DTensor that says "
+                "which part is whose"
+            )
+
+    @property
+    def streams(self) -> frozenset[str]:
+        """What ranks compare by a digest of what they read, for their iterables may describe one place in many ways."""
+        return frozenset(name for name, one in self._others.items() if hasattr(one, "digest"))
+
+    def _stateful(self) -> list[tuple[str, Any]]:
+        return [(name, one) for name, one in self._others.items() if not isinstance(one, torch.Tensor)]
+
+    def _with_extra_state(self) -> list[tuple[str, nn.Module]]:
+        """The modules that have extra state, by the name of it."""
+        return [
+            (".".join(filter(None, (name, path, EXTRA_STATE))), module)
+            for name, model in self._models.items()
+            for path, module in model.named_modules()
+            if type(module).get_extra_state is not nn.Module.get_extra_state
+        ]
 
     def pieces(self, names: Collection[str] | None = None) -> dict[str, Piece]:
         """The place of each of this rank's tensors in its global tensor; of these tensors alone, if any are named."""
@@ -153,7 +221,7 @@ class CarriedState:
             # Of those that are wanted alone: a parameter that is frozen has none, and nobody could fill them.
             chosen = [one for unit, one in self._without_moments(name, optim).items() if unit in units]
             if chosen and not optim.state:
-                _take_empty_step(optim, chosen)
+                take_empty_step(optim, chosen)
                 self._allocated.append(optim)
         self.gradients.allocate(frozenset(wanted))
 
@@ -189,7 +257,7 @@ class CarriedState:
         for name, optim in self._optims.items():
             lacking = [one for unit, one in self._without_moments(name, optim).items() if unit in units]
             if lacking:
-                _take_empty_step(optim, lacking)
+                take_empty_step(optim, lacking)
         self.gradients.make(units)
 
     def _without_moments(self, name: str, optim: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
@@ -211,59 +279,32 @@ class CarriedState:
         return found
 
 
-def _take_empty_step(optim: torch.optim.Optimizer, some: Collection[torch.Tensor]) -> None:
-    """One step with zero gradients and zero learning rate: optimizers allocate lazily, and know their own moments best.
+def _tensors_of_model(name: str, model: nn.Module) -> dict[str, torch.Tensor]:
+    """What its state_dict names; ConfigError where that is not the module's own memory, which is filled in place."""
+    found = {}
+    told = model.state_dict(keep_vars=True)
+    # Only now: FSDP shards its parameters again before it gives them.
+    own = {id(one) for one in (*model.parameters(), *model.buffers())}
+    for path, tensor in told.items():
+        if path.rpartition(".")[2] == EXTRA_STATE:
+            continue
+        if id(tensor) not in own:
+            raise ConfigError(
+                f"carrying {name!r}: its state_dict has {path!r}, a {type(tensor).__name__} that is no parameter or "
+                "buffer of the module; register it as one, give it by get_extra_state, or carry what makes it by itself"
+            )
+        found[f"{name}.{path}"] = tensor.detach()
+    return found
 
-    Of ``some`` parameters alone: optimizers pass over those without a gradient. Whatever the step writes into the
-    moments is overwritten by what is carried; the parameters do not move. Should it fail, for want of memory, the
-    optimizer is as it was; `ConfigError` for one that cannot take such a step.
-    """
-    rates = [group["lr"] for group in optim.param_groups]
-    parameters = [parameter for group in optim.param_groups for parameter in group["params"]]
-    kept = [parameter.grad for parameter in parameters]
-    had_moments = set(optim.state)
-    chosen = set(map(id, some))
-    try:
-        for group in optim.param_groups:
-            group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], torch.Tensor) else 0.0
-        for parameter in parameters:
-            parameter.grad = torch.zeros_like(parameter) if id(parameter) in chosen else None
-        optim.step()
-    except BaseException as error:
-        for parameter in set(optim.state) - had_moments:
-            del optim.state[parameter]
-        if not isinstance(error, RuntimeError | TypeError) or is_out_of_memory(error):
-            raise
+
+def _check_came_back(name: str, put: str, found: str) -> None:
+    if put != found:
         raise ConfigError(
-            f"carrying an optimizer: {type(optim).__name__} cannot make its moments in a step with zero gradients "
-            f"({error}), expected one that can; make them before job.carry, or carry another optimizer"
-        ) from error
-    finally:
-        for group, rate in zip(optim.param_groups, rates, strict=True):
-            group["lr"] = rate
-        for parameter, gradient in zip(parameters, kept, strict=True):
-            parameter.grad = gradient
+            f"carrying {name!r}: its state is not what was put into it: {find_difference(put, found)}; let its "
+            "load_state_dict take all that its state_dict gives"
+        )
 
 
-def _plain(option: Any) -> Any:
-    """An option of an optimizer; a learning rate in a tensor, as for `torch.compile`, as its number."""
-    return option.item() if isinstance(option, torch.Tensor) and option.numel() == 1 else option
-
-
-def _jsonable(name: str, value: Any) -> Value:
-    try:
-        return json.loads(json.dumps(value))
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"carrying {name!r}: its plain values must be JSON (numbers, strings, lists, dicts), found {error}; carry "
-            "tensors by themselves and do not carry other objects"
-        ) from error
-
-
-def _like(present: Any, saved: Value) -> Any:
-    """A saved value in the type that the object uses now: JSON has no tuples and no tensors."""
-    if isinstance(present, tuple):
-        return tuple(saved)
-    if isinstance(present, torch.Tensor):
-        return present.fill_(saved)
-    return saved
+def _into(present: Any, saved: Any) -> Any:
+    """An option of an optimizer; in the tensor that is there, which `torch.compile` knows."""
+    return present.copy_(saved) if isinstance(present, torch.Tensor) and isinstance(saved, torch.Tensor) else saved

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import re
-from dataclasses import dataclass
+import warnings
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from remesh.elasticity.values import encode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
@@ -121,7 +124,7 @@ def fill_around_moments_of_an_older_step() -> tuple[Filled, float, bool]:
         pieces |= {f"optim.state.{name}.exp_avg": piece for name, piece in pieces.items()}
         pieces |= {f"optim.state.{name}.exp_avg_sq": pieces[name] for name in ("layer.weight", "layer.bias")}
         pieces |= {f"optim.state.{name}.step": piece_of(torch.tensor(9.0)) for name in ("layer.weight", "layer.bias")}
-    values = {"optim.param_groups": [{"lr": 0.5}]}
+    values = {"optim.param_groups": encode("optim.param_groups", [{"lr": 0.5}])}
     state = CarriedState({"layer": layer, "optim": optim})
     filled = fill_state(state, Offers(HeldState(int(value), 0, pieces, values)), HOSTS, FillRules())
     return filled, float(layer.weight.detach().mean()), bool(optim.state)
@@ -325,3 +328,70 @@ def test_a_rank_without_memory_for_its_part_is_told_on_all_ranks_and_what_is_hel
     told = ranks.run(fill_without_memory, 3)
     assert len(set(told)) == 1
     assert "no memory left for its part of the state (CUDA out of memory" in told[0] and "rank 1" in told[0]
+
+
+def fill_with_values(texts: list[dict[str, str]]) -> tuple[str, object]:
+    """Each rank holds step 5 with values of its own; what a counter that is carried gets of them."""
+    counter = Kept({"count": 0})
+    held = CarriedState({"w": torch.ones(4)}).hold(5, 50, 0)
+    mine = replace(held, values=texts[dist.get_rank()])
+    state = CarriedState({"w": torch.zeros(4), "counter": counter})
+    filled = fill_state(state, Offers(mine), HOSTS, FillRules())
+    return filled.source, counter.state
+
+
+class Kept:
+    def __init__(self, state: object) -> None:
+        self.state = state
+
+    def state_dict(self) -> object:
+        return self.state
+
+    def load_state_dict(self, state: object) -> None:
+        self.state = state
+
+
+def test_values_that_only_some_ranks_have_come_to_all(ranks: RankPool) -> None:
+    """As in a pipeline: rank 0 has no part of what the value belongs to."""
+    text = encode("counter", {"count": (3, 4)})
+    for source, state in ranks.run(fill_with_values, 3, ([{}, {"counter": text}, {"counter": text}],)):
+        assert (source, state) == ("peers", {"count": (3, 4)})
+
+
+def test_values_that_differ_by_rank_are_refused_and_not_replaced_by_those_of_rank_0(ranks: RankPool) -> None:
+    texts = [{"counter": encode("counter", {"count": rank})} for rank in (1, 1, 2)]
+    with pytest.raises(RanksFailed, match=r"carrying 'counter': .*\['count'\] is 1 and 2 on ranks 0 and 2") as failed:
+        ranks.run(fill_with_values, 3, (texts,))
+    assert [report.end for report in failed.value.reports] == ["raised"] * 3
+
+
+def carry_by_rank(kind: str) -> None:
+    """A new job whose ranks carry something of their own."""
+    rank = dist.get_rank()
+    one = {"values": Kept({"seed": rank}), "tensor": torch.full((3,), float(rank))}[kind]
+    fill_state(CarriedState({"own": one}), Offers(None), HOSTS, FillRules())
+
+
+@pytest.mark.parametrize("kind", ["values", "tensor"])
+def test_a_new_job_that_carries_another_state_on_each_rank_is_refused_by_name(ranks: RankPool, kind: str) -> None:
+    with pytest.raises(
+        RanksFailed, match="carrying .own.: (its plain values differ between ranks|ranks 0 and 1 hold the same part)"
+    ) as failed:
+        ranks.run(carry_by_rank, 3, (kind,))
+    assert [report.end for report in failed.value.reports] == ["raised"] * 3
+
+
+def carry_sharded_moments() -> None:
+    """torch's own optimizer that shards moments: its ``state`` is empty, an optimizer inside has them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, while it loads
+        optimizers = importlib.import_module("torch.distributed.optim")
+    model = torch.nn.Linear(4, 4)
+    optim = optimizers.ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.1)
+    fill_state(CarriedState({"model": model, "optim": optim}), Offers(None), HOSTS, FillRules())
+
+
+def test_an_optimizer_that_keeps_its_moments_in_another_is_refused_in_the_first_generation(ranks: RankPool) -> None:
+    words = "carrying optimizer 'optim': ZeroRedundancyOptimizer keeps the state of another optimizer, Adam"
+    with pytest.raises(RanksFailed, match=words):
+        ranks.run(carry_sharded_moments, 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
+from remesh.elasticity.values import decode, encode
 
 from remesh.elasticity.training.reading import digest_of
 from remesh.elasticity.training.stream import Stream
@@ -84,7 +84,7 @@ def test_no_sample_is_lost_or_repeated_by_any_story(kind: type, story: list[tupl
         if what == "again":  # it came to nothing: the same once more
             assert stream.take(position, count, 4) == batch
         if what == "new":  # another process, with the state that was carried before the batch was taken
-            state = json.loads(json.dumps(stream.state_dict()))
+            state = decode(encode("stream", stream.state_dict()))
             assert state["samples"] == position
             stream = Stream(kind())
             stream.load_state_dict(state)
@@ -134,7 +134,7 @@ def test_torchdatas_loader_goes_on_where_it_was() -> None:
     stream = make()
     assert [stream.take(at, 6, None) for at in (0, 6)] == [list(range(6)), list(range(6, 12))]
     again = make()
-    again.load_state_dict(json.loads(json.dumps(stream.state_dict())))
+    again.load_state_dict(decode(encode("stream", stream.state_dict())))
     assert again.take(6, 6, None) == list(range(6, 12))
     assert again.take(12, 10, None) == [*range(12, 20), 0, 1]
 
@@ -214,7 +214,7 @@ def test_ranks_read_a_loader_that_shuffles_by_the_processs_chance_in_one_order(m
     for position in range(0, 4 * LENGTH, 2):
         if position in (4, 16):
             late = Rank(make, 2002)
-            late.stream.load_state_dict(json.loads(json.dumps(ranks[0].stream.state_dict())))
+            late.stream.load_state_dict(decode(encode("stream", ranks[0].stream.state_dict())))
             ranks.append(late)
         batches = [rank.take(position, 2) for rank in ranks]
         assert all(batch == batches[0] for batch in batches), (position, batches)
@@ -237,7 +237,7 @@ def test_a_stream_that_gives_another_order_than_before_is_refused_by_name() -> N
     for position in range(0, 3 * LENGTH, LENGTH):
         stream.take(position, LENGTH, None)
     again = Stream(loader(sampler=OwnSampler()))
-    again.load_state_dict(json.loads(json.dumps(stream.state_dict())))
+    again.load_state_dict(decode(encode("stream", stream.state_dict())))
     with pytest.raises(ConfigError, match="at sample 14: DataLoader with a OwnSampler gives other samples"):
         again.take(2 * LENGTH, LENGTH, None)
 

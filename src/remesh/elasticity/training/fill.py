@@ -36,6 +36,7 @@ from remesh.elasticity.state import CarriedState, HeldState
 from remesh.elasticity.training.offers import Offers, keep_both
 from remesh.elasticity.training.position import Position
 from remesh.elasticity.training.windows import DOING, FilledWindows, FillSource, fill_by_windows, tell_of_memory
+from remesh.elasticity.values import merge_values
 from remesh.foundation.errors import ConfigError, StorageError
 from remesh.layout.from_torch import Piece
 from remesh.resharding.model.tasks import compute_missing_boxes
@@ -124,7 +125,8 @@ def fill_state(state: CarriedState, offers: Offers, host_of: Mapping[int, str], 
         names = frozenset(name for summary in at_step for name in summary["names"])
         is_newest = (line, step) == newest
         reached = Position(step, int(at_step[0]["samples"]), line if is_newest else rules.line)
-        becomes = HeldState(step, reached.samples, {}, at_step[0]["values"], reached.line)
+        values = merge_values([summary["values"] for summary in at_step], state.streams)
+        becomes = HeldState(step, reached.samples, {}, values, reached.line)
         if rules.window_bytes is not None and is_newest and not rules.is_behind:
             started_s = time.monotonic()
             windows = fill_by_windows(state, FillSource(offers, names, becomes, host_of), rules.window_bytes)
@@ -172,6 +174,8 @@ def fill_state(state: CarriedState, offers: Offers, host_of: Mapping[int, str], 
 
 def _begin_anew(state: CarriedState, reasons: Sequence[str], line: int, num_lost: int) -> Filled:
     state.forget_allocated()
+    met = step_together(state.prove, None, DOING, tell=lambda _: state.describe())
+    state.check_alike(met.told)
     # Raises where ranks have another shape or dtype of a tensor. Only the next change of members would find it else.
     gather_moves({}, state.tensors())
     begins = "there is no checkpoint"
@@ -216,6 +220,7 @@ def _make_sides(
 ) -> tuple[_Pieces, _Pieces]:
     """What this rank gives of a step, and the memory that is to be filled."""
     state.allocate(names)
+    state.check_made(names)
     return offers.at(*moment), state.pieces()
 
 
@@ -291,7 +296,7 @@ def _keep_own(
     for taken, given in own:
         taken.tensor.copy_(given.tensor)
     summary = everywhere[0]["told"][0]
-    state.set_values(summary["values"])
+    state.set_values(merge_values([each["told"][0]["values"] for each in everywhere], state.streams))
     line, step = _moment(summary)
     return Filled(
         Position(step, int(summary["samples"]), line),
@@ -335,6 +340,7 @@ def _find_checkpoint(root: Location | None) -> str | None:
 def _load_checkpoint(state: CarriedState, chosen: str, reason: str, line: int) -> Filled:
     def choose(checkpoint: OpenCheckpoint) -> dict[str, Any]:
         state.allocate(checkpoint.manifest.tensors)
+        state.check_made(checkpoint.manifest.tensors)
         return {**state.tensors(), "job": None}
 
     def begin() -> None:

@@ -19,6 +19,7 @@ from remesh.elasticity.state import CarriedState, HeldState
 from remesh.elasticity.telemetry.events import EventLog
 from remesh.elasticity.training.place import JobOptions, RankPlace
 from remesh.elasticity.training.position import Position
+from remesh.elasticity.values import merge_values
 from remesh.resharding.api import gather_moves
 from remesh.resharding.model.tasks import compute_missing_boxes
 
@@ -48,7 +49,8 @@ class Safekeeping:
         # After a change of mesh the ranks may come here a second time for the same step; rank 0 looks for all.
         if not all_gather_json(self._place.rank == 0 and is_complete(path), None)[0]:
             told = {"step": position.step, "samples": position.samples}
-            save({**state.tensors(), "job": {"values": state.values(), "position": told}}, path)
+            values = merge_values(all_gather_json(state.values(), None), state.streams)
+            save({**state.tensors(), "job": {"values": values, "position": told}}, path)
             seconds = time.monotonic() - started_s
             self._log.write("saved", step=position.step, path=str(path), seconds=seconds, rank=self._place.rank)
         return path

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from remesh.checkpoint.storage import Location
-from remesh.comm.gather import all_gather_json
+from remesh.comm.gather import all_gather_json, step_together
 from remesh.elasticity.gradients import ADVICE as GRADIENT_ADVICE, Gradients, find_unlike
 from remesh.elasticity.model.alike import describe_unlike
 from remesh.elasticity.state import CarriedState, HeldState
@@ -95,6 +95,7 @@ class Stint:
         """Whether the program has its steps in `attempt`."""
         self._has_compared_gradients = self._must_compare_gradients = False
         """Whether ranks saw in this generation that they hold like gradients, and whether the last vote asks for it."""
+        self._has_compared_state = False
         self._num_steps_here = 0
         """Batches resolved since this rank entered its generation."""
 
@@ -224,7 +225,7 @@ class Stint:
         self.plan, self._kept = place.plan, Safekeeping(place, self.options, self._log)
         self._must_leave = self._must_hand_over = self.is_dispensable = False
         self._unresolved, self._num_steps_here = None, 0
-        self._has_compared_gradients = self._must_compare_gradients = False
+        self._has_compared_gradients = self._must_compare_gradients = self._has_compared_state = False
         self._state.gradients.drop()
         state, self._state = self._state, None
         self._held, self._snapshots = self._hold(state), place.snapshots
@@ -285,6 +286,14 @@ class Stint:
                 f"part of {name!r} with different values, and a rank that dies would lose its part; "
                 f"{GRADIENT_ADVICE}"
             )
+
+    def _compare_state(self, state: CarriedState) -> None:
+        def look() -> dict[str, Any]:
+            state.check_kept()
+            return state.describe()
+
+        group = self._lower.control
+        state.check_alike(step_together(look, group, "looking at what is carried", tell=lambda told: told).told)
 
     def _digest_of_batch(self) -> int:
         """32 bits, equal where ranks cut up the same batch in the same way."""
@@ -354,6 +363,10 @@ class Stint:
             self._state.gradients.keep()
             if self._must_compare_gradients:
                 self._compare_gradients(self._state.gradients)
+            if self._num_steps_here == 1 and not self._has_compared_state:
+                # The first step has made what was not there when it was carried.
+                self._has_compared_state = True
+                self._compare_state(self._state)
         if self._must_hand_over:
             assert self._state is not None
             self._must_hand_over = False

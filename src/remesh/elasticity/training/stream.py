@@ -20,13 +20,9 @@ it with each vote, and a stream that comes to a position again with what was rea
 
 from __future__ import annotations
 
-import base64
 import copy
-import io
 from collections.abc import Iterator, Mapping
 from typing import Any
-
-import torch
 
 from remesh.elasticity.training.position import derive_seed
 from remesh.elasticity.training.reading import Chance, digest_of
@@ -99,22 +95,23 @@ class Stream:
 
     def state_dict(self) -> dict[str, Any]:
         """The position of the stream: before the current batch, and after it once the job asks for the next one."""
-        dataset = _to_json(self._state_before)
+        before = self._state_before
+        dataset = None if before is None else {"epoch": before[0], "state": before[1]}
         return {"samples": self._last_start, "digest": self._digest_before, "dataset": dataset}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from the position in ``state``."""
         self._last = []
-        before = state["dataset"]
-        # A checkpoint of an earlier release has no digest.
-        self._known = (int(state["samples"]), int(state["digest"])) if "digest" in state else None
+        before, samples, digest = state["dataset"], int(state["samples"]), int(state.get("digest", 0))
+        # Who knows no digest still knows the place.
+        self._known = (samples, digest) if "digest" in state else None
         if before is None or not self._is_stateful:
             self._begin_anew()
+            # What it says of itself until it has read up to there.
+            self._last_start, self._digest_before = samples, digest
             self._state_before = None
-            return
-        raw = io.BytesIO(base64.b64decode(before["state"]))
-        digest = int(state.get("digest", 0))
-        self._stand_at(int(before["epoch"]), torch.load(raw, weights_only=True), int(state["samples"]), digest)
+        else:
+            self._stand_at(int(before["epoch"]), before["state"], samples, digest)
 
     def _stand_at(self, epoch: int, state: Any, samples: int, digest: int) -> None:
         self._iterator, self._last = None, []
@@ -188,12 +185,3 @@ class Stream:
                 was_empty = len(found) == before
         self._read += len(found)
         return found
-
-
-def _to_json(state: tuple[int, Any] | None) -> dict[str, Any] | None:
-    """What the dataset says of itself as text, which only torch's restricted unpickler reads."""
-    if state is None:
-        return None
-    raw = io.BytesIO()
-    torch.save(state[1], raw)
-    return {"epoch": state[0], "state": base64.b64encode(raw.getvalue()).decode()}

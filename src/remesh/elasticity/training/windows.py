@@ -178,6 +178,7 @@ def _move_window(
 
     def make() -> tuple[dict[str, Piece], dict[str, Piece]]:
         state.make(window)
+        state.check_made(names)
         return source.offers.at(*source.moment, names), state.pieces(names)
 
     sides = step_together(make, None, DOING, tell=lambda made: describe_all(*made), translate=tell_of_memory)
