@@ -7,7 +7,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable
-from typing import Any, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack
 
 import torch
 
@@ -36,6 +36,9 @@ class Tuning(TypedDict, total=False):
     """Bound on every collective, in seconds (600)."""
     snapshot_every: int | None
     """Steps between snapshots in other nodes' memory; None (the default): take none."""
+    changed_data: Literal["refuse", "continue", "begin"]
+    """Where a job goes on with a dataset of another length, seed or content: end it ("refuse"), go on at the same
+    number of samples, or read the new one from its beginning."""
 
 
 def elastic(

@@ -13,10 +13,13 @@ parameter again on any mesh; likewise a gradient that waits for more, ``<paramet
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -29,8 +32,23 @@ from remesh.elasticity.values import decode, encode, find_difference, merge_valu
 from remesh.foundation.errors import ConfigError
 from remesh.layout.from_torch import Piece, piece_of
 
+POSITION = "(position)"
+"""The value that says where the job stands in all that it reads (:mod:`remesh.elasticity.training.position`)."""
 EXTRA_STATE = "_extra_state"
 """The key of what a module's ``get_extra_state`` gives in its state_dict."""
+
+
+class Moment(NamedTuple):
+    """What boxes that go together have in common, in the order of time."""
+
+    line: int
+    step: int
+    mark: int = 0
+    """What happened since the step, counted; changes plain values alone."""
+
+    def has(self, other: Moment) -> bool:
+        """Whether this is the other one, or a later one of the same step."""
+        return self[:2] == other[:2] and self.mark >= other.mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +63,12 @@ class HeldState:
     """Each value's text, by name."""
     line: int = 0
     """The generation in which the job last began or went back; boxes of two lines do not go together."""
+
+    @property
+    def moment(self) -> Moment:
+        """What its boxes belong to."""
+        told = self.values.get(POSITION)
+        return Moment(self.line, self.step, 0 if told is None else int(json.loads(told)["mark"]))
 
 
 class CarriedState:
@@ -190,6 +214,23 @@ class CarriedState:
         """What ranks compare by a digest of what they read, for their iterables may describe one place in many ways."""
         return frozenset(name for name, one in self._others.items() if hasattr(one, "digest"))
 
+    @property
+    def optimizers(self) -> frozenset[str]:
+        """The names of the optimizers."""
+        return frozenset(self._optims)
+
+    def watch(self, began: Callable[[str], None], stepped: Callable[[str], None]) -> None:
+        """Call these with an optimizer's name, before and after each of its steps, as long as they are there."""
+        hear_began, hear_stepped = weakref.WeakMethod(began), weakref.WeakMethod(stepped)
+        for name, optim in self._optims.items():
+            optim.register_step_pre_hook(partial(_hear, hear_began, name))
+            optim.register_step_post_hook(partial(_hear, hear_stepped, name))
+
+    def versions(self) -> dict[str, int]:
+        """How often each tensor was written to, by name."""
+        tensors = {name: piece.tensor for name, piece in self.pieces().items()}
+        return {name: one._version for name, one in tensors.items() if not one.is_inference()}
+
     def _stateful(self) -> list[tuple[str, Any]]:
         return [(name, one) for name, one in self._others.items() if not isinstance(one, torch.Tensor)]
 
@@ -308,3 +349,8 @@ def _check_came_back(name: str, put: str, found: str) -> None:
 def _into(present: Any, saved: Any) -> Any:
     """An option of an optimizer; in the tensor that is there, which `torch.compile` knows."""
     return present.copy_(saved) if isinstance(present, torch.Tensor) and isinstance(saved, torch.Tensor) else saved
+
+
+def _hear(listener: weakref.WeakMethod[Callable[[str], None]], name: str, *_: Any) -> None:
+    if (hear := listener()) is not None:
+        hear(name)

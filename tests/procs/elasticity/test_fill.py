@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from remesh.elasticity.values import encode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
@@ -19,9 +18,10 @@ from remesh.checkpoint.plain import save
 from remesh.checkpoint.plan.step_names import step_name
 from remesh.checkpoint.storage import location_of
 from remesh.comm.tree import Farewell
-from remesh.elasticity.state import CarriedState, HeldState
+from remesh.elasticity.state import POSITION, CarriedState, HeldState
 from remesh.elasticity.training.fill import Filled, FillRules, Offers, fill_state
 from remesh.elasticity.training.position import Position
+from remesh.elasticity.values import encode
 from remesh.foundation.errors import ConfigError, PeerError, StorageError
 from remesh.layout.from_torch import piece_of
 from remesh.resharding.planning.planner import plan_reshard
@@ -34,6 +34,10 @@ SIZE = 30
 
 def held(step: int, tensor: torch.Tensor, line: int = 0) -> HeldState:
     return HeldState(step, 10 * step, {"w": piece_of(tensor)}, {}, line)
+
+
+def where(filled: Filled) -> tuple[int, int, int]:
+    return filled.position.step, filled.position.samples, filled.position.line
 
 
 def fill_from_replicas() -> tuple[Filled, float]:
@@ -155,7 +159,7 @@ def test_going_back_moves_nothing_when_everybody_has_its_own_seats_snapshot(rank
 
 def test_nothing_is_planned_where_every_rank_holds_what_it_needs(ranks: RankPool) -> None:
     for filled, total, num_plans in ranks.run(fill_from_own, 3, ([12, 12, 12],)):
-        assert (filled.source, filled.position) == ("peers", Position(12, 120, 0))
+        assert (filled.source, where(filled)) == ("peers", (12, 120, 0))
         assert (filled.bytes_by_pair, filled.bytes_taken, num_plans) == ({}, {}, 0)
         tensors_bytes = 4 * SIZE + 3 * 4 * 3 * (SIZE + 1) + 3 * 2 * 4
         assert filled.bytes_kept == tensors_bytes
@@ -176,7 +180,7 @@ def test_moments_of_an_older_step_leave_no_trace(ranks: RankPool) -> None:
 
 def test_a_job_that_loses_a_box_before_its_first_checkpoint_is_due_begins_anew(ranks: RankPool, tmp_path: Path) -> None:
     for filled, total, has_moments in ranks.run(fill_after_a_loss, 3, (5, str(tmp_path))):
-        assert (filled.source, filled.position) == ("fresh", Position(0, 0, line=4))
+        assert (filled.source, where(filled)) == ("fresh", (0, 0, 4))
         assert "no checkpoint was due yet" in filled.reason
         assert (total, has_moments) == (SIZE / 3, False)
 
@@ -395,3 +399,28 @@ def test_an_optimizer_that_keeps_its_moments_in_another_is_refused_in_the_first_
     words = "carrying optimizer 'optim': ZeroRedundancyOptimizer keeps the state of another optimizer, Adam"
     with pytest.raises(RanksFailed, match=words):
         ranks.run(carry_sharded_moments, 2)
+
+
+def fill_from_marks(marks: list[int | None], size: int) -> tuple[str, float, object, int]:
+    """Step 5: ranks hold it, each as many events after the step, which a counter counted. What they are filled with."""
+    mark = marks[dist.get_rank()]
+    counter, mine = Kept({"count": -1}), None
+    if mark is not None:
+        values = {
+            "counter": encode("counter", {"count": mark}),
+            POSITION: replace(Position(5, 50), mark=mark).to_text(),
+        }
+        mine = HeldState(5, 50, {"w": piece_of(torch.full((size,), float(mark)))}, values)
+    state = CarriedState({"w": (wanted := torch.zeros(SIZE)), "counter": counter})
+    filled = fill_state(state, Offers(mine), HOSTS, FillRules())
+    return filled.source, float(wanted.mean()), counter.state, filled.position.mark
+
+
+def test_ranks_that_a_loss_found_at_other_places_behind_a_step_take_it_from_who_had_come_furthest(
+    ranks: RankPool,
+) -> None:
+    """Rank 0 was lost sight of in an evaluation, 1 was behind it; a new one is on rank 2."""
+    for filled in ranks.run(fill_from_marks, 3, ([1, 2, None], SIZE)):
+        assert filled == ("peers", 2.0, {"count": 2}, 2)
+    for filled in ranks.run(fill_from_marks, 3, ([2, 2, None], SIZE)):
+        assert filled == ("peers", 2.0, {"count": 2}, 2)

@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from remesh.elasticity.values import decode, encode, find_difference
 from torch import nn
 from torch.optim import lr_scheduler
 
 from remesh.elasticity.state import CarriedState
+from remesh.elasticity.values import decode, encode, find_difference
 from remesh.foundation.errors import ConfigError
 
 Build = Callable[[], dict[str, Any]]

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
-from remesh.elasticity.values import decode, encode
 
 from remesh.elasticity.training.reading import digest_of
 from remesh.elasticity.training.stream import Stream
+from remesh.elasticity.values import decode, encode
 from remesh.foundation.errors import ConfigError
 
 LENGTH = 7

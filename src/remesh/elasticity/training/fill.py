@@ -32,10 +32,10 @@ from remesh.checkpoint.run.reader import OpenCheckpoint
 from remesh.checkpoint.storage import Location, location_of
 from remesh.comm.gather import all_gather_json, group_rank, step_together
 from remesh.elasticity.model.alike import describe_unlike
-from remesh.elasticity.state import CarriedState, HeldState
+from remesh.elasticity.state import POSITION, CarriedState, HeldState, Moment
 from remesh.elasticity.training.offers import Offers, keep_both
 from remesh.elasticity.training.position import Position
-from remesh.elasticity.training.windows import DOING, FilledWindows, FillSource, fill_by_windows, tell_of_memory
+from remesh.elasticity.training.windows import DOING, FillSource, fill_by_windows, tell_of_memory
 from remesh.elasticity.values import merge_values
 from remesh.foundation.errors import ConfigError, StorageError
 from remesh.layout.from_torch import Piece
@@ -118,23 +118,22 @@ def fill_state(state: CarriedState, offers: Offers, host_of: Mapping[int, str], 
     state.forget_allocated()
     reasons = [] if newest is not None else ["nobody alive holds state"]
     found = None if newest is not None and not rules.is_behind else _find_checkpoint(rules.checkpoint)
-    for line, step in sorted({_moment(summary) for summary in summaries}, reverse=True):
+    for moment in sorted({_moment(summary) for summary in summaries}, reverse=True):
+        step = moment.step
         if found is not None and _step_of_checkpoint(found) > step:
             continue
-        at_step = [summary for summary in summaries if _moment(summary) == (line, step)]
+        at_step = [summary for summary in summaries if _moment(summary).has(moment)]
         names = frozenset(name for summary in at_step for name in summary["names"])
-        is_newest = (line, step) == newest
-        reached = Position(step, int(at_step[0]["samples"]), line if is_newest else rules.line)
-        values = merge_values([summary["values"] for summary in at_step], state.streams)
+        is_newest = newest is not None and moment[:2] == newest[:2]
+        values = _latest_values(at_step, state)
+        line = moment.line if is_newest else rules.line
+        reached = Position.from_text(step, int(at_step[0]["samples"]), line, values.get(POSITION))
         becomes = HeldState(step, reached.samples, {}, values, reached.line)
         if rules.window_bytes is not None and is_newest and not rules.is_behind:
-            started_s = time.monotonic()
-            windows = fill_by_windows(state, FillSource(offers, names, becomes, host_of), rules.window_bytes)
-            if windows is not None:
-                state.set_values(becomes.values)
-                state.is_torn = False
-                return _filled_by(windows, reached, time.monotonic() - started_s)
-        make = partial(_make_sides, state, names, offers, (line, step))
+            source = FillSource(offers, names, becomes, host_of, moment)
+            if (by_windows := _fill_by_windows(state, source, reached, rules.window_bytes)) is not None:
+                return by_windows
+        make = partial(_make_sides, state, names, offers, moment)
         sides = step_together(make, None, DOING, tell=lambda made: describe_all(*made), translate=tell_of_memory)
         moves = moves_of(sides.told)
         missing = compute_missing_boxes(moves)
@@ -147,7 +146,7 @@ def fill_state(state: CarriedState, offers: Offers, host_of: Mapping[int, str], 
             found = found or _find_checkpoint(rules.checkpoint)
             continue
         plan = plan_reshard(moves, host_of)
-        state.is_torn = offers.held is not None and not offers.holds(line, step)
+        state.is_torn = offers.held is not None and not offers.holds(moment)
         started_s = time.monotonic()
         moved = _move(state, plan, sides.mine, offers.held, becomes)
         move_s = time.monotonic() - started_s
@@ -197,7 +196,14 @@ def _nothing_to_continue_from(reasons: Sequence[str], rules: FillRules, num_lost
     )
 
 
-def _filled_by(windows: FilledWindows, reached: Position, move_s: float) -> Filled:
+def _fill_by_windows(state: CarriedState, source: FillSource, reached: Position, window_bytes: int) -> Filled | None:
+    started_s = time.monotonic()
+    windows = fill_by_windows(state, source, window_bytes)
+    if windows is None:
+        return None
+    state.set_values(source.becomes.values)
+    state.is_torn = False
+    move_s = time.monotonic() - started_s
     taken: Counter[int] = Counter()
     for one in windows.moved:
         taken.update(_bytes_taken(one))
@@ -215,13 +221,11 @@ def _filled_by(windows: FilledWindows, reached: Position, move_s: float) -> Fill
     )
 
 
-def _make_sides(
-    state: CarriedState, names: frozenset[str], offers: Offers, moment: tuple[int, int]
-) -> tuple[_Pieces, _Pieces]:
+def _make_sides(state: CarriedState, names: frozenset[str], offers: Offers, moment: Moment) -> tuple[_Pieces, _Pieces]:
     """What this rank gives of a step, and the memory that is to be filled."""
     state.allocate(names)
     state.check_made(names)
-    return offers.at(*moment), state.pieces()
+    return offers.at(moment), state.pieces()
 
 
 def _move(
@@ -296,10 +300,11 @@ def _keep_own(
     for taken, given in own:
         taken.tensor.copy_(given.tensor)
     summary = everywhere[0]["told"][0]
-    state.set_values(merge_values([each["told"][0]["values"] for each in everywhere], state.streams))
-    line, step = _moment(summary)
+    values = _latest_values([each["told"][0] for each in everywhere], state)
+    state.set_values(values)
+    line, step, _ = _moment(summary)
     return Filled(
-        Position(step, int(summary["samples"]), line),
+        Position.from_text(step, int(summary["samples"]), line, values.get(POSITION)),
         "peers",
         "every rank holds what it needs",
         bytes_kept=sum(each["own_bytes"] for each in everywhere),
@@ -322,12 +327,20 @@ def _step_of_checkpoint(path: str) -> int:
 
 def _summary(held: HeldState) -> dict[str, Any]:
     names = sorted(held.pieces)
-    return {"line": held.line, "step": held.step, "samples": held.samples, "names": names, "values": held.values}
+    return {"moment": held.moment, "step": held.step, "samples": held.samples, "names": names, "values": held.values}
 
 
-def _moment(summary: Mapping[str, Any]) -> tuple[int, int]:
-    """Line and step: what boxes that go together have in common."""
-    return int(summary["line"]), int(summary["step"])
+def _moment(summary: Mapping[str, Any]) -> Moment:
+    return Moment(*summary["moment"])
+
+
+def _latest_values(summaries: Sequence[Mapping[str, Any]], state: CarriedState) -> dict[str, str]:
+    """The plain values of the latest moment, and of others what nobody has of that."""
+    merged: dict[str, str] = {}
+    for moment in sorted({_moment(summary) for summary in summaries}, reverse=True):
+        here = [summary["values"] for summary in summaries if _moment(summary) == moment]
+        merged = merge_values(here, {POSITION, *state.streams}) | merged
+    return merged
 
 
 def _find_checkpoint(root: Location | None) -> str | None:
@@ -347,11 +360,12 @@ def _load_checkpoint(state: CarriedState, chosen: str, reason: str, line: int) -
         state.is_torn = True
 
     loaded = load_chosen(choose, chosen, before_filling=begin)
-    state.set_values(loaded["job"]["values"])
+    values = loaded["job"]["values"]
+    state.set_values(values)
     state.is_torn = False
     position = loaded["job"]["position"]
     return Filled(
-        Position(int(position["step"]), int(position["samples"]), line),
+        Position.from_text(int(position["step"]), int(position["samples"]), line, values.get(POSITION)),
         "checkpoint",
         f"{reason}; went back to {chosen}",
         bytes_from_disk=sum(piece.tensor.nbytes for piece in state.pieces().values()),

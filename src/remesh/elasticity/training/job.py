@@ -2,6 +2,7 @@
 
     attempt   around a step: the program stays in its loop when a member is replaced
     carry     fill model and optimizer from peers' memory, else from the last checkpoint
+    epochs    the epochs that are not behind the job
     batches   the data stream, from where the job stands
     commit    all ranks take the step, or none does
 
@@ -14,7 +15,8 @@ What stands behind it, for the worker around it, is the `Stint`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from torch.distributed.device_mesh import DeviceMesh
@@ -23,6 +25,8 @@ from torch.utils.data import default_collate
 from remesh.checkpoint.storage import Location
 from remesh.elasticity.telemetry.events import EventLog
 from remesh.elasticity.training.position import derive_seed, plan_batch, plan_share
+from remesh.elasticity.training.reading import digest_of_dataset
+from remesh.elasticity.training.readings import Identity
 from remesh.elasticity.training.seeds import seed_everything
 from remesh.elasticity.training.stint import Stint
 from remesh.elasticity.training.stream import Stream
@@ -104,40 +108,82 @@ class Job:
         ranks along ``data_axes`` (an axis that the mesh lacks counts as size 1); ranks along other axes get the same
         samples. An iterable dataset comes as a `Stream`, which every rank reads whole.
         Random state is seeded for each batch from (seed, step, share), so that it continues on any mesh.
+
+        It may be called again, for another dataset or the same one, whose samples then go on where they stopped;
+        ``epochs`` and ``max_steps`` count from there. ``train`` makes the same calls in the same order on each mesh:
+        those whose batches are behind the job yield none.
         """
         given: dict[str, Any] = {"batch_size": batch_size, "epochs": epochs, "max_steps": max_steps}
         given["data_axes"] = data_axes
         for name, expected in _BATCH_OPTIONS.items():
             check_option("asking for batches", name, given[name], expected)
+        # Numbered now, and not with the first batch: the next mesh may ask for batches of several in another order.
+        return self._read(self._stint.readings.call(), dataset, given, collate)
+
+    def _read(
+        self, name: str, dataset: Dataset | Stream, given: Mapping[str, Any], collate: Callable[[list[Any]], Any]
+    ) -> Iterator[Any]:
         stint, seed = self._stint, self._stint.options.seed
-        reading = dataset if isinstance(dataset, Stream) else None
-        axes = [axis for axis in data_axes if axis in (self.mesh.mesh_dim_names or ())]
+        stream = dataset if isinstance(dataset, Stream) else None
+        axes = [axis for axis in given["data_axes"] if axis in (self.mesh.mesh_dim_names or ())]
         dp_rank, dp_size = self._data_coordinate(axes)
 
         def cut() -> dict[str, Any]:
             size = len(dataset) if not isinstance(dataset, Stream) else "that of a stream"
             return {**given, "data_axes": axes, "len(dataset)": size}
 
-        while max_steps is None or self.step < max_steps:
-            stint.keep_state()
-            if isinstance(dataset, Stream):
-                source: Any = dataset.take(self.samples, batch_size, epochs, seed=seed)
-                batch: Sequence[int] = range(len(source))
-            else:
-                source, size = dataset, len(dataset)
-                batch = plan_batch(
-                    stint.position, num_samples=size, batch_size=batch_size, seed=seed, num_epochs=epochs
-                )
-            if not batch:
-                stint.end_batches(reading, cut())
-                return
-            share = plan_share(batch, dp_rank=dp_rank, dp_size=dp_size)
-            self.batch_weight = share.weight
-            stint.open_batch(len(batch), reading, cut())
-            seed_everything(derive_seed(seed, self.step, dp_rank))
-            yield collate([source[index] for index in share.indices])
-            stint.check_resolved("asking for the next batch: it would be the same one again")
-        stint.end_batches(None, cut())
+        stint.begin_reading(name, dataset, _identity_of(dataset, seed))
+        if stint.position.is_done(name):
+            return
+        ended: Stream | None = None
+        try:
+            while stint.goes_on(name, given["max_steps"]):
+                stint.keep_state()
+                source, batch = self._next_batch(name, dataset, given["batch_size"], given["epochs"])
+                if not batch:
+                    ended = stream
+                    break
+                share = plan_share(batch, dp_rank=dp_rank, dp_size=dp_size)
+                self.batch_weight = share.weight
+                stint.open_batch(name, len(batch), stream, cut())
+                seed_everything(derive_seed(seed, self.step, dp_rank))
+                yield collate([source[index] for index in share.indices])
+                stint.check_resolved("asking for the next batch: it would be the same one again")
+        except GeneratorExit:
+            stint.readings.leave(name, 0 if stream is None else stream.epoch)
+            raise
+        stint.end_batches(name, ended, cut(), 0 if stream is None else stream.epoch)
+
+    def _next_batch(
+        self, name: str, dataset: Dataset | Stream, batch_size: int, epochs: int | None
+    ) -> tuple[Any, Sequence[int]]:
+        """What the next batch of a reading is taken from, and which of it; an empty one at the end."""
+        seed, position = self._stint.options.seed, self._stint.position
+        reading = position.readings[name]
+        source = position.sources[reading.source]
+        if not isinstance(dataset, Stream):
+            size = len(dataset)
+            stop = math.inf if epochs is None else reading.first + epochs * size
+            count = int(min(batch_size, stop - source.samples))
+            if size and not count:
+                return dataset, ()
+            return dataset, plan_batch(source, num_samples=size, batch_size=count, seed=seed, num_epochs=None)
+        stop_epoch = None if epochs is None else reading.first_epoch + epochs
+        samples = dataset.take(source.samples, batch_size, stop_epoch, seed=seed)
+        if not samples and epochs and not reading.steps and reading.first:
+            # Whoever left it at the end of a pass has not seen that it was one.
+            self._stint.readings.pass_over(name)
+            samples = dataset.take(source.samples, batch_size, reading.first_epoch + 1 + epochs, seed=seed)
+        return samples, range(len(samples))
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The numbers of the epochs that the job has not completed, from 0 to ``count`` - 1.
+
+        What the body of the loop does once an epoch (evaluate, step a scheduler, stop early) is done once, whatever
+        happens: the epoch is over when the next one is asked for. Readings in the body go on with their datasets.
+        """
+        check_option("asking for epochs", "count", count, int)
+        return self._stint.epochs(count)
 
     def attempt(self) -> contextlib.AbstractContextManager[None]:
         """A context manager around one step, from batch to optimizer: if a rank is lost in it, the step is dropped.
@@ -174,3 +220,9 @@ class Job:
             place = place * self.mesh[axis].size() + self.mesh[axis].get_local_rank()
             size *= self.mesh[axis].size()
         return place, size
+
+
+def _identity_of(dataset: Dataset | Stream, seed: int) -> Identity:
+    if isinstance(dataset, Stream):
+        return Identity(None, seed, lambda: None)
+    return Identity(len(dataset), seed, lambda: digest_of_dataset(dataset, seed))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from remesh.elasticity.state import HeldState
+from remesh.elasticity.state import HeldState, Moment
 from remesh.layout.from_torch import Piece, join_if_alike, join_pieces
 
 
@@ -18,33 +18,29 @@ class Offers:
     snapshots: tuple[HeldState, ...] = ()
     """Snapshots in its node's memory, its own and others'."""
 
-    def holds(self, line: int, step: int) -> bool:
-        """Whether the state in its own memory is of this step of this line."""
-        return self.held is not None and (self.held.line, self.held.step) == (line, step)
+    def holds(self, moment: Moment) -> bool:
+        """Whether the state in its own memory is of this moment, or a later one of its step."""
+        return self.held is not None and self.held.moment.has(moment)
 
-    def at(self, line: int, step: int, names: Collection[str] | None = None) -> dict[str, Piece]:
-        """Everything of this step of this line, by tensor; of these tensors alone, if any are named."""
-        found = self._found(line, step)
+    def at(self, moment: Moment, names: Collection[str] | None = None) -> dict[str, Piece]:
+        """Everything of this moment, by tensor; of these tensors alone, if any are named."""
+        found = self._found(moment)
         return {name: join_pieces(pieces) for name, pieces in found.items() if names is None or name in names}
 
-    def boxes_at(self, line: int, step: int) -> dict[str, Piece]:
+    def boxes_at(self, moment: Moment) -> dict[str, Piece]:
         """The same to be described only: their tensors are not there as one."""
         return {
             name: replace(pieces[0], shards=tuple({s.box: s for one in pieces for s in one.shards}.values()))
-            for name, pieces in self._found(line, step).items()
+            for name, pieces in self._found(moment).items()
         }
 
-    def _found(self, line: int, step: int) -> dict[str, list[Piece]]:
+    def _found(self, moment: Moment) -> dict[str, list[Piece]]:
         found: dict[str, list[Piece]] = {}
-        for one in self._of(line, step):
-            for name, piece in one.pieces.items():
-                found.setdefault(name, []).append(piece)
-        return found
-
-    def _of(self, line: int, step: int) -> Iterator[HeldState]:
         for one in (self.held, *self.snapshots):
-            if one is not None and (one.line, one.step) == (line, step):
-                yield one
+            if one is not None and one.moment.has(moment):
+                for name, piece in one.pieces.items():
+                    found.setdefault(name, []).append(piece)
+        return found
 
 
 def keep_both(before: Mapping[str, Piece], filled: Mapping[str, Piece]) -> dict[str, Piece]:

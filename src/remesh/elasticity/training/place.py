@@ -72,6 +72,9 @@ class JobOptions:
     """Bound on every collective. Above the hang timeout of agents (300 s): who merely keeps the others waiting, in an
     evaluation or a save, is judged by where it stands, and not killed since a clock ran out."""
 
+    changed_data: str = "refuse"
+    """What becomes of a dataset that is not the one that the job read before."""
+
     def describe(self) -> dict[str, str]:
         """By the names that the program gave them under, for comparing."""
         return {each.name: str(getattr(self, each.name)) for each in fields(self)}

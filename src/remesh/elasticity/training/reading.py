@@ -54,6 +54,20 @@ class Chance:
         np.random.seed(seed % 2**32)
 
 
+def digest_of_dataset(dataset: Any, seed: int) -> int | None:
+    """A digest of the first sample of a map-style dataset, read with chance that follows from ``seed``; None if it is
+    another one at each look."""
+    if not len(dataset):
+        return None
+    seen = set()
+    for _ in range(2):
+        chance = Chance()
+        with chance.in_force():
+            chance.begin(seed)
+            seen.add(digest_of(dataset[0]))
+    return seen.pop() if len(seen) == 1 else None
+
+
 def digest_of(sample: Any, before: int = 0) -> int:
     """A checksum of ``before`` and this sample, equal in every process that read the same. 32 bits.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from remesh.checkpoint.plain import save
@@ -42,20 +43,20 @@ class Safekeeping:
         """Whether this rank's last snapshot is not yet where it is to be kept."""
         return self._place.taker.is_busy
 
-    def save(self, state: CarriedState, position: Position, root: Location) -> Location:
-        """A checkpoint of this step under ``root``."""
+    def save(self, state: CarriedState, position: Position, values: Mapping[str, str], root: Location) -> Location:
+        """A checkpoint of this step under ``root``; ``values`` are this rank's plain ones."""
         path = root / step_name(position.step)
         started_s = time.monotonic()
         # After a change of mesh the ranks may come here a second time for the same step; rank 0 looks for all.
         if not all_gather_json(self._place.rank == 0 and is_complete(path), None)[0]:
             told = {"step": position.step, "samples": position.samples}
-            values = merge_values(all_gather_json(state.values(), None), state.streams)
-            save({**state.tensors(), "job": {"values": values, "position": told}}, path)
+            merged = merge_values(all_gather_json(values, None), state.streams)
+            save({**state.tensors(), "job": {"values": merged, "position": told}}, path)
             seconds = time.monotonic() - started_s
             self._log.write("saved", step=position.step, path=str(path), seconds=seconds, rank=self._place.rank)
         return path
 
-    def hand_over(self, state: CarriedState, position: Position, is_leaving: bool) -> bool:
+    def hand_over(self, state: CarriedState, position: Position, values: Mapping[str, str], is_leaving: bool) -> bool:
         """Save a checkpoint of this step if a rank that is about to leave is the only holder of some box.
 
         Whether the job loses nothing without those who leave.
@@ -66,7 +67,7 @@ class Safekeeping:
         self._tell("hand-over", position.step, num_tensors=len(missing))
         root = self._options.checkpoint
         if missing and root is not None:
-            self.save(state, position, root)
+            self.save(state, position, values, root)
         return not missing or root is not None
 
     def is_snapshot_due(self, step: int) -> bool:

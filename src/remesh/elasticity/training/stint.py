@@ -1,8 +1,12 @@
-"""What stands behind a job: one rank's stint in a generation, or in several of one shape.
+"""One rank's part of a job in a generation, or in several of one shape: its step, votes, state and position.
 
 How a step is taken by all or by none: a vote is one all-reduce. A rank that sees its result knows that every rank had
 voted. A rank whose all-reduce fails does not know; it goes to the meeting *in doubt*, and if any survivor saw the
 result, the rank takes the step too, for its gradients are complete (see :mod:`remesh.elasticity.model.generation`).
+
+Where it stands in its step is the state machine of :mod:`remesh.elasticity.training.step`; what it reads,
+:mod:`remesh.elasticity.training.readings`. Plain values are kept as they were when a reading ended, until the next batch:
+what a program does in between (an evaluation, a scheduler's epoch) is done anew where a rank is lost in it.
 """
 
 from __future__ import annotations
@@ -24,13 +28,15 @@ from remesh.checkpoint.storage import Location
 from remesh.comm.gather import all_gather_json, step_together
 from remesh.elasticity.gradients import ADVICE as GRADIENT_ADVICE, Gradients, find_unlike
 from remesh.elasticity.model.alike import describe_unlike
-from remesh.elasticity.state import CarriedState, HeldState
+from remesh.elasticity.state import POSITION, CarriedState, HeldState
 from remesh.elasticity.telemetry.events import EventLog
 from remesh.elasticity.training.fill import FillRules, fill_state
 from remesh.elasticity.training.offers import Offers
 from remesh.elasticity.training.place import Caller, JobOptions, Leave, RankPlace
 from remesh.elasticity.training.position import Position
+from remesh.elasticity.training.readings import Identity, OnChange, Readings
 from remesh.elasticity.training.safekeeping import Safekeeping
+from remesh.elasticity.training.step import Instruction, StepEvent, StepMachine, StepPhase
 from remesh.elasticity.training.stream import ORDER_ADVICE, Stream
 from remesh.foundation.checksums import crc32
 from remesh.foundation.errors import ConfigError, PeerError
@@ -55,6 +61,26 @@ class _Heard:
     """Whether all have the same batch, and cut it up alike, or none has one."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """A batch that is handed out, or the end of a reading."""
+
+    name: str
+    """Of the reading."""
+    num_samples: int | None
+    """None at the end."""
+    stream: Stream | None
+    """What it was read from, if ranks must show that they read alike."""
+    cut: Mapping[str, str]
+    """What decides which samples of it are this rank's, by name; equal on all ranks."""
+
+    @property
+    def digest(self) -> int:
+        """32 bits, equal where ranks cut up the same batch in the same way."""
+        batch = [self.cut, self.num_samples]
+        return crc32(json.dumps(batch).encode(), 0 if self.stream is None else self.stream.digest)
+
+
 class Stint:
     """One rank's part of a job, from entering ``train`` to leaving it."""
 
@@ -68,7 +94,7 @@ class Stint:
         self.plan = plan
         """The generation that it is in."""
         self.options = options
-        self.position = Position()
+        self.readings = Readings(OnChange(options.changed_data))
         self.last_taken = True
         """Whether the last resolved batch was taken."""
         self.is_dispensable = False
@@ -81,34 +107,35 @@ class Stint:
         self._snapshots = place.snapshots
         self._kept = Safekeeping(place, options, log)
         self._state: CarriedState | None = None
-        self._unresolved: int | None = None
-        """Samples of the batch that was handed out and is not committed yet; None when there is none."""
-        self._reading: Stream | None = None
-        """What the batch was read from, if ranks must show that they read alike."""
-        self._cut: dict[str, str] = {}
-        """What decides which samples of it are this rank's, by name; equal on all ranks."""
-        self._in_step = False
-        self._must_leave = False
-        self._must_hand_over = False
+        self._step = StepMachine()
+        self._batch: _Batch | None = None
+        """The batch that was handed out last."""
+        self._settled: dict[str, str] | None = None
+        """Plain values as they were when a reading ended, or the mesh was filled; None once a batch is handed out."""
+        self._versions: dict[str, int] = {}
+        """How often each tensor had been written to then."""
         self._filling: CarriedState | None = None
         self._uses_attempts = False
         """Whether the program has its steps in `attempt`."""
-        self._has_compared_gradients = self._must_compare_gradients = False
-        """Whether ranks saw in this generation that they hold like gradients, and whether the last vote asks for it."""
-        self._has_compared_state = False
-        self._num_steps_here = 0
-        """Batches resolved since this rank entered its generation."""
+        self._voted: set[str] = set()
+        """Readings that ranks have voted on in this generation."""
+
+    @property
+    def position(self) -> Position:
+        """Where the job stands."""
+        return self.readings.position
 
     def carry(self, objects: Mapping[str, Any], window_bytes: int | None = None) -> None:
         """Fill these objects with the job's state, in windows if their size is given."""
         check_option("carrying", "window_bytes", window_bytes, int | None)
-        if self._state is not None:
-            raise ConfigError("carrying: this generation already carries state; name all objects in one call")
+        self._step.check(StepEvent.CARRIED)
         if self._is_pretended:
             self._caller.bind()
             self._is_pretended = False
         self.boundary()
-        self._fill(CarriedState(objects), window_bytes)
+        state = CarriedState(objects)
+        state.watch(self._step.began, self._step.stepped)
+        self._fill(state, window_bytes)
 
     def _fill(self, state: CarriedState, window_bytes: int | None = None) -> None:
         self._filling = state
@@ -130,7 +157,9 @@ class Stint:
         state.gradients.settle()
         self._held, self._snapshots = None, ()
         self._state = state
-        self.position = filled.position
+        self._step.carried(state.optimizers)
+        self.readings.stand_at(filled.position, is_from_disk=filled.source == "checkpoint")
+        self._settle_values(state)
         self._log.write(
             "filled",
             generation=self.plan.number,
@@ -159,30 +188,80 @@ class Stint:
         if every and step and step % every == 0:
             self.save()
         if self._kept.is_snapshot_due(step):
-            self._kept.take_snapshot(self._hold(self._state))
+            held = self._hold(self._state)
+            assert held is not None, "all is whole between two steps"
+            self._kept.take_snapshot(held)
 
-    def open_batch(self, num_samples: int, reading: Stream | None, cut: Mapping[str, Any]) -> None:
+    def begin_reading(self, name: str, dataset: Any, identity: Identity) -> None:
+        """The first batch of a reading is asked for."""
+        self.check_resolved("asking for batches")
+        self.boundary()
+        if self._state is not None and self.readings.is_known(name):
+            # What the program has done since its last call it did before, when the job stood there.
+            self._undo(self._state)
+        before = self.position
+        self.readings.begin(name, dataset, identity)
+        if self.position is not before and self._state is not None:
+            self._settle_values(self._state)
+
+    def goes_on(self, name: str, max_steps: int | None) -> bool:
+        """Whether a reading has not come to its end, as far as steps go."""
+        reading = self.position.readings.get(name)
+        return reading is not None and not reading.is_done and (max_steps is None or reading.steps < max_steps)
+
+    def open_batch(self, name: str, num_samples: int, stream: Stream | None, cut: Mapping[str, Any]) -> None:
         """A batch is handed out.
 
-        ``reading`` is what it was read from, if ranks must show that they read alike; ``cut`` has by name what decides
+        ``stream`` is what it was read from, if ranks must show that they read alike; ``cut`` has by name what decides
         which samples of it are whose.
         """
-        self._unresolved, self._reading = num_samples, reading
-        self._cut = {name: str(one) for name, one in cut.items()}
+        self._step.handed_out()
+        self._settled = None
+        self._batch = _Batch(name, num_samples, stream, {key: str(one) for key, one in cut.items()})
 
-    def end_batches(self, reading: Stream | None, cut: Mapping[str, Any]) -> None:
-        """There is no batch any more; ``reading`` is what has ended, if that is a stream, ``cut`` as in `open_batch`.
+    def end_batches(self, name: str, stream: Stream | None, cut: Mapping[str, Any], epoch: int) -> None:
+        """There is no batch of this reading any more; arguments as in `open_batch`, ``epoch`` the passes over it.
 
         Until ranks have compared their arguments in a vote, and with a stream at any time, one may come to the end
         alone. So the end is compared like a batch, or the others would wait for this rank's vote in vain. A rank that
         has taken another's place may pass over batches that lie behind the others, who know nothing of it.
         """
-        have_compared = self._num_steps_here > 0 and reading is None
-        if self._state is None or self._must_leave or self.plan.in_place or have_compared:
+        if self._state is None:
             return
-        self._reading, self._cut = reading, {name: str(one) for name, one in cut.items()}
-        if not self._exchange([False] * _NUM_SAID).is_alike:
-            self._refuse_slices()
+        self.boundary()
+        if not self.plan.in_place and (name not in self._voted or stream is not None):
+            batch = _Batch(name, None, stream, {key: str(one) for key, one in cut.items()})
+            if not self._exchange([False] * _NUM_SAID, batch).is_alike:
+                self._refuse_slices(batch)
+        self.readings.position = self.position.ended(name, epoch)
+        self._settle_values(self._state)
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The epochs from where the job stands, each once what it reads is behind the job."""
+        if self._state is None:
+            raise ConfigError("asking for epochs: call job.carry(...) first: it restores the epoch")
+        for epoch in self.readings.epochs(count):
+            self._settle_values(self._state)
+            yield epoch
+            self.check_resolved("asking for the next epoch")
+            self.boundary()
+        self._settle_values(self._state)
+
+    def _settle_values(self, state: CarriedState) -> None:
+        self._settled, self._versions = state.values(), state.versions()
+
+    def _undo(self, state: CarriedState) -> None:
+        if self._settled is None:
+            return
+        written = [name for name, version in state.versions().items() if version != self._versions.get(name, version)]
+        if written:
+            raise ConfigError(
+                f"asking for batches: the program has written to {written[0]!r} on its way to where the job stands, "
+                f"at step {self.position.step}; what it does once, or at the end of an epoch, would be done again on "
+                "every mesh: let it loop over job.epochs(n), or do it before job.carry"
+            )
+        if state.values() != self._settled:
+            state.set_values(self._settled)
 
     @contextlib.contextmanager
     def attempt(self) -> Iterator[None]:
@@ -196,7 +275,7 @@ class Stint:
             if not self.can_stay or not self._rejoin(error):
                 raise
         except ValueError as error:
-            if self._num_steps_here or _STALE_GROUP not in str(error):
+            if self._step.num_steps or _STALE_GROUP not in str(error):
                 raise
             raise PeerError(
                 "continuing a loop of steps: the program still holds a process group of the previous mesh; every rank "
@@ -209,9 +288,9 @@ class Stint:
         return (
             self._uses_attempts
             and self._state is not None
-            and not self._in_step
+            and self._step.is_whole
             # A second loss at the same step may be the program's own groups: then all begin anew.
-            and self._num_steps_here > 0
+            and self._step.num_steps > 0
             and self._state.is_plain
             and not self._lower.has_own_groups
         )
@@ -223,27 +302,28 @@ class Stint:
         if place is None:
             return False
         self.plan, self._kept = place.plan, Safekeeping(place, self.options, self._log)
-        self._must_leave = self._must_hand_over = self.is_dispensable = False
-        self._unresolved, self._num_steps_here = None, 0
-        self._has_compared_gradients = self._must_compare_gradients = self._has_compared_state = False
+        held = self._hold(self._state)
+        self.is_dispensable = False
+        self._step.rejoined()
+        self._voted.clear()
         self._state.gradients.drop()
         state, self._state = self._state, None
-        self._held, self._snapshots = self._hold(state), place.snapshots
+        self._held, self._snapshots = held, place.snapshots
         self._fill(state)
         return True
 
     def vote(self, ok: bool) -> bool:
         """Whether all ranks take the batch that is open."""
-        if self._unresolved is None:
-            raise ConfigError(
-                "committing: no batch has been taken; call commit once for each batch of job.batches(...)"
-            )
+        self._step.check(StepEvent.TAKEN)
+        batch = self._batch
+        assert batch is not None and batch.num_samples is not None
         # A gradient whose collective was given up on the device looks like any other: nobody may take a step with it.
         self._lower.check_end()
         accumulates = self._state is not None and self._state.gradients.is_accumulating
         caller = self._caller
         try:
-            heard = self._exchange([not ok, caller.wants_pause, caller.is_leaving, self._kept.is_sending, accumulates])
+            says = [not ok, caller.wants_pause, caller.is_leaving, self._kept.is_sending, accumulates]
+            heard = self._exchange(says, batch)
         except RuntimeError as error:
             if not is_network_error(error):
                 raise
@@ -252,32 +332,29 @@ class Stint:
                 if self.can_stay and self._rejoin(None):
                     return False
                 raise Leave from None
-            taken, self._must_leave = outcome, True
+            taken, owed = outcome, {Instruction.LEAVE}
         else:
             if not heard.is_alike:
-                self._refuse_slices()
-            rejected, pause, somebody_leaves, somebody_sends, accumulates = heard.said
-            self._must_compare_gradients = accumulates and not self._has_compared_gradients
-            self._kept.is_anybody_sending = somebody_sends
-            taken, self._must_leave = not rejected, pause
-            self._must_hand_over = somebody_leaves
-        self.position = self.position.after(self._unresolved)
-        self._unresolved = None
-        self._num_steps_here += 1
+                self._refuse_slices(batch)
+            rejected, *asked, self._kept.is_anybody_sending, accumulates = heard.said
+            taken = not rejected
+            wants = (Instruction.LEAVE, Instruction.HAND_OVER, Instruction.COMPARE_GRADIENTS)
+            owed = {one for one, is_owed in zip(wants, (*asked, accumulates), strict=True) if is_owed}
+        self.readings.position = self.position.after(batch.num_samples, batch.name)
+        self._voted.add(batch.name)
+        self._step.voted(taken, owed)
         self._caller.note_step()
-        self._in_step = self.last_taken = taken
+        self.last_taken = taken
         return taken
 
-    def _exchange(self, says: list[bool]) -> _Heard:
+    def _exchange(self, says: list[bool], batch: _Batch) -> _Heard:
         """Tell all ranks `_NUM_SAID` things, and hear them. Called by every rank."""
-        digest = self._digest_of_batch()
-        vote = torch.tensor([*says, digest, -digest], dtype=torch.int64, device="cpu")
+        vote = torch.tensor([*says, batch.digest, -batch.digest], dtype=torch.int64, device="cpu")
         dist.all_reduce(vote, dist.ReduceOp.MAX, group=self._lower.control)
         *said, largest, smallest_negated = vote.tolist()
         return _Heard([bool(one) for one in said], largest == -smallest_negated)
 
     def _compare_gradients(self, gradients: Gradients) -> None:
-        self._has_compared_gradients, self._must_compare_gradients = True, False
         unlike = find_unlike(all_gather_json(gradients.describe(), self._lower.control))
         if unlike is not None:
             name, one, other = unlike
@@ -295,21 +372,16 @@ class Stint:
         group = self._lower.control
         state.check_alike(step_together(look, group, "looking at what is carried", tell=lambda told: told).told)
 
-    def _digest_of_batch(self) -> int:
-        """32 bits, equal where ranks cut up the same batch in the same way."""
-        batch = [self._cut, self._unresolved]
-        return crc32(json.dumps(batch).encode(), 0 if self._reading is None else self._reading.digest)
-
-    def _refuse_slices(self) -> NoReturn:
+    def _refuse_slices(self, batch: _Batch) -> NoReturn:
         doing = f"committing step {self.position.step + 1}"
-        unlike = describe_unlike(all_gather_json(self._cut, self._lower.control), lambda rank: f"rank {rank}")
+        unlike = describe_unlike(all_gather_json(batch.cut, self._lower.control), lambda rank: f"rank {rank}")
         if unlike is not None:
             raise ConfigError(
                 f"{doing}: ranks call job.batches with different arguments: {unlike}, and slices of different batches "
                 "lose and repeat samples; give all ranks the same"
             )
-        assert self._reading is not None
-        read = f"{self._reading.describe()} (digest {self._reading.digest:08x})"
+        assert batch.stream is not None
+        read = f"{batch.stream.describe()} (digest {batch.stream.digest:08x})"
         raise ConfigError(
             f"{doing}: ranks did not read the same samples in the same order; rank {self.rank} read {read}, and slices "
             f"of different orders lose and repeat samples; {ORDER_ADVICE}"
@@ -322,7 +394,7 @@ class Stint:
                 "saving: the job needs a folder (remesh.elastic(..., checkpoint=...)) and state (job.carry(...)) first"
             )
         self.boundary()
-        return self._kept.save(self._state, self.position, self.options.checkpoint)
+        return self._kept.save(self._state, self.position, self._values(self._state), self.options.checkpoint)
 
     def finish(self) -> None:
         """The training function has returned: nothing may be left open."""
@@ -331,7 +403,7 @@ class Stint:
 
     def check_resolved(self, doing: str) -> None:
         """The batch that was handed out is taken or dropped: else the position in the data stands still."""
-        if self._unresolved is not None:
+        if self._step.is_open:
             raise ConfigError(
                 f"{doing}: the last batch was neither committed nor dropped; call job.commit() for each batch, or "
                 "job.commit(ok=False) to drop it"
@@ -349,28 +421,48 @@ class Stint:
                 return self._filling.in_doubt
             is_torn = self._filling is not None and self._filling.is_torn
             return None if is_torn else self._held
-        if self._in_step:
-            return None
-        return self._hold(self._state)
+        return self._hold(self._state) if self._step.is_whole else None
 
-    def _hold(self, state: CarriedState) -> HeldState:
-        return state.hold(self.position.step, self.position.samples, self.position.line)
+    def _hold(self, state: CarriedState) -> HeldState | None:
+        if self._step.phase is StepPhase.TAKING:
+            try:
+                state.gradients.keep()
+            except ConfigError:  # some are not added up over ranks
+                return None
+        where = self.position
+        return HeldState(where.step, where.samples, state.pieces(), self._values(state), where.line)
+
+    def _values(self, state: CarriedState) -> dict[str, str]:
+        """Plain values that go with the position, and it."""
+        values = state.values() if self._settled is None else self._settled
+        return {**values, POSITION: self.position.to_text()}
 
     def boundary(self) -> None:
-        """Between two steps: the last one is complete, and this rank may leave."""
-        self._in_step = False
-        if self._state is not None and self._unresolved is None:
-            self._state.gradients.keep()
-            if self._must_compare_gradients:
-                self._compare_gradients(self._state.gradients)
-            if self._num_steps_here == 1 and not self._has_compared_state:
-                # The first step has made what was not there when it was carried.
-                self._has_compared_state = True
-                self._compare_state(self._state)
-        if self._must_hand_over:
-            assert self._state is not None
-            self._must_hand_over = False
-            is_leaving = self._caller.is_leaving
-            self.is_dispensable = self._kept.hand_over(self._state, self.position, is_leaving) and is_leaving
-        if self._must_leave and not (self.can_stay and self._rejoin(None)):
-            raise Leave
+        """The program calls the job: the last step is complete, and this rank may leave between two."""
+        was = self._step.phase
+        owed = self._step.called()
+        if self._step.phase is StepPhase.BETWEEN:
+            if was is not StepPhase.BETWEEN:
+                self.readings.position = self.position.marked()
+            if self.readings.settle() and self._state is not None:
+                self._settle_values(self._state)
+        for one in owed:
+            self._do(one)
+
+    def _do(self, instruction: Instruction) -> None:
+        state = self._state
+        assert state is not None
+        match instruction:
+            case Instruction.KEEP_GRADIENTS:
+                state.gradients.keep()
+            case Instruction.COMPARE_GRADIENTS:
+                self._compare_gradients(state.gradients)
+            case Instruction.COMPARE_STATE:
+                self._compare_state(state)
+            case Instruction.HAND_OVER:
+                is_leaving = self._caller.is_leaving
+                is_safe = self._kept.hand_over(state, self.position, self._values(state), is_leaving)
+                self.is_dispensable = is_safe and is_leaving
+            case Instruction.LEAVE:
+                if not (self.can_stay and self._rejoin(None)):
+                    raise Leave

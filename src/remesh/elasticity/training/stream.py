@@ -84,6 +84,11 @@ class Stream:
         return self._last
 
     @property
+    def epoch(self) -> int:
+        """Passes over the iterable that have come to their end."""
+        return self._epoch
+
+    @property
     def digest(self) -> int:
         """The digest (32 bits) of all samples up to the end of the last batch; equal where ranks read the same."""
         return self._digest

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from remesh.comm.gather import group_rank, lack_of_memory, step_together
-from remesh.elasticity.state import CarriedState, HeldState
+from remesh.elasticity.state import CarriedState, HeldState, Moment
 from remesh.elasticity.training.offers import Offers, keep_both
 from remesh.foundation.errors import ConfigError
 from remesh.layout import Box, Shard
@@ -52,10 +52,8 @@ class FillSource:
     """What every rank has of it in the end, but for the tensors. Invariant: of the newest line and step."""
     host_of: Mapping[int, str]
 
-    @property
-    def moment(self) -> tuple[int, int]:
-        """Line and step."""
-        return self.becomes.line, self.becomes.step
+    moment: Moment
+    """Of what holders give."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +90,7 @@ def fill_by_windows(state: CarriedState, source: FillSource, window_bytes: int) 
         units.setdefault(state.unit_of(name), []).append(name)
     plan = _plan(units, moves, met.told, window_bytes)
     held = source.offers.held
-    if source.offers.holds(*source.moment):
+    if source.offers.holds(source.moment):
         assert held is not None
         kept = held.pieces
     else:
@@ -121,12 +119,12 @@ def tell_of_memory(doing: str, raised: BaseException) -> BaseException:
 
 def _tell(state: CarriedState, source: FillSource) -> dict[str, Any]:
     """What this rank says of itself before anything is planned."""
-    boxes, there = source.offers.boxes_at(*source.moment), state.pieces()
+    boxes, there = source.offers.boxes_at(source.moment), state.pieces()
     is_strange = not there.keys() <= source.names or any(one.partial is not None for one in boxes.values())
     # Of what is still to be made every box may be wanted somewhere.
     makes = state.sizes_to_make(source.names)
     wholes = {name: _whole(piece) for name, piece in boxes.items() if state.unit_of(name) in makes}
-    held = source.offers.held if source.offers.holds(*source.moment) else None
+    held = source.offers.held if source.offers.holds(source.moment) else None
     return {
         "is_strange": is_strange,
         "described": describe_all(boxes, there | wholes),
@@ -179,7 +177,7 @@ def _move_window(
     def make() -> tuple[dict[str, Piece], dict[str, Piece]]:
         state.make(window)
         state.check_made(names)
-        return source.offers.at(*source.moment, names), state.pieces(names)
+        return source.offers.at(source.moment, names), state.pieces(names)
 
     sides = step_together(make, None, DOING, tell=lambda made: describe_all(*made), translate=tell_of_memory)
     give, take = sides.mine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from remesh.elasticity.state import HeldState
+from remesh.elasticity.state import HeldState, Moment
 from remesh.elasticity.training.fill import Offers
 from remesh.layout import Box, Shard
 from remesh.layout.from_torch import Piece, join_pieces
@@ -26,9 +26,9 @@ def test_offers_of_a_step_are_those_of_memory_and_snapshots_together() -> None:
     offers = Offers(
         HeldState(7, 70, {"w": piece(0, 4)}, {}), (HeldState(5, 50, {"w": piece(4, 8)}, {}), HeldState(7, 70, {}, {}))
     )
-    assert [shard.box for shard in offers.at(0, 7)["w"].shards] == [Box((0,), (4,))]
-    assert [shard.box for shard in offers.at(0, 5)["w"].shards] == [Box((4,), (8,))]
-    assert offers.at(0, 6) == offers.at(1, 7) == {}
+    assert [shard.box for shard in offers.at(Moment(0, 7))["w"].shards] == [Box((0,), (4,))]
+    assert [shard.box for shard in offers.at(Moment(0, 5))["w"].shards] == [Box((4,), (8,))]
+    assert offers.at(Moment(0, 6)) == offers.at(Moment(1, 7)) == {}
 
 
 def test_what_adds_no_box_is_not_copied() -> None:
