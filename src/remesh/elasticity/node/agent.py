@@ -264,4 +264,5 @@ def _process_spec(config: AgentConfig, index: int, link: Path, folder: Path) -> 
         EVENTS.name: str(config.events_folder or ""),
     }
     logs = config.log_folder or folder
-    return ProcessSpec(config.command, config.node_name, environment, logs, config.redirects, config.tee)
+    keeps_logs = config.log_folder is not None
+    return ProcessSpec(config.command, config.node_name, environment, logs, config.redirects, config.tee, keeps_logs)

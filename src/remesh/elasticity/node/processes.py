@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ class ProcessSpec:
     """Gets a folder for each start of a worker."""
     redirects: Std
     tee: Std
+    keeps_logs: bool = True
+    """Whether the folder of a start outlives its worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +54,14 @@ class WorkerProcesses:
         self._spec = spec
         self._contexts: dict[int, PContext] = {}
         self._num_starts = 0
+        self._places: dict[int, Path] = {}
+        """Slot -> folder of its last start."""
 
     def start(self, slot: int) -> int:
         """Start a worker; its process id. Installs torch's own handlers of signals."""
         spec = self._spec
         self._num_starts += 1
-        place = spec.log_folder / f"{spec.node_name}-worker{slot}-start{self._num_starts}"
+        place = self._places[slot] = spec.log_folder / f"{spec.node_name}-worker{slot}-start{self._num_starts}"
         place.mkdir(parents=True, exist_ok=True)
         context = self._contexts[slot] = start_processes(
             name=f"{spec.node_name}/{slot}",
@@ -79,6 +84,8 @@ class WorkerProcesses:
             del self._contexts[slot]
             failure = result.failures.get(0)
             code = failure.exitcode if failure else 0
+            if not self._spec.keeps_logs:
+                shutil.rmtree(self._places.pop(slot), ignore_errors=True)
             found.append(Exited(slot, pid, code, "" if failure is None else _traceback_of(failure)))
         return found
 

@@ -15,7 +15,7 @@ import contextlib
 import json
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import nlargest
 from operator import itemgetter
 from typing import Any, NoReturn
@@ -105,7 +105,7 @@ class Stint:
         self._held = held
         self._is_pretended = place.is_pretended
         self._snapshots = place.snapshots
-        self._kept = Safekeeping(place, options, log)
+        self._kept = Safekeeping(replace(place, snapshots=()), options, log)
         self._state: CarriedState | None = None
         self._step = StepMachine()
         self._batch: _Batch | None = None
@@ -301,7 +301,7 @@ class Stint:
         place = self._caller.rejoin(error)
         if place is None:
             return False
-        self.plan, self._kept = place.plan, Safekeeping(place, self.options, self._log)
+        self.plan, self._kept = place.plan, Safekeeping(replace(place, snapshots=()), self.options, self._log)
         held = self._hold(self._state)
         self.is_dispensable = False
         self._step.rejoined()

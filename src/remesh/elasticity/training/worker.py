@@ -10,6 +10,7 @@ connect to the agent ──> ready ──> meet: grow the lower half, make a Job
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -143,10 +144,8 @@ class TrainingWorker:
             else:
                 self._grow(plan, message)
             seed_everything(derive_seed(self._options.seed))
-            snapshots = self._read_snapshots(message)
-            place = RankPlace(plan, rank, self._lower, self._taker, plan.in_place, snapshots)
+            self._stint = self._make_stint(plan, message)
             # From here on the job keeps the held state, and drops it once it is filled: not two copies.
-            self._stint = Stint(place, self._held, caller=self, options=self._options, log=self._log)
             self._held = None
             train(Job(self._stint, self._log))
             self._stint.finish()
@@ -161,6 +160,12 @@ class TrainingWorker:
                 self._fail(error)
         finally:
             self._taker.close()
+
+    def _make_stint(self, plan: Generation, message: Message) -> Stint:
+        # No name of a caller refers to the snapshots: what looks into their memory goes with the fill.
+        snapshots = self._read_snapshots(message)
+        place = RankPlace(plan, int(message["rank"]), self._lower, self._taker, plan.in_place, snapshots)
+        return Stint(place, self._held, caller=self, options=self._options, log=self._log)
 
     def _grow(self, plan: Generation, message: Message) -> None:
         rank = int(message["rank"])
@@ -192,7 +197,8 @@ class TrainingWorker:
         found = []
         for path in message["snapshots"]:
             try:
-                held = read_snapshot(SnapshotBuffer.open(path))
+                with contextlib.closing(SnapshotBuffer.open(path)) as buffer:
+                    held = read_snapshot(buffer)
             except (OSError, FormatError) as error:
                 self._log.write("snapshot-unread", path=path, reason=str(error))
                 continue
