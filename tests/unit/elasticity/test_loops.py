@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from torch import nn
 from torch.optim import lr_scheduler
 
+from remesh.checkpoint.storage import location_of
 from remesh.elasticity.model.generation import Generation
 from remesh.elasticity.model.seats import MeshMember
 from remesh.elasticity.state import HeldState
@@ -75,14 +79,16 @@ class World:
 
 
 @contextlib.contextmanager
-def stint_of(world: World, held: HeldState | None, number: int) -> Iterator[Stint]:
+def stint_of(
+    world: World, held: HeldState | None, number: int, folder: Path | None = None, seed: int = 3, **options: Any
+) -> Iterator[Stint]:
     lower = LowerHalf("gloo", "cpu", 30.0)
     lower.pretend(0, {"dp": 1})
     plan = Generation(number, {"dp": 1}, (MeshMember(0, 0, 0, 1),), (), {0: "a"}, 0, True, "1 worker fits dp=1")
     place = RankPlace(plan, 0, lower, Taker())  # type: ignore[arg-type]
-    options = JobOptions(seed=3, checkpoint=None, save_every=None)
+    wanted = JobOptions(seed=seed, checkpoint=folder and location_of(folder), save_every=None, **options)
     try:
-        yield Stint(place, held, caller=Around(world), options=options, log=EventLog(None, "test"))  # type: ignore[arg-type]
+        yield Stint(place, held, caller=Around(world), options=wanted, log=EventLog(None, "test"))  # type: ignore[arg-type]
     finally:
         lower.shed()
 
@@ -383,6 +389,77 @@ def test_a_job_that_goes_on_with_another_dataset_is_refused_by_name() -> None:
         pytest.raises(ConfigError, match="length is 20, expected 10; samples would"),
     ):
         other_dataset(Job(stint, EventLog(None, "test")), world)
+
+
+def saved(folder: Path, program: Program, hurt: int) -> None:
+    """A checkpoint of a job that was ended there."""
+    world = World(frozenset([hurt]))
+    with stint_of(world, None, 1, folder) as stint:
+        job = Job(stint, EventLog(None, "test"))
+        with pytest.raises((Leave, PeerError)):
+            program(job, world)
+        job.save()
+
+
+def reading(dataset: Any) -> Program:
+    def program(job: Job, world: World) -> Net:
+        net = Net(job)
+        for batch in job.batches(dataset, 4, epochs=3):
+            step(job, world, net, "A", batch)
+        return net
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("dataset", "seed", "words"),
+    [(range(20), 3, "length is 20, expected 10"), (A, 4, "seed is 4, expected 3"), (range(1, 11), 3, "digest is")],
+)
+def test_a_job_that_is_resumed_with_other_data_is_refused_unless_asked_for(
+    tmp_path: Path, dataset: Any, seed: int, words: str
+) -> None:
+    saved(tmp_path, epochs_inside, 7)
+    world = World()
+    with stint_of(world, None, 1, tmp_path, seed=seed) as stint, pytest.raises(ConfigError, match=words):
+        reading(dataset)(Job(stint, EventLog(None, "test")), world)
+    assert not world.taken
+    with stint_of(world, None, 1, tmp_path, seed=seed, changed_data="begin") as stint:
+        reading(dataset)(Job(stint, EventLog(None, "test")), world)
+    samples = [sample for _, batch in world.taken for sample in batch]
+    assert sorted(samples) == sorted([*dataset] * 3), "the new one from its beginning"
+    world = World()
+    with stint_of(world, None, 1, tmp_path, seed=seed, changed_data="continue") as stint:
+        reading(dataset)(Job(stint, EventLog(None, "test")), world)
+    assert len([sample for _, batch in world.taken for sample in batch]) == 3 * len(dataset) - 12
+
+
+class Chances(torch.utils.data.Dataset[torch.Tensor]):
+    """Changes its samples at random, by each generator that programs use, and one that nobody seeds."""
+
+    def __init__(self, strange: bool = False) -> None:
+        self.strange = strange
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        own = time.monotonic() if self.strange else 0.0
+        return torch.tensor(index + random.random() + float(np.random.rand()) + float(torch.rand(())) + own)
+
+
+@pytest.mark.parametrize("strange", [False, True])
+def test_data_that_is_changed_at_random_is_known_again(tmp_path: Path, strange: bool) -> None:
+    def program(job: Job, world: World) -> Net:
+        return reading(Chances(strange))(job, world)
+
+    saved(tmp_path, program, 7)
+    world = World()
+    with stint_of(world, None, 1, tmp_path) as stint:
+        program(Job(stint, EventLog(None, "test")), world)
+    assert len(world.taken) == 5
+    if not strange:
+        calm, _ = run(program)
+        assert world.taken == calm.taken[3:], "chance follows from the step: torch's, Python's and NumPy's"
 
 
 def test_a_program_that_writes_into_tensors_on_its_way_is_refused_by_name() -> None:
