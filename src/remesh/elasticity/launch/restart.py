@@ -4,8 +4,9 @@
 logs, the monitor loop, restarts, the exit barrier, the error file. What is added comes in by two public ways:
 
 - *the rendezvous handler*, which torch's agent asks for each attempt, and between attempts for nodes that wait. So each
-  attempt has a store of its own (:mod:`remesh.elasticity.launch.meeting`), restarts are reported, and a failure that ended
-  the job on one node is left in the store, where all other agents find it within a monitor interval, and end, too;
+  attempt has a store of its own (:mod:`remesh.elasticity.launch.meeting`), restarts are reported, and a failure that
+  ended the job on one node is left in the store, where all other agents find it within a monitor interval, and end,
+  too;
 - *torch's events*, which say which workers were started.
 
 The cause that is reported is the earliest failure of any node that follows from no other.

@@ -5,8 +5,8 @@ voted. A rank whose all-reduce fails does not know; it goes to the meeting *in d
 result, the rank takes the step too, for its gradients are complete (see :mod:`remesh.elasticity.model.generation`).
 
 Where it stands in its step is the state machine of :mod:`remesh.elasticity.training.step`; what it reads,
-:mod:`remesh.elasticity.training.readings`. Plain values are kept as they were when a reading ended, until the next batch:
-what a program does in between (an evaluation, a scheduler's epoch) is done anew where a rank is lost in it.
+:mod:`remesh.elasticity.training.readings`. Plain values are kept as they were when a reading ended, until the next
+batch: what a program does in between (an evaluation, a scheduler's epoch) is done anew where a rank is lost in it.
 """
 
 from __future__ import annotations
