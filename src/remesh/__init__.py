@@ -18,7 +18,8 @@ if TYPE_CHECKING:
         testbed as testbed,
     )
     from remesh.checkpoint.manager import Checkpoints as Checkpoints
-    from remesh.checkpoint.plain import latest_complete as latest_complete, load as load, save as save
+    from remesh.checkpoint.plain import load as load, save as save
+    from remesh.checkpoint.run.housekeeping import latest_complete as latest_complete
     from remesh.elasticity.api import elastic as elastic
     from remesh.elasticity.model.mesh_policy import (
         Memory as Memory,

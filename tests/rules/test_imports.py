@@ -73,7 +73,7 @@ INNER_ARROW: dict[str, dict[str, str]] = {
         "store": "model",
         "snapshots": "state",
         "health": "membership model store telemetry",
-        "training": "gradients health link model snapshots state store telemetry",
+        "training": "gradients health link model snapshots state store telemetry values",
         "node": "health link membership model own_folder snapshots store telemetry",
         "launch": "membership model node store telemetry",
     },

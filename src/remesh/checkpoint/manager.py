@@ -18,9 +18,15 @@ from typing import Any, Self, TypeVar
 
 from remesh.checkpoint.background.saving_thread import BackgroundSave, thread_of
 from remesh.checkpoint.errors import CheckpointMismatchError, CheckpointPathError
-from remesh.checkpoint.plain import latest_complete, load, save_with_metrics
+from remesh.checkpoint.plain import load, save_with_metrics
 from remesh.checkpoint.plan.step_names import step_name, step_of
-from remesh.checkpoint.run.housekeeping import State, decide_removals, list_checkpoints, remove_checkpoint
+from remesh.checkpoint.run.housekeeping import (
+    State,
+    decide_removals,
+    latest_complete,
+    list_checkpoints,
+    remove_checkpoint,
+)
 from remesh.checkpoint.run.metrics_file import check_is_known, encode_metrics, read_metrics
 from remesh.checkpoint.run.steps import take_step
 from remesh.checkpoint.storage import Directory, Location, location_of, store_of

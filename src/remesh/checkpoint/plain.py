@@ -24,11 +24,9 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from remesh.checkpoint.background.saving_thread import thread_of
-from remesh.checkpoint.errors import CheckpointMismatchError, CheckpointPathError, as_checkpoint_error
-from remesh.checkpoint.formats.directory import maybe_load_config
+from remesh.checkpoint.errors import CheckpointMismatchError, as_checkpoint_error
 from remesh.checkpoint.formats.fetch import read_objects
 from remesh.checkpoint.formats.torch_format import check_files
-from remesh.checkpoint.plan.step_names import step_of
 from remesh.checkpoint.plan.writes import SMALL_BYTES, Choice, HeldBoxes, choose_writers
 from remesh.checkpoint.run.common_data import Common, join_common
 from remesh.checkpoint.run.equal_copies import Copies, HeldCopy, check_equal, digests_of
@@ -37,7 +35,6 @@ from remesh.checkpoint.run.reader import (
     Fill,
     OpenCheckpoint,
     check_is_one,
-    is_complete,
     open_checkpoint,
     plan_fill,
     run_fill,
@@ -54,7 +51,7 @@ from remesh.checkpoint.run.requests import (
 )
 from remesh.checkpoint.run.steps import take_step
 from remesh.checkpoint.run.writer import RankState, begin_save, commit_save, part_of, store_index, write_part
-from remesh.checkpoint.storage import Directory, Location, location_of, store_of
+from remesh.checkpoint.storage import Directory, Location, location_of
 from remesh.checkpoint.storage.turns import Turn
 from remesh.checkpoint.values.entities import (
     LocalNonpersistentObject,
@@ -293,27 +290,6 @@ def _doing(verb: str, path: Directory) -> str:
         return f"{verb} checkpoint {location_of(path)}"
     except ConfigError:
         return f"{verb} a checkpoint"
-
-
-def latest_complete(root: Directory) -> Location | None:
-    """The newest complete checkpoint under ``root``, by step, or None.
-
-    Looks at directories with names such as ``step-00000120``; incomplete and damaged ones are skipped.
-    """
-    place = location_of(root)
-    store = store_of(place)
-    if not store.is_directory(place):
-        return None
-    names = {entry.name: step for entry in store.entries(place) if (step := step_of(entry.name)) is not None}
-    for name in sorted(names, key=lambda name: names[name], reverse=True):
-        if is_complete(place / name):
-            return place / name
-    if not names and maybe_load_config(place) is not None:
-        raise CheckpointPathError(
-            f"looking for checkpoints under {place}: this is a checkpoint itself, expected the folder that holds "
-            f"them; give {place.parent}"
-        )
-    return None
 
 
 _PLANS = Agreements()

@@ -105,7 +105,7 @@ def _tensor_parts(tensor: torch.Tensor) -> list[Any]:
 def _make_tensor(parts: Sequence[Any]) -> torch.Tensor:
     dtype, shape, raw = parts
     content = bytearray(base64.b64decode(raw))
-    flat = torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
+    flat = torch.frombuffer(content, dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8, device="cpu")
     return flat.view(getattr(torch, dtype)).reshape(shape)
 
 

@@ -13,8 +13,9 @@ import torch
 
 from remesh import dist_checkpointing
 from remesh.checkpoint.formats.directory import IN_PROGRESS_FNAME
-from remesh.checkpoint.plain import latest_complete, load, save
+from remesh.checkpoint.plain import load, save
 from remesh.checkpoint.plan.step_names import step_name
+from remesh.checkpoint.run.housekeeping import latest_complete
 from remesh.dist_checkpointing.core import CheckpointingConfig, CheckpointingException, maybe_load_config, save_config
 from remesh.foundation.errors import FormatError, StorageError
 

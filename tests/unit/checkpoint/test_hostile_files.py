@@ -21,7 +21,7 @@ from remesh import dist_checkpointing
 from remesh.checkpoint.errors import CheckpointFormatError, CheckpointingException
 from remesh.checkpoint.formats.data_file import load_object
 from remesh.checkpoint.formats.inert_pickle import load_inert
-from remesh.checkpoint.plain import latest_complete
+from remesh.checkpoint.run.housekeeping import latest_complete
 from remesh.checkpoint.storage.integrity import CHECKSUMS_FNAME
 from remesh.dist_checkpointing import ShardedObject, ShardedTensor
 

@@ -14,9 +14,14 @@ from click.testing import CliRunner
 
 import remesh
 from remesh.checkpoint.formats.directory import CONFIG_FNAME, IN_PROGRESS_FNAME
-from remesh.checkpoint.plain import latest_complete
 from remesh.checkpoint.plan.step_names import step_name
-from remesh.checkpoint.run.housekeeping import State, decide_removals, list_checkpoints, remove_checkpoint
+from remesh.checkpoint.run.housekeeping import (
+    State,
+    decide_removals,
+    latest_complete,
+    list_checkpoints,
+    remove_checkpoint,
+)
 from remesh.checkpoint.storage import Entry
 from remesh.checkpoint.storage.store import LocalStore
 from remesh.cli.ckpt import ckpt

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from enum import Enum
 
 from remesh.checkpoint.errors import CheckpointPathError, told_as_checkpoint_errors
-from remesh.checkpoint.formats.directory import CONFIG_FNAME, METADATA_FNAME, is_leftover
+from remesh.checkpoint.formats.directory import CONFIG_FNAME, METADATA_FNAME, is_leftover, maybe_load_config
 from remesh.checkpoint.formats.zarr_format import folders_below, remove_arrays
 from remesh.checkpoint.plan.step_names import step_of
-from remesh.checkpoint.run.reader import why_incomplete
-from remesh.checkpoint.storage import Entry, Location, store_of
+from remesh.checkpoint.run.reader import is_complete, why_incomplete
+from remesh.checkpoint.storage import Directory, Entry, Location, location_of, store_of
 from remesh.checkpoint.storage.integrity import SHA256_FNAME
 from remesh.checkpoint.storage.turns import IN_PROGRESS_FNAME, is_commit, is_mark
 from remesh.foundation.retention import Policy, Saved, decide_kept
@@ -57,6 +57,27 @@ class Decision:
     found: ListedCheckpoint
     removes: bool
     reason: str
+
+
+def latest_complete(root: Directory) -> Location | None:
+    """The newest complete checkpoint under ``root``, by step, or None.
+
+    Looks at directories with names such as ``step-00000120``; incomplete and damaged ones are skipped.
+    """
+    place = location_of(root)
+    store = store_of(place)
+    if not store.is_directory(place):
+        return None
+    names = {entry.name: step for entry in store.entries(place) if (step := step_of(entry.name)) is not None}
+    for name in sorted(names, key=lambda name: names[name], reverse=True):
+        if is_complete(place / name):
+            return place / name
+    if not names and maybe_load_config(place) is not None:
+        raise CheckpointPathError(
+            f"looking for checkpoints under {place}: this is a checkpoint itself, expected the folder that holds "
+            f"them; give {place.parent}"
+        )
+    return None
 
 
 def list_checkpoints(root: Location) -> list[ListedCheckpoint]:

@@ -26,8 +26,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from remesh.checkpoint.plain import latest_complete, load_chosen
+from remesh.checkpoint.plain import load_chosen
 from remesh.checkpoint.plan.step_names import step_of
+from remesh.checkpoint.run.housekeeping import latest_complete
 from remesh.checkpoint.run.reader import OpenCheckpoint
 from remesh.checkpoint.storage import Location, location_of
 from remesh.comm.gather import all_gather_json, group_rank, step_together
