@@ -17,6 +17,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import remesh
+
 _ROOT = Path(__file__).resolve().parent.parent
 OUT = _ROOT / "benchmarks" / "out"
 _LOAD_BEFORE = os.getloadavg()
@@ -87,7 +89,11 @@ def describe_run(seed: int | None) -> dict[str, Any]:
         },
         "load_before": list(_LOAD_BEFORE),
         "load": list(os.getloadavg()),
-        "versions": {name: version(name) for name in ("remesh", "numpy", "torch")} | {"python": sys.version.split()[0]},
+        "versions": {
+            "remesh": remesh.__version__,
+            **{name: version(name) for name in ("numpy", "torch")},
+            "python": sys.version.split()[0],
+        },
         "seed": seed,
         "quick": is_quick(),
     }

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import remesh
 from benchmarks.report import Row, at_least, at_most, header_of, write_report
 from tests.unit.benchmarks.described import DESCRIBED
 
@@ -20,6 +21,7 @@ def test_a_row_that_misses_its_goal_stays_in(tmp_path: Path) -> None:
     assert set(report["rows"][0]) == {"case", "value", "unit", "goal", "ok", "peer", "bound", "spread"}
     assert report["seed"] == 7
     assert {"commit", "machine", "load", "load_before", "versions"} <= set(report)
+    assert report["versions"]["remesh"] == remesh.__version__
 
 
 def test_the_header_of_a_page_says_what_a_number_needs_to_be_judged() -> None:
