@@ -107,7 +107,8 @@ def rows(sizes: Sizes) -> list[Row]:
                 most = max(told[rank].nic[name][at] for rank in ranks)
                 found.append(Row(f"{case}: bytes {way} the busiest {side}'s NIC, {name}", most, "bytes"))
     found.append(Row(f"{case}: seconds, {FIXED}", statistics.median(times[FIXED]), "s"))
-    return [*found, Row(f"{case}: t", t, "s", spread=spread["t"]), Row(f"{case}: load", load, "load")]
+    busy = "" if goal else ", too busy for a verdict"
+    return [*found, Row(f"{case}: t", t, "s", spread=spread["t"]), Row(f"{case}: load{busy}", load, "load")]
 
 
 def measure(sizes: Sizes) -> SyncTold:

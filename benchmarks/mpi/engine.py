@@ -25,8 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.mpi import images_page
-from benchmarks.report import Row, at_most, is_quick, write_report
+from benchmarks.report import Journal, Row, at_most, is_kept, is_quick, print_rows
 from remesh.carried.images import (
     Command,
     ImageReport,
@@ -299,10 +298,11 @@ def rows(*, num_mib: int, repeat: int) -> list[Row]:
 
 
 def main() -> None:
-    """Measure and write the report and the page."""
+    """Measure, and write the report: with ``KEEP=1`` beside the rows of `benchmarks.mpi.images`."""
     quick = is_quick()
-    write_report("mpi_engine", rows(num_mib=64 if quick else 512, repeat=3 if quick else 7))
-    images_page.main()
+    found = rows(num_mib=64 if quick else 512, repeat=3 if quick else 7)
+    print_rows(found)
+    Journal("mpi_images", keeps=is_kept()).add(found)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.mpi import images_page
 from benchmarks.mpi.chain import ENVIRONMENT, PROGRAMS
 from benchmarks.report import Row, at_most, is_quick, write_report
 from remesh.carried.mpi.launch import SHM, Reach, plan_start
@@ -252,7 +251,7 @@ def write_as_much(folder: Path, mib: int, num_ranks: int, flags: int = 0) -> flo
 
 
 def main() -> None:
-    """Measure and write the report and the page; needs 4 GiB of memory and 8 GiB of disk."""
+    """Measure, and write the report; needs 4 GiB of memory and 8 GiB of disk."""
     cases = ((64, 2, 5),) if is_quick() else ((256, 2, 5), (256, 4, 5), (1024, 1, 3), (1024, 2, 3))
     found = []
     for mib, num_ranks, repeat in cases:
@@ -260,7 +259,6 @@ def main() -> None:
         found += rows(mib, num_ranks, repeat)
         print(f"{num_ranks} x {mib} MiB: measured in {time.monotonic() - began_s:.0f} s", flush=True)
     write_report("mpi_images", [*found, *object_rows()])
-    images_page.main()
 
 
 if __name__ == "__main__":
