@@ -174,7 +174,7 @@ PAGES = (
     ),
     Page(
         "mpi/images-measured",
-        "python -m benchmarks.mpi.images && KEEP=1 python -m benchmarks.mpi.engine",
+        "python -m benchmarks.mpi.images && python -m benchmarks.mpi.engine",
         "the median, with its spread",
         {
             "jobs": Plain(columns=(VALUE, GOAL, SPREAD)),

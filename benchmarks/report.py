@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -57,6 +58,16 @@ def at_most(case: str, value: float, unit: str, goal: float | None, **more: Any)
 def at_least(case: str, value: float, unit: str, goal: float | None, **more: Any) -> Row:
     """A row whose goal is a lower limit; None for a row without one."""
     return Row(case, value, unit, goal=goal, ok=None if goal is None else value >= goal, **more)
+
+
+def spread_of(values: Sequence[float]) -> float:
+    """Largest over smallest, minus 1."""
+    return max(values) / min(values) - 1
+
+
+def median_of(case: str, values: Sequence[float], unit: str, goal: float | None = None, **more: Any) -> Row:
+    """The row of repeated measurements, whose goal is an upper limit: their median, with their spread."""
+    return at_most(case, statistics.median(values), unit, goal, spread=spread_of(values), **more)
 
 
 def describe_value(value: float, unit: str) -> str:
@@ -143,7 +154,7 @@ class Journal:
                 if report.get(name) != expected:
                     raise ValueError(
                         f"keeping the rows of {path.name}: its {name} is {report.get(name)}, expected {expected}; "
-                        "measure all of it anew, or keep nothing (KEEP=0)"
+                        "measure all of it anew, without KEEP=1 or that file"
                     )
             self._rows = {row["case"]: Row(**row) for row in report["rows"]}
 

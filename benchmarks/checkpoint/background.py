@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.report import Row, at_most
+from benchmarks.report import Row, at_most, spread_of
 from remesh import dist_checkpointing
 from remesh.dist_checkpointing import ShardedTensor
 from remesh.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
@@ -64,7 +64,7 @@ def blocked_time(
         # Who copies at once cannot be blocked for less than the copy takes.
         floor = {} if is_guarded else {"bound": copy_s / foreground_s}
         over = blocked_s / foreground_s
-        spread = max(blocked[_WARM_UP:]) / min(blocked[_WARM_UP:]) - 1
+        spread = spread_of(blocked[_WARM_UP:])
         case = f"{size} in the background by a {worker}"
         rows.append(at_most(f"{case}: blocked over foreground save", over, "ratio", 1 / 20, spread=spread, **floor))
         rows.append(Row(f"{case}: a plain copy over foreground save", copy_s / foreground_s, "ratio"))

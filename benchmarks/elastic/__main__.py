@@ -22,6 +22,7 @@ from benchmarks.elastic import (
 from benchmarks.elastic.settings import Settings, estimate_minutes
 from benchmarks.elastic.sides import CASES
 from benchmarks.report import OUT, Journal, Row, print_rows
+from benchmarks.reshard.netns import why_not
 
 
 def experiments(settings: Settings) -> Iterator[Sequence[Row]]:
@@ -41,7 +42,7 @@ def experiments(settings: Settings) -> Iterator[Sequence[Row]]:
     if "plane" in settings.parts:
         yield control_plane.rows(quick=quick)
     if "shaped" in settings.parts:
-        if missing := shaped.why_not():
+        if missing := why_not():
             print(f"left out: recovery on shaped links, which {missing}")
         else:
             yield shaped.rows(quick=quick)

@@ -37,7 +37,7 @@ from benchmarks.elastic.model import BATCH_SIZE, Samples, make_model
 from benchmarks.elastic.phases import PHASES, Recovery
 from benchmarks.elastic.settings import Settings
 from benchmarks.elastic.sides import NotRecovered, RemeshSide, hurt_often
-from benchmarks.report import OUT, Row, at_most, write_report
+from benchmarks.report import OUT, Row, median_of, write_report
 from remesh.comm.gather import all_gather_json
 from remesh.testbed.pool import RankPool
 
@@ -152,8 +152,7 @@ def rows_of(recoveries: Sequence[Recovery], bounds: Sequence[Times]) -> list[Row
         rows.append(Row(phase, statistics.median(one.phases[phase] for one in recoveries), "s", bound=bound))
     seconds = [one.seconds for one in recoveries]
     bound = statistics.median(sum(each.values()) for each in bounds)
-    spread = max(seconds) / min(seconds) - 1
-    rows.append(at_most(_WHOLE, statistics.median(seconds), "s", GOAL_S, bound=bound, spread=spread))
+    rows.append(median_of(_WHOLE, seconds, "s", GOAL_S, bound=bound))
     after = [one.seconds - one.phases["computing"] for one in recoveries]
     least = statistics.median(sum(each.values()) - each["computing"] for each in bounds)
     rows.append(Row(f"{_WHOLE}, without computing", statistics.median(after), "s", bound=least))

@@ -31,7 +31,7 @@ from pathlib import Path
 
 from benchmarks.mpi import c_programs, images, whole_runs
 from benchmarks.mpi.chain import ENVIRONMENT, PROGRAMS
-from benchmarks.report import Row, at_least, at_most, is_quick, write_report
+from benchmarks.report import Row, at_least, at_most, is_quick, spread_of, write_report
 from remesh.carried.hosts.ground import make_bed
 from remesh.carried.hosts.hosts import Host
 from remesh.carried.mpi.launch import LaunchCommand, Reach, plan_start
@@ -155,7 +155,7 @@ def compare(case: str, network: str, runs: Mapping[str, list[Measured]]) -> list
         return statistics.median(run[name] for run in runs[way])
 
     latencies = [run["latency"] for run in runs["carried"]]
-    spread = max(latencies) / min(latencies) - 1
+    spread = spread_of(latencies)
     found = []
     for name in ("latency", "allreduce"):
         added = (median("carried", name) - median("native", name)) * 1e6

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import functools
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -32,7 +31,7 @@ import torch
 
 from benchmarks.pipeline.measured_ranks import Contestant, Make, Part, Told, measure, measure_torch
 from benchmarks.pipeline.stubs import Pace, Stub
-from benchmarks.report import Row, at_least, at_most
+from benchmarks.report import Row, at_least, at_most, spread_of
 from remesh.pipeline import (
     Costs,
     EdgeCost,
@@ -82,14 +81,6 @@ class Case:
     lines: Lines = Lines.NIC
     goals: Mapping[str, float] = field(default_factory=dict)
     """Of `OURS` against `BOUND` and against `BLOCKING`, by those names."""
-
-
-def why_not() -> str:
-    """What this machine lacks for a testbed; empty when it lacks nothing."""
-    absent = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
-    if absent:
-        return f"needs {' and '.join(absent)}, not on the path"
-    return "" if os.geteuid() == 0 else "needs root, for network namespaces"
 
 
 # --- cases ---
@@ -315,22 +306,15 @@ def rows_of(measured: Measured) -> list[Row]:
         if contestant not in seconds:
             continue
         value, spread = _ratio(seconds[BOUND], seconds[contestant])
-        about: dict[str, Any] = {"peer": None if contestant == OURS else contestant, "bound": 1.0, "spread": spread}
-        text = f"{name}: fraction of the signal bound, {contestant}"
         goal = case.goals.get(BOUND) if contestant == OURS and quiet else None
-        if goal is None:
-            rows.append(Row(text, value, "fraction", **about))
-        else:
-            rows.append(at_least(text, value, "fraction", goal, **about))
+        peer = None if contestant == OURS else contestant
+        text = f"{name}: fraction of the signal bound, {contestant}"
+        rows.append(at_least(text, value, "fraction", goal, peer=peer, bound=1.0, spread=spread))
     own, spread = _ratio(seconds[OWN_BOUND], seconds[OURS])
     rows.append(Row(f"{name}: of its own bound, {measured.schedule.name}", own, "fraction", bound=1.0, spread=spread))
     gain, spread = _ratio(seconds[BLOCKING], seconds[OURS])
     goal = case.goals.get(BLOCKING) if quiet else None
-    text = f"{name}: gain over {BLOCKING}"
-    if goal is None:
-        rows.append(Row(text, gain, "ratio", peer=BLOCKING, spread=spread))
-    else:
-        rows.append(at_least(text, gain, "ratio", goal, peer=BLOCKING, spread=spread))
+    rows.append(at_least(f"{name}: gain over {BLOCKING}", gain, "ratio", goal, peer=BLOCKING, spread=spread))
     rows += _simulator_rows(measured, quiet)
     if not quiet:
         rows.append(Row(f"{name}: no verdict, the machine was busy", os.getloadavg()[0], "load"))
@@ -359,13 +343,13 @@ def _simulator_rows(measured: Measured, quiet: bool) -> list[Row]:
 def is_quiet(measured: Measured) -> bool:
     """Whether the bound, which nothing but the machine can disturb, was the same in every step."""
     bound = measured.seconds[BOUND]
-    return max(bound) / min(bound) - 1 <= _MAX_SPREAD
+    return spread_of(bound) <= _MAX_SPREAD
 
 
 def _ratio(above: Sequence[float], below: Sequence[float]) -> tuple[float, float]:
     """Median of the ratios of steps that followed each other, and their spread."""
     ratios = [a / b for a, b in zip(above, below, strict=True)]
-    return statistics.median(ratios), max(ratios) / min(ratios) - 1
+    return statistics.median(ratios), spread_of(ratios)
 
 
 def ablation_of(case: Case, repeat: int) -> dict[str, float]:

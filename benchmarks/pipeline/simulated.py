@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import itertools
 import random
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.report import Row, at_least, at_most
+from benchmarks.report import Row, at_least, at_most, median_of
 from remesh.pipeline.costs import Costs, EdgeCost, Lines, StageCost
 from remesh.pipeline.draw import draw_svg
 from remesh.pipeline.graph import Edge, StageGraph
@@ -185,8 +184,7 @@ def _time_rows(repeat: int) -> list[Row]:
             begin_s = time.perf_counter()
             search_schedule(graph, costs, 64)
             seconds.append(time.perf_counter() - begin_s)
-        spread = max(seconds) / min(seconds) - 1
-        made.append(at_most(f"search S=8 M=64, {case}", statistics.median(seconds), "s", 1.0, spread=spread))
+        made.append(median_of(f"search S=8 M=64, {case}", seconds, "s", 1.0))
     return made
 
 

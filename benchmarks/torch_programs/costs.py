@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import Row, at_most
+from benchmarks.report import Row, at_most, spread_of
 from remesh.carried.rounds.job_folder import JobFolder
 from remesh.foundation.linux.calls import make_buffer
 from remesh.wire.free_ports import free_port
@@ -103,7 +103,7 @@ def _compare(cases: str, num_ranks: int, turns: int, *, saves: bool) -> tuple[di
     compared = {}
     for case in cases.split(","):
         alone, with_us = ([each[case] for each in runs] for runs in (native, carried))
-        compared[case] = _Compared(min(alone), min(with_us), max(alone) / min(alone) - 1)
+        compared[case] = _Compared(min(alone), min(with_us), spread_of(alone))
     return compared, saved
 
 

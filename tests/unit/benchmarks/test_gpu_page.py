@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.gpu.__main__ import ROWS
 from benchmarks.gpu.bench_rank import Compared
-from benchmarks.gpu.page import ROOT, SAYINGS, page_of, read_outcomes, what_has_met
+from benchmarks.gpu.page import ROOT, UNMET, page_of, read_outcomes, says, what_has_met
 from benchmarks.gpu.stand_ins import BAD_INPUT, SHOWN
 from tests.gpu.settings import CPU, WITHOUT_TWIN
 
@@ -80,23 +80,9 @@ def test_what_has_met_a_device_is_said_in_one_sentence(
     assert what_has_met(outcomes, device, report) == words
 
 
-@pytest.mark.parametrize("name", SAYINGS)
-def test_a_page_has_its_sentence_once_and_it_can_be_said_and_taken_back(name: str) -> None:
-    text, saying = (ROOT / name).read_text(), SAYINGS[name]
-    words = "3 of 50 tests were run on NVIDIA H100"
-    once = saying.put(text, words)
-    assert once.count(words) == 1 and saying.put(once, words) == once
-    assert saying.put(once, "other words").count("other words") == 1
-    assert saying.put(once, "").split() == saying.put(text, "").split()
-    with pytest.raises(ValueError, match="found 2 sentences"):
-        saying.put(text + once, "")
-
-
-def test_pages_say_that_a_device_was_met_exactly_if_the_table_does() -> None:
-    nothing = "**No row and no test has met a device.**" in (ROOT / "docs" / "gpu.md").read_text()
-    for name, saying in SAYINGS.items():
-        text = (ROOT / name).read_text()
-        assert (saying.put(text, "") == text) == nothing, name
+def test_pages_say_that_nothing_was_met_exactly_as_long_as_that_is_so() -> None:
+    nothing = "**No row and no test has met a device.**" in PAGE
+    assert {name: says(name, sentence) for name, sentence in UNMET.items()} == dict.fromkeys(UNMET, nothing)
 
 
 def test_what_is_shown_without_a_device_is_a_test_that_runs_without_one_or_says_so() -> None:
