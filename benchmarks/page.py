@@ -3,7 +3,7 @@
 A page has a head (what repeats it, commit, machine, load) and places for tables, by name:
 
     <!-- figures: recovery -->
-    <!-- end of figures -->
+    <!-- /figures -->
 
 A table takes the rows whose names have its form. The kinds of tables:
 
@@ -26,7 +26,7 @@ from benchmarks.plots import plot_bars, plot_growth
 from benchmarks.report import OUT, Row, describe_value
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-_START, _END = "<!-- figures: {} -->", "<!-- end of figures -->"
+_START, _END = "<!-- figures: {} -->", "<!-- /figures -->"
 _PLACE = re.compile(rf"{_START.format('([^>]+)')}.*?{_END}", re.DOTALL)
 _HEAD = re.compile(r"^\*Figures written by .*\*$", re.MULTILINE)
 _NOT_RUN = "*Not run this time.*"

@@ -31,7 +31,7 @@ def fill(name: str, rows: Sequence[Row]) -> dict[str, list[str]]:
     """The lines of each table of a page, as the documentation has it, without those of the heads."""
     text = PAGES[name].fill((DOCS / f"{name}.md").read_text(), report_of(rows))
     parts = [part.partition(" -->\n\n") for part in text.split("<!-- figures: ")[1:]]
-    lines = {place: rest.partition("\n\n<!-- end of figures -->")[0].split("\n") for place, _, rest in parts}
+    lines = {place: rest.partition("\n\n<!-- /figures -->")[0].split("\n") for place, _, rest in parts}
     return {place: found[2:] for place, found in lines.items() if len(found) > 1}
 
 
@@ -246,7 +246,7 @@ def test_the_head_of_a_page_says_what_a_number_needs_to_be_judged() -> None:
 def test_a_page_of_a_report_that_nobody_can_repeat_is_refused(commit: str | None, message: str, tmp_path: Path) -> None:
     page = Page("room", "verb", "once", {"all": Plain()})
     path = tmp_path / "room.md"
-    path.write_text(before := "*Figures written by x*\n<!-- figures: all -->\n<!-- end of figures -->\n")
+    path.write_text(before := "*Figures written by x*\n<!-- figures: all -->\n<!-- /figures -->\n")
     with pytest.raises(NotRepeatable, match=message):
         page.write(report_of([Row("a", 1.0, "s")], commit=commit), tmp_path)
     assert path.read_text() == before
@@ -258,9 +258,9 @@ def test_a_page_of_a_report_that_nobody_can_repeat_is_refused(commit: str | None
 def test_a_page_without_a_place_for_a_table_is_refused() -> None:
     page = Page("room", "verb", "once", {"all": Plain()})
     with pytest.raises(ValueError, match="found places for other, expected all"):
-        page.fill("*Figures written by x*\n<!-- figures: other -->\n<!-- end of figures -->\n", report_of([]))
+        page.fill("*Figures written by x*\n<!-- figures: other -->\n<!-- /figures -->\n", report_of([]))
     with pytest.raises(ValueError, match="found 0 lines"):
-        page.fill("<!-- figures: all -->\n<!-- end of figures -->\n", report_of([]))
+        page.fill("<!-- figures: all -->\n<!-- /figures -->\n", report_of([]))
 
 
 def test_the_verb_tells_what_is_unknown_and_what_measures_first(
