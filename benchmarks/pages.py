@@ -178,9 +178,7 @@ PAGES = (
         "the median, with its spread",
         {
             "jobs": Plain(columns=(VALUE, GOAL, SPREAD)),
-            "one process": Plain(
-                "(full image|increment|the same pages|image of|its bytes|restore of).*", (VALUE, GOAL, SPREAD)
-            ),
+            "one process": Plain("(full image|increment|the same pages|restore of).*", (VALUE, GOAL, SPREAD)),
         },
         report="mpi_images",
     ),

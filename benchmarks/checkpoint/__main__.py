@@ -26,7 +26,7 @@ def main() -> None:
         rows += background.blocked_time(large, root, repeat)
         if not quick:
             larger = {f"t{at:02d}": torch.randn(4096, 2048) for at in range(32)}
-            rows += background.blocked_time(larger, root, repeat, ("thread", "guard"))
+            rows += background.blocked_time(larger, root, repeat, ("thread",))
             del larger
         rows += formats.sums_and_conversions(large, root, repeat)
     rows += planning.experiment(quick)

@@ -1,12 +1,11 @@
 """How long is a training loop blocked by a save in the background, beside the same save in the foreground?
 
-A thread or a process writes copies of the state, which with a guard are made by another process while the loop goes on.
+A thread or a process writes copies of the state.
 
 Blocked is all the time in calls on the training loop's thread: beginning the save, scheduling it, asking now and then
 whether it is written, and finishing it. The loop in between multiplies matrices; how much slower its steps are while a
 save is being written is the slowdown. The first saves, which make plans and memory, do not count. The loop leaves the
-state alone while it is written; what changing all of it right after the call costs is a row of its own, for a page that
-is guarded has to be copied before it is changed.
+state alone while it is written; what changing all of it right after the call costs is a row of its own.
 """
 
 from __future__ import annotations
@@ -32,17 +31,15 @@ def blocked_time(
     tensors: dict[str, torch.Tensor],
     root: Path,
     repeat: int,
-    workers: Sequence[str] = ("thread", "guard", "process"),
+    workers: Sequence[str] = ("thread", "process"),
 ) -> list[Row]:
-    """Rows of one state, for each way of writing it: a thread, one with guarded snapshots, a process."""
+    """Rows of one state, for each way of writing it: a thread, a process."""
     state = {name: ShardedTensor.from_rank_offsets(name, tensor) for name, tensor in tensors.items()}
     size = f"{sum(tensor.nbytes for tensor in tensors.values()) >> 20} MiB"
     copy_s = _seconds_of_a_copy(list(tensors.values()))
     rows = []
     for worker in workers:
-        is_guarded = worker == "guard"
-        strategy = TorchDistSaveShardedStrategy(snapshots="guard" if is_guarded else "copy")
-        queue = AsyncCallsQueue(worker="thread" if is_guarded else worker)
+        strategy, queue = TorchDistSaveShardedStrategy(), AsyncCallsQueue(worker=worker)
         queue.warmup_persistent_caller()
         idle = statistics.median(_step() for _ in range(20))
         blocked, foreground, busy = [], [], []
@@ -61,13 +58,13 @@ def blocked_time(
         queue.close()
         blocked_s = statistics.median(blocked[_WARM_UP:])
         foreground_s = statistics.median(foreground[_WARM_UP:])
-        # Who copies at once cannot be blocked for less than the copy takes.
-        floor = {} if is_guarded else {"bound": copy_s / foreground_s}
+        # Who copies cannot be blocked for less than the copy takes.
+        bound = copy_s / foreground_s
         over = blocked_s / foreground_s
         spread = spread_of(blocked[_WARM_UP:])
         case = f"{size} in the background by a {worker}"
-        rows.append(at_most(f"{case}: blocked over foreground save", over, "ratio", 1 / 20, spread=spread, **floor))
-        rows.append(Row(f"{case}: a plain copy over foreground save", copy_s / foreground_s, "ratio"))
+        rows.append(at_most(f"{case}: blocked over foreground save", over, "ratio", 1 / 20, spread=spread, bound=bound))
+        rows.append(Row(f"{case}: a plain copy over foreground save", bound, "ratio"))
         rows.append(Row(f"{case}: blocked over a plain copy", blocked_s / copy_s, "ratio", bound=1.0))
         rows.append(Row(f"{case}: blocked", blocked_s, "s"))
         rows.append(Row(f"{case}: changing all of the state meanwhile over at rest", changed, "ratio", bound=1.0))

@@ -35,7 +35,6 @@ from remesh.carried.images import (
     restore_upper,
     start_upper,
 )
-from remesh.carried.images.criu import dump_by_criu, find_criu
 
 _MIB = 1 << 20
 _BLOCK_BYTES = 8 * _MIB
@@ -78,7 +77,7 @@ class Bench:
             path.touch()
         site = Site(*map(str, paths))
         argv = (sys.executable, "-c", _PROGRAM, str(num_mib))
-        command = Command(argv, dict(os.environ), str(folder), leads_session=True)
+        command = Command(argv, dict(os.environ), str(folder))
         bench = cls(folder, num_mib, start_upper(command, site), site)
         bench.wait_for("ready")
         return bench
@@ -209,48 +208,6 @@ def increment_rows(bench: Bench, repeat: int) -> list[Row]:
     return rows
 
 
-def criu_rows(bench: Bench, repeat: int) -> list[Row]:
-    """Own engine and CRIU in turn, where that is installed; both flush what they wrote, and both read from the disk.
-
-    The own engine passes by the page cache, so CRIU's files are taken out of it: a restart comes later, or elsewhere.
-    """
-    criu = find_criu()
-    if criu is None or not criu.is_able:
-        print("criu: skipped, needs CRIU 4.1 or newer on the PATH")
-        return []
-    dumps, sizes, restores = [], [], []
-    own, theirs = bench.folder / "own", bench.folder / "theirs"
-    for _ in range(repeat):
-        began = time.perf_counter()
-        own_bytes = dump_image(bench.upper.pid, own).num_bytes
-        middle = time.perf_counter()
-        criu_bytes = dump_by_criu(bench.upper.pid, theirs)
-        dumps.append((middle - began) / (time.perf_counter() - middle))
-        sizes.append(own_bytes / criu_bytes)
-        bench.upper.close()
-        _drop_from_cache(theirs)
-        began = time.perf_counter()
-        restore_upper(theirs, bench.site).close()
-        middle = time.perf_counter()
-        bench.upper = restore_upper(own, bench.site)
-        restores.append((time.perf_counter() - middle) / (middle - began))
-        shutil.rmtree(own)
-        shutil.rmtree(theirs)
-    peer, size = f"CRIU {criu.version}", f"{bench.num_mib} MiB"
-    return [
-        median_of(f"image of {size} / CRIU", dumps, "ratio", 1.2, peer=peer),
-        median_of(f"its bytes / CRIU's, {size}", sizes, "ratio", 1.1, peer=peer),
-        median_of(f"restore of {size} / CRIU", restores, "ratio", 1.2, peer=peer),
-    ]
-
-
-def _drop_from_cache(folder: Path) -> None:
-    for path in filter(Path.is_file, folder.rglob("*")):
-        descriptor = os.open(path, os.O_RDONLY)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(descriptor)
-
-
 def restore_rows(bench: Bench, repeat: int) -> list[Row]:
     """From the call to the running process."""
     image = bench.folder / "image"
@@ -271,8 +228,7 @@ def rows(*, num_mib: int, repeat: int) -> list[Row]:
     try:
         bench = Bench.start(folder, num_mib)
         try:
-            made = [*image_rows(bench, repeat), *increment_rows(bench, repeat), *criu_rows(bench, repeat)]
-            return [*made, *restore_rows(bench, repeat)]
+            return [*image_rows(bench, repeat), *increment_rows(bench, repeat), *restore_rows(bench, repeat)]
         finally:
             bench.upper.close()
     finally:

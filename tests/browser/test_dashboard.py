@@ -71,15 +71,15 @@ def test_a_person_sees_a_worker_die_and_the_job_go_on(browser: Any, served: tupl
     page.goto(url)
     expect = playwright.expect
     expect(page.locator("#state")).to_have_text("waiting", timeout=WAIT_S * 1000)
-    for slot, pid in enumerate((10, 11, 12, 13)):
-        say(log, "worker-started", slot=slot, pid=pid)
+    for rank, pid in enumerate((10, 11, 12, 13)):
+        say(log, "worker-started", who=f"agent-{rank // 2}", slot=rank % 2, pid=pid)
     generation(log, 1, [10, 11, 12, 13], 0, "4 workers fit dp=2 x tp=2")
     for step in range(1, 9):
         say(log, "step", generation=1, rank=0, step=step, loss=5.0 - step / 4)
     expect(page.locator("#mesh")).to_have_text("dp=2 x tp=2", timeout=WAIT_S * 1000)
     expect(page.locator(".worker.training")).to_have_count(4, timeout=WAIT_S * 1000)
     expect(page.locator("figure")).to_have_count(2)
-    say(log, "worker-exited", slot=3, code=-9)
+    say(log, "worker-exited", who="agent-1", slot=1, code=-9)
     expect(page.locator(".worker.gone")).to_contain_text("rank 3", timeout=WAIT_S * 1000)
     generation(log, 2, [10, 11], 8, "node-b is dead; 2 workers fit dp=1 x tp=2")
     expect(page.locator("#told")).to_contain_text("node-b is dead", timeout=WAIT_S * 1000)

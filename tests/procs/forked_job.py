@@ -14,8 +14,8 @@ from tests.procs.forked_programs import ForkedProgram, module_of, start
 class ForkedJob(LocalJob):
     """What an agent looks like from outside is a forked Python."""
 
-    preloads = False
-    """Whether each agent loads what its workers need in a process of its own, as agents do elsewhere."""
+    forks_workers = True
+    """Whether agents have their workers forked too; otherwise each is started in a fresh Python, as agents do."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -30,4 +30,4 @@ class ForkedJob(LocalJob):
     def start_agent(self, command: Sequence[str], path: Path) -> Any:
         path.touch()
         _, _, module, *words = command  # python -m
-        return start(["-m", module if self.preloads else module_of(words), *words], Path.cwd(), {}, path, path)
+        return start(["-m", module_of(words) if self.forks_workers else module, *words], Path.cwd(), {}, path, path)

@@ -94,8 +94,7 @@ def start(
 
 def module_of(words: Sequence[str]) -> str:
     """The module behind ``remesh`` with these words; behind an agent, one that has its workers forked likewise."""
-    forks = words[0] == "run" and "--no-preload" not in words
-    return "tests.procs.forked_agent" if forks else "remesh"
+    return "tests.procs.forked_agent" if words[0] == "run" else "remesh"
 
 
 def end(programs: Sequence[ForkedProgram], quiet_s: float = QUIET_S) -> list[int | None]:

@@ -84,11 +84,11 @@ class Stage:
         self.site = Site(*map(str, paths))
         return self.site
 
-    def start(self, program: str, *, leads_session: bool = False, pid: int = INNER_PID) -> Upper:
+    def start(self, program: str, *, pid: int = INNER_PID) -> Upper:
         """Run the program until it is ready."""
         text = "import os, sys, time, threading\n" + textwrap.dedent(program)
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "2"}
-        command = Command((sys.executable, "-c", text), environment, str(self.work), leads_session, pid=pid)
+        command = Command((sys.executable, "-c", text), environment, str(self.work), pid=pid)
         upper = start_upper(command, self.new_site())
         self._uppers.append(upper)
         wait_for(lambda: (self.work / "ready").exists() or upper.poll() is not None, "the program is not ready")

@@ -1,4 +1,4 @@
-"""Which checkpoint of a run is the newest, which the best, and which may go? `Checkpoints`: one for each step.
+"""Manager of the checkpoints of a run: which is the newest, which the best, and which may go.
 
     save   wait for the save before; refuse a step that is not after the newest; save; then remove what no policy keeps
     load   wait; the newest complete checkpoint, or that of a step
@@ -16,16 +16,17 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from remesh.checkpoint.background.saving_thread import thread_of
+from remesh.checkpoint.background.saving_thread import BackgroundSave, thread_of
 from remesh.checkpoint.errors import CheckpointMismatchError, CheckpointPathError
-from remesh.checkpoint.plain import latest_complete, load, save
+from remesh.checkpoint.plain import latest_complete, load, save_with_metrics
 from remesh.checkpoint.plan.step_names import step_name, step_of
 from remesh.checkpoint.run.housekeeping import State, decide_removals, list_checkpoints, remove_checkpoint
-from remesh.checkpoint.run.metrics_file import check_is_known, encode_metrics, read_metrics, store_metrics
-from remesh.checkpoint.run.steps import take_first_step, take_step
+from remesh.checkpoint.run.metrics_file import check_is_known, encode_metrics, read_metrics
+from remesh.checkpoint.run.steps import take_step
 from remesh.checkpoint.storage import Directory, Location, location_of, store_of
 from remesh.comm.agreement import check_alike
 from remesh.comm.gather import Group, check_group, group_rank
+from remesh.foundation.errors import ForkError
 from remesh.foundation.options import OptionError, check_option
 from remesh.foundation.retention import KeepBest, KeepEvery, KeepLast, Policy, Saved
 
@@ -59,7 +60,8 @@ class Checkpoints:
         self._policies: Sequence[Policy] = [KeepLast(keep)] if isinstance(keep, int) else list(keep or ())
         self._background = background
         self._group = group
-        self._under_way: list[Future[Any]] = []
+        self._under_way: list[BackgroundSave[Any]] = []
+        """The last save, then the removal of older ones."""
 
     def save(self, step: int, state: dict[str, Any], *, metrics: Mapping[str, float] | None = None) -> Future[Location]:
         """Save the state as the checkpoint of a step, as `remesh.save` does; then remove what no policy keeps.
@@ -67,17 +69,18 @@ class Checkpoints:
         ``metrics`` is what was measured at this step, such as ``{"loss": 2.5}``: equal on all ranks, so average it over
         them first. `best` and `KeepBest` go by it.
 
-        Called by every rank. Waits for the previous save, and raises its error here, the same on all ranks. Steps
+        Called by every rank. Waits for the previous save, and raises its error here, the same on all ranks, unless
+        its future has raised that everywhere already. Steps
         go up: `CheckpointMismatchError` for one that is not after the newest; `drop_after` makes room for going back.
         `OptionError` for metrics that are no numbers, differ between ranks, or lack one that ``keep`` asks for.
         """
         self.wait()
         doing = f"saving step {step} under {self.root}"
         self._agree(lambda: self._look_before(step, metrics, doing), f"saving a step under {self.root}")
-        path = self.path_of(step)
-        take_first_step(lambda: store_metrics(path, metrics or {}), self._group, doing)
-        saved = save(state, path, group=self._group, background=self._background)
-        self._under_way = [saved]
+        measured = encode_metrics(metrics).encode() if metrics else b""
+        saved = save_with_metrics(state, self.path_of(step), self._group, self._background, measured)
+        if isinstance(saved, BackgroundSave):
+            self._under_way = [saved]
         if self._policies and group_rank(self._group) == 0:
             self._clear_after(saved)
         return saved
@@ -163,10 +166,17 @@ class Checkpoints:
         return self.root / step_name(step)
 
     def wait(self) -> None:
-        """Wait for a save in the background, and raise its error, the same on all ranks. Called by every rank."""
+        """Wait for a save in the background, and raise its error, the same on all ranks. Called by every rank.
+
+        An error that its future has raised on all ranks is not raised again. A fork waits for nothing of its parent.
+        """
         under_way, self._under_way = self._under_way, []
-        for future in under_way:
-            future.result()
+        failures = [one.failure() for one in under_way]
+        if not failures or failures[0] is None or isinstance(failures[0], ForkError):
+            return
+        doing = f"saving a step under {self.root}"
+        if not all(take_step(lambda: under_way[0].was_raised, self._group, doing, tell=bool).told):
+            raise failures[0]
 
     def __enter__(self) -> Self:
         return self
@@ -202,18 +212,26 @@ class Checkpoints:
             )
 
     def _clear_after(self, saved: Future[Location]) -> None:
-        """Remove old checkpoints, on the first rank only. A removal that fails is tried again after the next save."""
+        """Remove old checkpoints, on the first rank only. One that cannot be removed keeps no other one.
+
+        It is tried again after the next save.
+        """
 
         def clear() -> None:
-            if saved.exception() is not None:
+            if Future.exception(saved) is not None:  # as if nobody had asked
                 return
             try:
                 metrics = self._metrics() if any(isinstance(one, KeepBest) for one in self._policies) else {}
-                for one in decide_removals(list_checkpoints(self.root), self._policies, metrics):
-                    if one.removes:
-                        remove_checkpoint(one.found.directory)
+                decisions = decide_removals(list_checkpoints(self.root), self._policies, metrics)
             except Exception as raised:
                 logger.warning("removing old checkpoints under %s: %s", self.root, raised)
+                return
+            for one in decisions:
+                try:
+                    if one.removes:
+                        remove_checkpoint(one.found.directory)
+                except Exception as raised:
+                    logger.warning("removing checkpoint %s: %s", one.found.directory, raised)
 
         if self._background:
             self._under_way.append(thread_of(self._group).submit(clear))

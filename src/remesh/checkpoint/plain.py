@@ -29,8 +29,9 @@ from remesh.checkpoint.formats.directory import maybe_load_config
 from remesh.checkpoint.formats.fetch import read_objects
 from remesh.checkpoint.formats.torch_format import check_files
 from remesh.checkpoint.plan.step_names import step_of
-from remesh.checkpoint.plan.writes import HeldBoxes, choose_writers
+from remesh.checkpoint.plan.writes import SMALL_BYTES, Choice, HeldBoxes, choose_writers
 from remesh.checkpoint.run.common_data import Common, join_common
+from remesh.checkpoint.run.equal_copies import Copies, HeldCopy, check_equal, digests_of
 from remesh.checkpoint.run.read_apart import ReadApart
 from remesh.checkpoint.run.reader import (
     Fill,
@@ -44,12 +45,11 @@ from remesh.checkpoint.run.reader import (
 from remesh.checkpoint.run.requests import (
     check_asked,
     check_kinds,
-    check_lists,
     check_names,
     check_objects_get_all,
+    common_asked_for,
     keep_absent,
     tell_what_differs,
-    without_torn_lists,
 )
 from remesh.checkpoint.run.steps import take_step
 from remesh.checkpoint.run.writer import RankState, begin_save, commit_save, part_of, store_index, write_part
@@ -66,6 +66,7 @@ from remesh.checkpoint.values.nests import (
     NESTS,
     Path,
     check_own_names,
+    common_of,
     give_to_objects,
     graft,
     items_of,
@@ -102,11 +103,13 @@ def save(
     With ``background`` it blocks until the values are copied, or on a device until their copies are queued behind what
     is queued on the current stream, which then waits for them; a thread does the rest; at most two such saves hold
     copies at a time. Returns a future: ``result()`` waits until the checkpoint is complete and returns its location, or
-    raises the error of the save, the same on all ranks. Without ``background`` the future is done. End the process
-    group only when all saves are done; the end of the program waits for them.
+    raises the error of the save, the same on all ranks. Without ``background`` the future is done.
+
+    End the process group only when all saves are done. The end of the program waits for them, however it comes to its
+    end: but for ``os._exit``, ``os.exec*``, and a signal that nobody handles, which end the process at once. The future
+    raises `ForkError` in a fork of the process, which has no part in the save.
     """
-    with collector_at_rest():
-        return _save(state, path, group, background)
+    return save_with_metrics(state, path, group, background)
 
 
 def entities_of(state: Mapping[str, Any], *, group: Group = None) -> ShardedStateDict:
@@ -116,19 +119,22 @@ def entities_of(state: Mapping[str, Any], *, group: Group = None) -> ShardedStat
     writing already, so do not wrap the strategy for that: the wrapper would find no values on ranks that write none.
     """
     agreement, common = _agree_on_writers(lambda: _tensors_of(state), _ENTITY_PLANS, group, "describing a state")
+    copies = agreement.value.copies(agreement.agreed.kept["choice"], waits_for_devices=True)
+    told = take_step(lambda: digests_of(copies), group, "describing a state", tell=lambda found: found).told
+    check_equal(told, copies, group, "describing a state")
     _ENTITY_PLANS.remember(agreement)
     if _TENSORS in common.values:
         raise CheckpointMismatchError(
             f"describing a state: it has the key {_TENSORS!r}, which Remesh uses itself; rename that key"
         )
-    entities = agreement.value.entities(agreement.agreed.kept["is_mine"])
+    entities = agreement.value.entities(agreement.agreed.kept["choice"].is_mine)
     return {**common.values, _TENSORS: entities} if entities else common.values
 
 
 def _agree_on_writers(
     take_apart: Callable[[], _Tensors], plans: Agreements, group: Group, doing: str, *, background: bool = False
 ) -> tuple[Agreement[_Tensors], Common]:
-    """The tensors of the state, and what all ranks agree on; under ``is_mine`` which boxes this rank writes.
+    """The tensors of the state, and what all ranks agree on; under ``choice`` which boxes this rank writes.
 
     With them the common data, on the first rank that of all.
     """
@@ -137,7 +143,7 @@ def _agree_on_writers(
 
     def tell(tensors: _Tensors) -> tuple[list[Any], list[Any]]:
         nonlocal mine
-        values = _common_of(tensors.state)
+        values = common_of(tensors.state, lambda leaf: isinstance(leaf, _NOT_COMMON), looks_within=True)
         mine = Common(values) if group_size(group) == 1 else Common.of(values)
         return tensors.boxes().parts(), [options, mine.digest]
 
@@ -145,12 +151,22 @@ def _agree_on_writers(
     check_alike([told for told, _ in agreement.beside], options.__getitem__, group, doing)
     if agreement.told is not None:
         held = [HeldBoxes.from_parts(parts) for parts in agreement.told]
-        agreement.agreed.kept["is_mine"] = choose_writers(held, group_rank(group))
+        agreement.agreed.kept["choice"] = choose_writers(held, group_rank(group))
     digests = [digest for _, digest in agreement.beside]
     return agreement, mine if len(set(digests)) == 1 else join_common(mine, digests, group, doing)
 
 
-def _save(state: Mapping[str, Any], path: Directory, group: Group, background: bool) -> Future[Location]:
+def save_with_metrics(
+    state: Mapping[str, Any], path: Directory, group: Group, background: bool, metrics: bytes = b""
+) -> Future[Location]:
+    """`save`, with the content of the file of metrics, if there are any."""
+    with collector_at_rest():
+        return _save(state, path, group, background, metrics)
+
+
+def _save(
+    state: Mapping[str, Any], path: Directory, group: Group, background: bool, metrics: bytes
+) -> Future[Location]:
     rank, doing = group_rank(group), _doing("saving", path)
 
     def take_apart() -> _Tensors:
@@ -162,10 +178,14 @@ def _save(state: Mapping[str, Any], path: Directory, group: Group, background: b
     agreement, common = _agree_on_writers(take_apart, _PLANS, group, doing, background=background)
     directory, tensors = location_of(path), agreement.value
     agreed, is_new = agreement.agreed, agreement.told is not None
-    entities = tensors.entities(agreed.kept["is_mine"]) if is_new else []
+    choice: Choice = agreed.kept["choice"]
+    entities = tensors.entities(choice.is_mine) if is_new else []
+
+    def copies() -> Copies:
+        return tensors.copies(choice, waits_for_devices=is_new or not background)
 
     turn = begin_save(
-        lambda: RankState(entities, common.values, blob=common.blob),
+        lambda: RankState(entities, common.values, None, common.blob, metrics, copies()),
         directory,
         _PLANS,
         group,
@@ -176,7 +196,7 @@ def _save(state: Mapping[str, Any], path: Directory, group: Group, background: b
     def data() -> list[torch.Tensor]:
         if is_new:
             agreed.kept["part"] = replace(part_of(entities, {}), tensors=[])
-        return tensors.data(agreed.kept["is_mine"])
+        return tensors.data(choice.is_mine)
 
     def write() -> tuple[list[Any], dict[str, str]]:
         mine = data()
@@ -218,7 +238,7 @@ def load(state: dict[str, Any], path: Directory, *, group: Group = None, strict:
     tensor may differ from those of the save; values are cast to the dtype of the tensor that they fill. ``path`` may
     also hold a checkpoint of native torch. Every tensor and every other key of ``state`` must be in the checkpoint;
     without ``strict``, those that are not keep their values, and a warning in the log names them. Shapes must match.
-    What is stored and not asked for is in the result, but for tensors, and lists that hold any.
+    What is stored and not asked for is in the result, but for tensors; a list that held any is ``{index: value}``.
     Objects with ``load_state_dict`` get their state dicts last, and are in the result themselves. The versions of
     modules that torch keeps at a state dict, beside its items, are those of ``state``.
 
@@ -342,6 +362,26 @@ class _Tensors:
             values += [one.data_in_box() for one, yes in zip(held.sharded(of_held), of_held, strict=True) if yes]
         return values
 
+    def copies(self, choice: Choice, *, waits_for_devices: bool) -> Copies:
+        """The values of the boxes that other ranks hold, too. Whole tensors that are small may differ.
+
+        Without those on devices where a look at them, which waits for what is queued there, is not wanted.
+        """
+        if not choice.shared:
+            return {}
+        found: list[HeldCopy] = []
+        for name, tensor in self.whole.items():
+            found.append(HeldCopy(name, (0,) * tensor.ndim, tensor, tensor.nbytes <= SMALL_BYTES))
+        for held in self.cut.values():
+            of_held = held.sharded([True] * len(held.boxes))
+            found += [HeldCopy(held.name, one.global_offset, one.data_in_box(), False) for one in of_held]
+        return {
+            ranks: [
+                one for one in map(found.__getitem__, numbers) if waits_for_devices or one.values.device.type == "cpu"
+            ]
+            for ranks, numbers in choice.shared.items()
+        }
+
 
 @dataclass(frozen=True)
 class _Held:
@@ -417,15 +457,14 @@ class _PlannedLoad:
     """The same, with the state dicts of objects in their places."""
     objects: tuple[Path, ...]
     """Where those objects are."""
+    common: dict[Any, Any]
+    """What is stored beside tensors, of a checkpoint of ours."""
     fill: Fill
     strict: bool
 
     def run(self) -> dict[str, Any]:
         state, checkpoint = self.state, self.checkpoint
-        if checkpoint.is_native:
-            common = _native_common(state, checkpoint, ())
-        else:
-            common = without_torn_lists(checkpoint, state)
+        common = _native_common(state, checkpoint, ()) if checkpoint.is_native else self.common
         run_fill(checkpoint, self.fill)
         filled = {id(leaf): leaf for _, leaf in nested_leaves(state) if _is_tensor(leaf)}
         result = graft(state, common, filled)
@@ -455,8 +494,8 @@ def _plan_load(state: dict[str, Any], checkpoint: OpenCheckpoint, strict: bool) 
         check_asked(taken.state, checkpoint)
         check_objects_get_all(taken.names, objects, stored)
         check_kinds(taken.state, checkpoint)
-    check_lists(taken.state, taken.names, checkpoint)
-    return _PlannedLoad(checkpoint, state, taken.state, objects, fill, strict)
+    common = common_asked_for(taken.state, taken.names, checkpoint)
+    return _PlannedLoad(checkpoint, state, taken.state, objects, common, fill, strict)
 
 
 def _tensors_of(state: Mapping[str, Any]) -> _Tensors:
@@ -545,19 +584,6 @@ def _is_tensor(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor | Piece)
 
 
-def _common_of(nest: Any) -> Any:
-    """The nest of everything that is no tensor; a container that had nothing else is left out."""
-    kept: dict[Any, Any] = {}
-    for key, value in items_of(nest):
-        if isinstance(value, NESTS):
-            inner = _common_of(value)
-            if inner or not value:
-                kept[key] = inner
-        elif not isinstance(value, _NOT_COMMON):
-            kept[key] = value
-    return kept if isinstance(nest, dict) else list(kept.values())
-
-
 def _native_common(node: Any, checkpoint: OpenCheckpoint, path: tuple[Any, ...]) -> Any:
     """What native torch stored for the common leaves of a request: under the dotted path of a leaf or container."""
     extent = checkpoint.manifest.objects.get(name_of(path))
@@ -570,4 +596,4 @@ def _native_common(node: Any, checkpoint: OpenCheckpoint, path: tuple[Any, ...])
     kept = {key: value for key, value in found.items() if value is not _ABSENT}
     if path and not kept:
         return _ABSENT
-    return kept if isinstance(node, dict) else list(kept.values())
+    return list(kept.values()) if isinstance(node, list) and len(kept) == len(node) else kept

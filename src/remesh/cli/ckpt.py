@@ -245,18 +245,26 @@ def gc(
         check_is_known(policy.metric, metrics.values(), f"removing old checkpoints under {root}")
     decisions = decide_removals(found, [*policies, *best], metrics)
     removed = [one.found for one in decisions if one.removes]
-    freed = sum(one.num_bytes for one in removed)
     if not as_json:
         _show_decisions(decisions)
-    left = [
-        path for one in with_progress(removed if yes else [], "removing") for path in remove_checkpoint(one.directory)
-    ]
+    left: list[Location] = []
+    failed: dict[Location, str] = {}
+    for one in with_progress(removed if yes else [], "removing"):
+        try:
+            left += remove_checkpoint(one.directory)
+        except CheckpointingException as raised:
+            failed[one.directory] = str(raised)
+    freed = sum(one.num_bytes for one in removed if one.directory not in failed)
     if as_json:
-        print_json({"removed": yes, "bytes": freed, "left": left, "decisions": form_of_decisions(decisions)})
-        return
-    for path in left:
-        click.echo(f"left in place, not written by a save: {path}")
-    click.echo(f"{format_bytes(freed)} {'freed' if yes else 'would be freed; say --yes to remove'}")
+        told = {"left": left, "failed": dict(zip(map(str, failed), failed.values(), strict=True))}
+        print_json({"removed": yes, "bytes": freed, **told, "decisions": form_of_decisions(decisions)})
+    else:
+        for path in left:
+            click.echo(f"left in place, not written by a save: {path}")
+        click.echo(f"{format_bytes(freed)} {'freed' if yes else 'would be freed; say --yes to remove'}")
+    for problem in failed.values():
+        click.echo(problem, err=True)
+    sys.exit(ExitCode.FAILED if failed else ExitCode.OK)
 
 
 @ckpt.command(short_help="Write the tensors as safetensors files.")

@@ -18,7 +18,6 @@ from remesh.elasticity import node
 from remesh.elasticity.launch.checks import wait_for_names
 from remesh.elasticity.launch.flags import FLAGS, LIST, REAL, SWITCH, TORCHRUN_FLAGS, WHOLE, Flag, complete_name
 from remesh.elasticity.launch.mode import Mode
-from remesh.elasticity.launch.preloading import preloaded
 from remesh.elasticity.launch.request import (
     Request,
     check_request,
@@ -35,7 +34,7 @@ from remesh.elasticity.own_folder import own_folder
 from remesh.elasticity.telemetry.events import EventLog
 from remesh.elasticity.telemetry.metrics import Metrics
 from remesh.elasticity.telemetry.metrics_server import MetricsServer
-from remesh.foundation.exit_codes import of_signal
+from remesh.foundation.exit_codes import ExitCode, of_signal
 
 NAME_PATIENCE_S = 60.0
 """How long the host of the meeting may be unknown to this machine's resolver."""
@@ -50,7 +49,8 @@ def _run(context: click.Context, /, script: str, arguments: tuple[str, ...], **v
     their processes, form a new mesh and go on. Any other script runs in restart mode, as under torchrun: all workers
     are started anew.
 
-    Exit codes: 0 ended well, 1 a worker failed, 2 wrong input, 70 a defect of remesh, 75 infrastructure.
+    Exit codes: 0 ended well, 1 a worker failed, 2 wrong input, 70 a defect of remesh, 75 infrastructure, 80 left on
+    request, 81 left on request without its state.
     """
     given = frozenset(name for name in values if context.get_parameter_source(name) is not ParameterSource.DEFAULT)
     request = Request(values, given, script, arguments)
@@ -66,7 +66,7 @@ def _run(context: click.Context, /, script: str, arguments: tuple[str, ...], **v
         _end_by_signal(request, ended)
     except Exception as error:
         outcome = outcome_of_error(error)
-    if outcome.category is not None:
+    if outcome.exit_code != ExitCode.OK:
         click.echo(outcome.describe(request.node_name), err=True)
     sys.exit(outcome.exit_code)
 
@@ -95,17 +95,18 @@ def run_request(request: Request) -> Outcome:
             _wait_for_names(request)
             if uncovered := describe_uncovered(job, os.environ):
                 click.echo(f"remesh: {uncovered}", err=True)
-            preload = stack.enter_context(preloaded(request, mode, job.command, _tell))
-            return node.run_agent(job, metrics.take, preload)
+            return node.run_agent(job, metrics.take)
         spare_folder = stack.enter_context(own_folder())
+        if "LOGLEVEL" not in os.environ:
+            # Which worker failed, and how, torch says itself.
+            logging.getLogger("torch.distributed.elastic.multiprocessing").setLevel(logging.ERROR)
         restarted = restart_job(request, spare_folder)
         _wait_for_names(request)
         log = EventLog(request.events_folder, f"agent-{request.node_name}", metrics.take)
         stack.callback(log.close)
         log.write("agent", pid=os.getpid(), node=request.node_name, mode=mode.value)
         try:
-            preload = stack.enter_context(preloaded(request, mode, restarted.command, _tell))
-            outcome = run_restart_job(restarted, log, _tell, preload).outcome
+            outcome = run_restart_job(restarted, log, _tell).outcome
         except SignalException as error:
             log.write("finish", ok=False, category=None, text=f"ended by {signal.Signals(error.sigval).name}")
             raise

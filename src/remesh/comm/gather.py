@@ -41,7 +41,7 @@ from remesh.comm.tree import gather_words
 from remesh.device.nccl import agree_on_members, member_here
 from remesh.foundation.errors import ConfigError, Error, PeerError
 from remesh.foundation.options import check_option
-from remesh.foundation.torch_private import backends_of, nccl_error, store_of
+from remesh.foundation.torch_private import backends_of, nccl_error, store_of, without_fake_tensors
 
 _HEADER_BYTES = 1024
 _LENGTH = struct.Struct("<Q")
@@ -213,17 +213,23 @@ def step_together(
     """
     check_group(group)
     error: BaseException | None = None
-    try:
-        mine = step()
-        envelope = _encode({"value": tell(mine), "doing": doing[:_MAX_DOING]}, doing)
-    except BaseException as raised:  # travels to all ranks, and is raised again below
-        error = raised if translate is None else translate(doing, raised)
-        envelope = _encode({"error": _describe(error, doing)}, doing)
-    if group_size(group) == 1:
-        if error is not None:
-            raise error
-        return Together(mine, [json.loads(envelope)["value"]])
-    answers = [json.loads(text) for text in _all_gather_bytes(envelope, group, doing)]
+    with without_fake_tensors() as fake_mode:  # what carries the answers is real in any case
+        try:
+            if fake_mode is not None:
+                raise ConfigError(
+                    f"{doing}: FakeTensorMode is on, in which tensors have no values, expected real ones; call it "
+                    "outside of the mode"
+                )
+            mine = step()
+            envelope = _encode({"value": tell(mine), "doing": doing[:_MAX_DOING]}, doing)
+        except BaseException as raised:  # travels to all ranks, and is raised again below
+            error = raised if translate is None else translate(doing, raised)
+            envelope = _encode({"error": _describe(error, doing)}, doing)
+        if group_size(group) == 1:
+            if error is not None:
+                raise error
+            return Together(mine, [json.loads(envelope)["value"]])
+        answers = [json.loads(text) for text in _all_gather_bytes(envelope, group, doing)]
     failed = {rank: answer["error"] for rank, answer in enumerate(answers) if "error" in answer}
     if failed:
         _raise_first(failed, error, group)
@@ -256,7 +262,7 @@ def break_off(group: Group) -> None:
     for peer in range(group_size(group)):
         if peer != group_rank(group):
             with contextlib.suppress(RuntimeError, ValueError):
-                nothing = torch.empty(1, dtype=torch.uint8)
+                nothing = torch.empty(1, dtype=torch.uint8, device="cpu")
                 work = dist.irecv(nothing, group=group, group_src=peer, tag=_BREAK_OFF_TAG)
                 if work is not None:
                     work.wait(_AT_ONCE)

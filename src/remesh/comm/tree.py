@@ -86,7 +86,7 @@ class _Mailbox:
     """A message that is waited for from one peer, or from nobody."""
 
     def __init__(self, group: dist.ProcessGroup | None, peer: int | None, most_bytes: int) -> None:
-        self._buffer = torch.empty(most_bytes if peer is not None else 0, dtype=torch.uint8)
+        self._buffer = torch.empty(most_bytes if peer is not None else 0, dtype=torch.uint8, device="cpu")
         self._work: Any = None
         if peer is not None:
             self._work = dist.irecv(self._buffer, group=group, group_src=peer, tag=_GATHER_TAG)
@@ -139,7 +139,7 @@ class Farewell:
 
         Raises RuntimeError when a peer is gone.
         """
-        word = torch.tensor([trouble], dtype=torch.uint8)
+        word = torch.tensor([trouble], dtype=torch.uint8, device="cpu")
         for expected in self._done_below:
             word |= expected.wait()
         if self._place.above is not None:
@@ -161,7 +161,7 @@ class _Word:
     """One byte that is waited for."""
 
     def __init__(self, group: dist.ProcessGroup | None, peer: int, tag: int) -> None:
-        self._byte = torch.zeros(1, dtype=torch.uint8)
+        self._byte = torch.zeros(1, dtype=torch.uint8, device="cpu")
         self._work = dist.irecv(self._byte, group=group, group_src=peer, tag=tag)
 
     def wait(self) -> torch.Tensor:

@@ -38,6 +38,10 @@ RATE = "steps per second"
 """Name of the curve that every job has."""
 
 
+Process = tuple[str, int]
+"""Its agent, as that calls itself, and its process id: in containers every node counts its processes from 1."""
+
+
 @dataclass(slots=True)
 class WorkerStory:
     """One process that trains, or did."""
@@ -125,7 +129,7 @@ class Story:
         """Time of the newest event, seconds since the epoch."""
         self.num_unreadable = 0
         """Events that did not have the form that their kind has."""
-        self.workers: dict[int, WorkerStory] = {}
+        self.workers: dict[Process, WorkerStory] = {}
         """By process id."""
         self.generations: deque[GenerationStory] = deque(maxlen=_MAX_GENERATIONS)
         self.moves: deque[StateMove] = deque(maxlen=_MAX_GENERATIONS)
@@ -136,11 +140,11 @@ class Story:
         """Name of a curve -> step since which its values are infinite or NaN; gone once a number comes again."""
         """By name: `RATE`, and every number that steps report."""
         self._told_once: set[tuple[str, int]] = set()
-        self._first_members: list[tuple[int, int, int, int]] = []
+        self._first_members: list[tuple[Process, int, int]] = []
         """Of this run's first generation."""
         self._node_of: dict[str, str] = {}
         """Name of an agent's node."""
-        self._started_by: dict[tuple[str, int], int] = {}
+        self._started_by: dict[tuple[str, int], Process] = {}
         """Process that an agent has last started in a slot."""
         self._num_other: dict[str, int] = {}
         """How often each kind was seen that this module does not know."""
@@ -184,8 +188,8 @@ class Story:
         self._node_of[str(event["who"])] = str(event["node"])
 
     def _on_worker(self, event: Event) -> None:
-        pid = int(event["pid"])
-        worker = self.workers.setdefault(pid, WorkerStory(pid, "", int(event["slot"])))
+        key = _who_of(event)
+        worker = self.workers.setdefault(key, WorkerStory(key[1], "", int(event["slot"])))
         worker.node = str(event.get("node", worker.node))
         worker.seen_s = float(event["t"])
 
@@ -198,8 +202,8 @@ class Story:
     def _on_generation(self, event: Event) -> None:
         number = int(event["number"])
         axes = {str(name): int(size) for name, size in event["axes"].items()}
-        members = [(int(m["pid"]), int(m["rank"]), int(m["node"]), int(m["slot"])) for m in event["members"]]
-        standby = [int(m["pid"]) for m in event.get("standby", ())]
+        members = [(_member_of(m), int(m["rank"]), int(m["slot"])) for m in event["members"]]
+        standby = [_member_of(m) for m in event.get("standby", ())]
         hosts = {str(index): str(name) for index, name in event.get("hosts", {}).items()}
         if number == 1 and members != self._first_members:
             self._begin_run(members, standby)
@@ -212,25 +216,25 @@ class Story:
         self.step, self._stepped = step, None
         self.state = "running"
         self.generations.append(GenerationStory(number, axes, len(members), step, _text(event.get("reason", "")), at_s))
-        for worker in self.workers.values():
+        for key, worker in self.workers.items():
             # Who is neither a member nor stands by did not come to the meeting.
-            worker.state = "standby" if worker.pid in standby else "gone"
+            worker.state = "standby" if key in standby else "gone"
             worker.rank, worker.coordinates = None, {}
-        for pid, rank, node, slot in members:
-            worker = self.workers.setdefault(pid, WorkerStory(pid, "", slot))
-            worker.node = hosts.get(str(node), worker.node)
+        for key, rank, slot in members:
+            worker = self.workers.setdefault(key, WorkerStory(key[1], "", slot))
+            worker.node = hosts.get(key[0], worker.node)
             worker.state, worker.rank, worker.seen_s = "filling", rank, at_s
             worker.coordinates = coordinates_of(rank, axes)
         mesh = " x ".join(f"{name}={size}" for name, size in axes.items())
         self._happen(event, f"generation {number} on {mesh} from step {step}: {event.get('reason', '')}")
 
-    def _begin_run(self, members: list[tuple[int, int, int, int]], standby: list[int]) -> None:
+    def _begin_run(self, members: list[tuple[Process, int, int]], standby: list[Process]) -> None:
         """The job was started; if not for the first time, processes of the run before are no part of it."""
         if self._first_members:
             self._told_once = {("meeting", 1)}
             self.told = ""
-            present = {*standby, *(pid for pid, *_ in members)}
-            self.workers = {pid: worker for pid, worker in self.workers.items() if pid in present}
+            present = {*standby, *(key for key, *_ in members)}
+            self.workers = {key: worker for key, worker in self.workers.items() if key in present}
         self._first_members = members
 
     def _on_round(self, event: Event) -> None:
@@ -305,9 +309,9 @@ class Story:
         self._happen(event, f"checkpoint of step {step} in {path}")
 
     def _on_left(self, event: Event) -> None:
-        pid = int(str(event["who"]).rpartition("-")[2])
-        if pid in self.workers:
-            self.workers[pid].state, self.workers[pid].seen_s = "left", float(event["t"])
+        key = _who_of(event)
+        if key in self.workers:
+            self.workers[key].state, self.workers[key].seen_s = "left", float(event["t"])
 
     def _on_trouble(self, event: Event) -> None:
         if self._is_new(str(event["kind"]), int(event["generation"])):
@@ -316,24 +320,25 @@ class Story:
     def _on_exited(self, event: Event) -> None:
         """In restart mode without a code: it ended well or was stopped, and failures are told by themselves."""
         slot, code = int(event["slot"]), event.get("code")
-        worker = self.workers.get(self._started_by.get((str(event["who"]), slot), -1))
+        key = self._started_by.get((str(event["who"]), slot))
+        worker = None if key is None else self.workers.get(key)
         if worker is not None and worker.state != "gone":
             worker.state = "gone" if code else "done"
         self._happen(event, f"worker {slot} ended" + ("" if code is None else f" with {code}"))
 
     def _on_failed(self, event: Event) -> None:
         pid, code = int(event["pid"]), int(event["exit_code"])
-        if pid in self.workers:
-            self.workers[pid].state = "gone"
+        if (key := _child_of(event)) in self.workers:
+            self.workers[key].state = "gone"
         how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         who = f"rank {event['rank']} (worker {event['local_rank']} of {event['node']}, pid {pid})"
         self._happen(event, f"{who} failed, {how}: {event['message']}")
 
     def _on_started(self, event: Event) -> None:
-        pid, slot, who = int(event["pid"]), int(event["slot"]), str(event["who"])
-        self._started_by[who, slot] = pid
+        key, slot, who = _child_of(event), int(event["slot"]), str(event["who"])
+        self._started_by[who, slot] = key
         worker = self.workers.setdefault(
-            pid, WorkerStory(pid, self._node_of.get(who, ""), slot, seen_s=float(event["t"]))
+            key, WorkerStory(key[1], self._node_of.get(who, ""), slot, seen_s=float(event["t"]))
         )
         if "rank" in event:
             # Restart mode: nothing more is told of it.
@@ -374,8 +379,8 @@ class Story:
 
     def _workers_of(self, event: Event) -> list[WorkerStory]:
         """The workers that the agent which wrote this event started last."""
-        mine = [pid for (agent, _), pid in self._started_by.items() if agent == str(event["who"])]
-        return [self.workers[pid] for pid in mine if pid in self.workers]
+        mine = [key for (agent, _), key in self._started_by.items() if agent == str(event["who"])]
+        return [self.workers[key] for key in mine if key in self.workers]
 
     def _member(self, rank: int) -> WorkerStory | None:
         return next((worker for worker in self.workers.values() if worker.rank == rank), None)
@@ -398,6 +403,22 @@ def coordinates_of(rank: int, axes: Mapping[str, int]) -> dict[str, int]:
 
 def _place_in_list(worker: WorkerStory) -> tuple[bool, int, str, int]:
     return (worker.rank is None, worker.rank or 0, worker.node, worker.slot)
+
+
+def _member_of(member: Mapping[str, Any]) -> Process:
+    """The process of a member of a mesh."""
+    return str(int(member["node"])), int(member["pid"])
+
+
+def _child_of(event: Event) -> Process:
+    """The process of which its agent tells."""
+    return str(event["who"]).removeprefix("agent-"), int(event["pid"])
+
+
+def _who_of(event: Event) -> Process:
+    """The process of a worker that tells of itself."""
+    agent, _, pid = str(event["who"]).removeprefix("worker-").rpartition("-")
+    return agent, int(pid)
 
 
 def _text(value: object) -> str:

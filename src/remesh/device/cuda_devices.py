@@ -59,7 +59,7 @@ def _check(answer: Any) -> None:
         torch.cuda.check_error(int(answer))
     except RuntimeError:
         with contextlib.suppress(RuntimeError):
-            torch.empty(1, device="cuda").fill_(0)
+            torch.empty(1, dtype=torch.uint8, device="cuda").fill_(0)
         raise
 
 

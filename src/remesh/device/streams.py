@@ -18,12 +18,13 @@ Without a device nobody waits.
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
+
+from remesh.foundation.threads import make_thread
 
 
 class CallersStreams:
@@ -50,13 +51,6 @@ class CallersStreams:
                 stack.enter_context(torch.cuda.device(self._device))
             yield
 
-    def follow(self) -> None:
-        """Let the streams be current in this thread for good; for threads that do nothing else."""
-        for stream in self._others():
-            torch.cuda.set_stream(stream)
-        if self._device is not None:
-            torch.cuda.set_device(self._device)
-
     def _others(self) -> list[Any]:
         """Those that are not current here: to set a stream would make a context on its device."""
         return [stream for stream in self._streams if stream != torch.cuda.current_stream(stream.device)]
@@ -78,7 +72,7 @@ def run_apart(act: Callable[[], object]) -> None:
         except BaseException as error:  # belongs to the caller
             raised.append(error)
 
-    thread = threading.Thread(target=work, name="remesh-apart", daemon=True)
+    thread = make_thread("apart", work, daemon=True)
     thread.start()
     thread.join()
     if raised:

@@ -11,6 +11,20 @@ from remesh.checkpoint.values.entities import (
     ShardedTensor,
     ShardedTensorFactory,
 )
+from remesh.dist_checkpointing import (  # noqa: F401 - attributes of the package, as in Megatron Core
+    core,
+    dict_utils,
+    exchange_utils,
+    gpt_checkpoint_interop,
+    mapping,
+    optimizer,
+    serialization,
+    state_dict_utils,
+    strategies,
+    tensor_aware_state_dict,
+    utils,
+    validation,
+)
 from remesh.dist_checkpointing.serialization import (
     load,
     load_common_state_dict,

@@ -1,4 +1,4 @@
-"""Who reads or writes each shard that several ranks hold, and how do loaded shards reach the others?
+"""Distribution of shards that several ranks hold among their readers or writers, and exchange of what was read.
 
 Definitions. A *shard id* is ``(key, global_offset, (start, stop) of a flattened slice or None)``; ranks of a group
 with equal ids hold replicas. A *distribution* names for each shard the one rank of the group that reads or writes it.
@@ -20,43 +20,18 @@ from typing import Any, NamedTuple
 
 import torch
 
-from remesh.checkpoint.errors import CheckpointingException, CheckpointMismatchError
-from remesh.checkpoint.formats.data_file import dump_object, load_object
+from remesh.checkpoint.errors import CheckpointMismatchError
 from remesh.checkpoint.storage import Directory
 from remesh.checkpoint.values.entities import ShardedStateDict, ShardedTensor, is_main_replica
 from remesh.checkpoint.values.nests import nested_values
-from remesh.checkpoint.values.outline import pack, unpack
+from remesh.checkpoint.values.outline import Outline, outline_of, pack, unpack
 from remesh.comm.agreement import Agreements
 from remesh.comm.gather import (
     Group,
-    gather_bytes,
-    gather_from,
-    group_device,
     group_size,
 )
-from remesh.dist_checkpointing.distribution_file import PG_DIST_CACHE_FILE_PREFIX, keep, recall
-from remesh.dist_checkpointing.utils import _sharded_tensor_shard_id, _ShardId
-from remesh.layout.from_torch import dtype_name
+from remesh.dist_checkpointing.utils import _sharded_tensor_shard_id, _ShardId, is_float8tensor as is_float8tensor
 from remesh.resharding.api import reshard
-
-__all__ = [
-    "EXCHANGE_ALGOS",
-    "PG_DIST_CACHE_FILE_PREFIX",
-    "ShardDistribution",
-    "Shards",
-    "Tensors",
-    "determine_main_replica_uniform_distribution",
-    "distribute_shards_to_ranks",
-    "exchange_by_distribution",
-    "exchange_loaded_objects_gather_object",
-    "exchange_loaded_tensors_broadcast",
-    "exchange_loaded_tensors_gather_object",
-    "exchange_loaded_tensors_gather_rounds",
-    "exchange_loaded_tensors_planned",
-    "gather_bytes",
-    "is_float8tensor",
-]
-
 
 Tensors = dict[_ShardId, torch.Tensor]
 Shards = dict[_ShardId, ShardedTensor]
@@ -75,18 +50,9 @@ class ShardDistribution(NamedTuple):
     """Ranks in the group that hold it, ascending."""
 
 
-def is_float8tensor(tensor: object) -> bool:
-    """Whether this is a tensor subclass of quantised values with its own scale, as some libraries have."""
-    return type(tensor).__name__.endswith("Float8Tensor")
-
-
 def _shard_size(sh_ten: ShardedTensor) -> int:
     """Bytes of a shard's data."""
     return math.prod(sh_ten.data_shape) * sh_ten.dtype.itemsize
-
-
-def _get_empty_tensor_for_exchange(shard: ShardedTensor, device: torch.device) -> torch.Tensor:
-    return torch.empty(shard.data_shape, dtype=shard.dtype, device=device)
 
 
 def distribute_shards_to_ranks(
@@ -133,30 +99,20 @@ def determine_main_replica_uniform_distribution(
 
     Called by every rank of the group; blocks until all have called it. Without ``ignore_groups`` only shards whose main
     replica is in this group count, which is right for a save; a load needs all shards. ``plans`` remembers the
-    distribution of shards that do not change. The folder ``pg_cache_path`` has it from an earlier program, which was
-    given ``pg_cache_create``; it is used where every rank finds its shards there as they are.
+    distribution of shards that do not change. ``pg_cache_path`` and ``pg_cache_create`` change nothing.
     """
     if group_size(parallelization_group) <= 1:
         return None
-    doing = "sharing out the shards of a group"
     plans = plans or Agreements(max_kept=0)
-    recalled = None
-    if pg_cache_path is not None and not pg_cache_create:
-        recalled = recall(pg_cache_path, lambda: _describe(sharded_state_dict), parallelization_group, doing)
-    if recalled is not None:
-        return _build_shard_distribution(recalled, ignore_groups)
     agreement = plans.agree(
         lambda: ([*_describe(sharded_state_dict), ignore_groups], None),
         parallelization_group,
-        doing,
+        "sharing out the shards of a group",
         about="distribution",
     )
     kept = agreement.agreed.kept
     if agreement.told is not None:
-        gathered = [told[:-1] for told in agreement.told]
-        kept["distribution"] = _build_shard_distribution(gathered, ignore_groups)
-        if pg_cache_path is not None and pg_cache_create:
-            keep(pg_cache_path, gathered, parallelization_group, doing)
+        kept["distribution"] = _build_shard_distribution([told[:-1] for told in agreement.told], ignore_groups)
         plans.remember(agreement)
     distribution: ShardDistribution = kept["distribution"]
     return distribution
@@ -167,11 +123,11 @@ def _build_shard_distribution(told: Sequence[Sequence[Any]], ignore_groups: bool
     ranks_of: dict[_ShardId, list[int]] = {}
     described: dict[_ShardId, ShardedTensor] = {}
     mains: set[_ShardId] = set()
-    alike: dict[tuple[int, int], list[int]] = {}
-    for rank, (rows, places, _) in enumerate(told):
-        alike.setdefault((id(rows), id(places)), []).append(rank)
+    alike: dict[tuple[int, int, int], list[int]] = {}
+    for rank, (form, places, ranges, _) in enumerate(told):
+        alike.setdefault((id(form), id(places), id(ranges)), []).append(rank)
     for ranks in alike.values():
-        shards = _described(*told[ranks[0]][:2])
+        shards = _described(*told[ranks[0]][:3])
         for name, shard in shards.items():
             first = described.setdefault(name, shard)
             if (first.dtype, first.data_shape) != (shard.dtype, shard.data_shape):
@@ -184,7 +140,7 @@ def _build_shard_distribution(told: Sequence[Sequence[Any]], ignore_groups: bool
             ranks_of[name] = list(ranks) if held is None else sorted(held + ranks)
         names = list(shards)
         for rank in ranks:
-            mains.update(names[at] for at in unpack(told[rank][2]).tolist())
+            mains.update(names[at] for at in unpack(told[rank][3]).tolist())
     sizes = {name: _shard_size(shard) for name, shard in described.items()}
     counted = {name: ranks for name, ranks in ranks_of.items() if ignore_groups or name in mains}
     outside = ranks_of.keys() - mains if ignore_groups else ()
@@ -224,7 +180,9 @@ def exchange_loaded_tensors_planned(
     result = dict(loaded_tensors)
     for shard, wanted in unloaded_shards.items():
         data = wanted.data
-        result[shard] = torch.empty(wanted.data_shape, dtype=wanted.dtype) if data is None else data.detach()
+        result[shard] = (
+            torch.empty(wanted.data_shape, dtype=wanted.dtype, device="cpu") if data is None else data.detach()
+        )
     give = {names[shard]: tensor.detach().contiguous() for shard, tensor in loaded_tensors.items() if shard in names}
     take = {names[shard]: result[shard] for shard in unloaded_shards if shard in names}
     reshard(give, take, group=parallelization_group)
@@ -239,27 +197,11 @@ exchange_loaded_tensors_gather_object = exchange_loaded_tensors_planned
 EXCHANGE_ALGOS = ("planned", "broadcast", "gather_rounds", "gather_object")
 
 
-def exchange_loaded_objects_gather_object(loaded_objects: dict[str, Any], group: Group = None) -> dict[str, Any]:
-    """The objects that any rank has loaded, by unique key; the same on all ranks. Called by every rank of the group."""
-    names = sorted(loaded_objects)
-    blob = dump_object([loaded_objects[name] for name in names], "loaded objects")
-    told = gather_from(lambda: names, group, "exchanging loaded objects")
-    raw = torch.frombuffer(bytearray(blob), dtype=torch.uint8).to(group_device(group))
-    merged: dict[str, Any] = {}
-    for of_rank, found in zip(told, gather_bytes(raw, group), strict=True):
-        repeated = merged.keys() & set(of_rank)
-        if repeated:
-            raise CheckpointingException(f"Duplicate shard ids loaded by different ranks: {sorted(repeated)}")
-        values = load_object(found.cpu().numpy().tobytes(), "loaded objects of another rank")
-        merged |= dict(zip(of_rank, values, strict=True))
-    return merged
-
-
 _NOT_FLATTENED = (-1, -1)
 
 
 def _describe(sharded_state_dict: ShardedStateDict) -> list[Any]:
-    """What a rank tells of its distinct shards, as JSON: their form, their places, and which are main replicas."""
+    """What a rank tells of its distinct shards, as JSON: form, places, slices, and which are main replicas."""
     shards: dict[_ShardId, ShardedTensor] = {}
     mains: set[_ShardId] = set()
     for one in nested_values(sharded_state_dict):
@@ -273,33 +215,19 @@ def _describe(sharded_state_dict: ShardedStateDict) -> list[Any]:
                 )
             if is_main_replica(one.replica_id):
                 mains.add(name)
-    rows = []
-    for one in shards.values():
-        place = [one.local_shape, one.global_shape, one.axis_fragmentations, one.prepend_axis_num]
-        rows.append([one.key, dtype_name(one.dtype), *place])
-    places = [number for _, offset, held in shards for number in (*offset, *(held or _NOT_FLATTENED))]
-    return [rows, pack(places), pack([at for at, name in enumerate(shards) if name in mains])]
+    places = [number for one in shards.values() for number in (*one.global_offset, 0)]
+    ranges = [number for _, _, held in shards for number in held or _NOT_FLATTENED]
+    is_main = [at for at, name in enumerate(shards) if name in mains]
+    return [outline_of(shards.values()).form, pack(places), pack(ranges), pack(is_main)]
 
 
-def _described(rows: Sequence[Sequence[Any]], places: str) -> Shards:
+def _described(form: Sequence[Any], places: str, ranges: str) -> Shards:
     """The shards, in order, that `_describe` was given."""
-    numbers, at = unpack(places).tolist(), 0
     shards: Shards = {}
-    for key, dtype, local_shape, global_shape, grid, num_prepended in rows:
-        stop = at + len(global_shape)
-        offset, held = numbers[at:stop], tuple(numbers[stop : stop + 2])
-        at = stop + 2
-        shard = ShardedTensor(
-            key,
-            None,
-            getattr(torch, dtype),
-            tuple(local_shape),
-            tuple(global_shape),
-            tuple(offset),
-            None if grid is None else tuple(grid),
-            prepend_axis_num=num_prepended,
-            flattened_range=None if held == _NOT_FLATTENED else slice(*held),
-        )
+    bounds = unpack(ranges).reshape(-1, 2).tolist()
+    for shard, held in zip(Outline(form, unpack(places)).entities(), bounds, strict=True):
+        assert isinstance(shard, ShardedTensor)
+        shard.flattened_range = None if tuple(held) == _NOT_FLATTENED else slice(*held)
         shards[_sharded_tensor_shard_id(shard)] = shard
     return shards
 

@@ -1,4 +1,4 @@
-"""Checkpoints of one model for another: refused by name, because the layers of models are not known here.
+"""Refusal of a GPT's checkpoint for a hybrid model: the layers of models are not known here.
 
 Training loops import these names with every load and call them where a GPT's checkpoint is to fill a hybrid model.
 """
@@ -14,7 +14,7 @@ class GPTInteropError(CheckpointingException, ValueError):
     """A checkpoint of a GPT is asked for in terms of another model."""
 
 
-def gpt_compatible_layer_maps(hybrid_layer_pattern: str) -> NoReturn:
+def gpt_compatible_layer_maps(hybrid_layer_pattern: str, *_: Any, **__: Any) -> NoReturn:
     """Refuse: the layer maps of hybrid models are not supported."""
     raise GPTInteropError(
         f"loading a checkpoint of a GPT into a hybrid model of layers {hybrid_layer_pattern!r}: its layers are not "
@@ -23,13 +23,6 @@ def gpt_compatible_layer_maps(hybrid_layer_pattern: str) -> NoReturn:
     )
 
 
-def retarget_sharded_state_dict_to_gpt_checkpoint(sharded_state_dict: Any, layer_maps: Any) -> NoReturn:
-    """Layer maps are made by `gpt_compatible_layer_maps`, so nobody comes here."""
-    gpt_compatible_layer_maps(str(layer_maps))
-
-
-def retarget_fsdp_state_dict_to_gpt_checkpoint(
-    state_dict: Any, layer_maps: Any, checkpoint_keys: Any = None, checkpoint_prefix: str = ""
-) -> NoReturn:
-    """Layer maps are made by `gpt_compatible_layer_maps`, so nobody comes here."""
-    gpt_compatible_layer_maps(str(layer_maps))
+# Layer maps are made by that function, so nobody comes to those that use them.
+retarget_sharded_state_dict_to_gpt_checkpoint = gpt_compatible_layer_maps
+retarget_fsdp_state_dict_to_gpt_checkpoint = gpt_compatible_layer_maps

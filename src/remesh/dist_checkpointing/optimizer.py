@@ -1,4 +1,4 @@
-"""How is optimizer state sharded? Like the parameters it belongs to.
+"""Descriptions of optimizer state: it is sharded like the parameters that it belongs to.
 
 An optimizer's ``state_dict`` knows parameters by number. They are found in the model's sharded state dict by identity:
 a `ShardedTensor` or factory whose ``data`` is the parameter itself. So the model's state dict must hold parameters, not

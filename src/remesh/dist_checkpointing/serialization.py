@@ -1,24 +1,19 @@
-"""Save and load sharded state dicts: the entry points that replace ``torch.save`` and ``torch.load``.
+"""Entry points for saving and loading sharded state dicts, with Megatron Core's signatures.
 
 All functions accept a path for the directory, or a URL that fsspec knows. Those that are not marked otherwise
-communicate with nobody.
+communicate with nobody. What saves and loads is `remesh.checkpoint.run`, as for plain states.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from remesh.checkpoint.background.callers import AsyncRequest
 from remesh.checkpoint.background.settling import Settling
-from remesh.checkpoint.errors import (
-    CheckpointingException,
-    CheckpointMismatchError,
-    as_checkpoint_error,
-)
+from remesh.checkpoint.errors import CheckpointingException, as_checkpoint_error
 from remesh.checkpoint.formats.directory import CheckpointingConfig, load_common, maybe_load_config
 from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION
 from remesh.checkpoint.run.reader import READABLE, check_is_one, read_common
@@ -35,51 +30,28 @@ from remesh.checkpoint.run.writer import (
 )
 from remesh.checkpoint.storage import Directory, Location, location_of
 from remesh.checkpoint.storage.integrity import check_sha256_manifest, read_checksums, write_sha256_manifest
-from remesh.checkpoint.values.checks import (
-    StrictHandling,
-    compute_mismatched_keys,
-    decide_on_mismatch,
-    parse_strict_flag,
-    unexpected_to_tell,
-)
-from remesh.checkpoint.values.entities import (
-    LocalNonpersistentObject,
-    ShardedBase,
-    ShardedObject,
-    ShardedStateDict,
-    ShardedTensor,
-    StateDict,
-    apply_factory_merges,
-)
-from remesh.checkpoint.values.nests import (
-    HOLE,
-    copy_nest,
-    extract_matching_values,
-    graft,
-    nested_leaves,
-    without_holes,
-)
+from remesh.checkpoint.storage.turns import Turn
+from remesh.checkpoint.values.checks import Mismatch, StrictHandling, parse_strict_flag
+from remesh.checkpoint.values.entities import ShardedObject, ShardedStateDict, ShardedTensor, StateDict
+from remesh.checkpoint.values.nests import copy_nest, nested_leaves
 from remesh.checkpoint.values.outline import Outline, check_outlines, keys_of
-from remesh.checkpoint.values.state_split import expand, split, stored_factories
+from remesh.checkpoint.values.state_split import TakenApart, take_apart
 from remesh.comm.agreement import Agreements, check_alike
-from remesh.comm.gather import Group, group_rank, group_size, step_together
-from remesh.dist_checkpointing.strategies import torch, zarr  # noqa: F401 - register themselves
+from remesh.comm.gather import Group, group_rank, group_size
 from remesh.dist_checkpointing.strategies.base import (
-    AsyncSaveShardedStrategy,
     LoadCommonStrategy,
     LoadShardedStrategy,
     SaveCommonStrategy,
     SaveShardedStrategy,
     StrategyAction,
     call_on_all,
-    check_common_strategy,
-    check_save_strategy,
     choose_load_strategy,
-    find_save_strategy,
+    choose_save_strategy,
     get_default_strategy,
+    strategy_of,
 )
-
-logger = logging.getLogger(__name__)
+from remesh.dist_checkpointing.strategies.torch import PLANS
+from remesh.dist_checkpointing.validation import find_and_report
 
 CkptShardedMetadata = dict[str, ShardedTensor | ShardedObject]
 SaveStrategy = SaveShardedStrategy | tuple[str, int] | None
@@ -92,7 +64,6 @@ StrictResult = tuple[StateDict, set[str], set[str]]
 _CONTENT_METADATA_KEY = "content_metadata"
 _COMMON_STATE_KEY = "common_state"
 """Object that is common data in checkpoints of later writers, and no key of the application."""
-_COMMON_BACKEND, _COMMON_VERSION = "torch", 1
 
 
 def save(  # noqa: PLR0913 - the signature that users know
@@ -124,45 +95,61 @@ def save(  # noqa: PLR0913 - the signature that users know
     directory = location_of(checkpoint_dir)
     if isinstance(common_strategy, bool):
         validate_access_integrity, common_strategy = common_strategy, None
-    strategy = find_save_strategy(sharded_strategy)
-
-    def prepare() -> _Request:
-        check_save_strategy(strategy, sharded_strategy, async_sharded_save)
-        check_common_strategy(common_strategy, SaveCommonStrategy)
-        request = _request_of(sharded_state_dict, content_metadata)
-        strategy.check_can_save(request.sharded)
-        if not validate_access_integrity:
-            return request
-        common, choose = request.common, preprocess_common_before_consistancy_check
-        return replace(request, compared=common if choose is None else choose(copy_nest(common)))
-
     alike = {
-        "sharded_strategy": _kind_of(strategy),
+        "sharded_strategy": "",
         "async_sharded_save": async_sharded_save,
         "validate_access_integrity": validate_access_integrity,
         "verify_integrity": verify_integrity,
     }
-    try:
-        begun = begin_save(
-            prepare,
-            directory,
-            _plans_of(strategy),
-            process_group,
-            validate=validate_access_integrity,
-            puts_off_common=async_sharded_save,
-            options=alike,
+
+    def prepare() -> _Request:
+        strategy = choose_save_strategy(sharded_strategy, async_sharded_save)
+        alike["sharded_strategy"] = _kind_of(strategy)
+        strategy_of(StrategyAction.SAVE_COMMON, common_strategy)
+        apart = take_apart(
+            sharded_state_dict, {} if content_metadata is None else {_CONTENT_METADATA_KEY: content_metadata}
         )
-    except BaseException:
-        if isinstance(strategy, SaveShardedStrategy):
-            strategy.abandon()
-        raise
-    if verify_integrity:
-        strategy.ask_for_sums()
-    request = _begin_behind(strategy, begun, process_group) if async_sharded_save else None
-    if request is None:
-        _store(strategy, begun, process_group)
-    if verify_integrity:
-        sum_up = partial(_sum_up, strategy, directory, process_group)
+        compared, choose = None, preprocess_common_before_consistancy_check
+        if validate_access_integrity:
+            compared = apart.common if choose is None else choose(copy_nest(apart.common))
+        sharded = apart.sharded()
+        blobs = strategy.check_can_save(sharded)
+        return _Request(apart.entities, apart.common, compared, strategy=strategy, sharded=sharded, blobs=blobs)
+
+    begun = begin_save(
+        prepare,
+        directory,
+        PLANS,
+        process_group,
+        validate=validate_access_integrity,
+        puts_off_common=async_sharded_save,
+        options=alike,
+    )
+    strategy = begun.state.strategy
+    commit: _Commit = (begun.turn, process_group, CheckpointingConfig(strategy.backend, strategy.version))
+    return _write(begun, commit, in_background=async_sharded_save, with_sha256=verify_integrity)
+
+
+_Commit = tuple[Turn, Group, CheckpointingConfig]
+"""Arguments of `commit_save`."""
+
+
+def _write(begun: Begun[_Request], commit: _Commit, *, in_background: bool, with_sha256: bool) -> AsyncRequest | None:
+    """Let the strategy write, and commit; of a save in the background, the request that does both."""
+    turn, group, _ = commit
+    directory, strategy = turn.directory, begun.state.strategy
+    options = {} if group is None else {"process_group": group}
+    act: Callable[..., Any] = strategy.async_save if in_background else strategy.save  # type: ignore[attr-defined]
+    with writing_in(turn, blobs=begun.state.blobs, with_sha256=with_sha256) as under_way:
+        write = partial(act, begun.state.sharded, directory, **options)
+        written = call_on_all(strategy, write, group, f"saving checkpoint {directory}")
+    request: AsyncRequest | None = None
+    if in_background:
+        request = _up_to_commit(written, begun, commit)
+    else:
+        commit_save(*commit)
+    if with_sha256:
+        sum_up = partial(_sum_up, under_way.sums, directory, group)
         sum_up() if request is None else request.add_finalize_fn(sum_up)
     return request
 
@@ -171,46 +158,22 @@ def save(  # noqa: PLR0913 - the signature that users know
 class _Request(RankState):
     """What one rank wants to be saved, taken apart."""
 
-    sharded: ShardedStateDict = field(default_factory=dict)
+    strategy: SaveShardedStrategy = field(kw_only=True)
+    sharded: ShardedStateDict = field(kw_only=True)
     """The nest of the entities alone."""
+    blobs: Mapping[str, bytes] = field(kw_only=True)
+    """Objects that the strategy has serialised, by unique key."""
 
 
-def _request_of(state: ShardedStateDict, content_metadata: Mapping[str, Any] | None) -> _Request:
-    if not isinstance(state, Mapping):
-        raise CheckpointMismatchError(
-            f"taking a sharded state dict apart: found a {type(state).__name__}, expected a dict; give the dict that "
-            "holds the state"
-        )
-    added = {} if content_metadata is None else {_CONTENT_METADATA_KEY: content_metadata}
-    expanded, _ = expand({**state, **added})
-    entities, _, common = split(expanded)
-    return _Request(entities, common, sharded=_sharded_part(expanded, lambda entity: True))
-
-
-def _store(strategy: SaveShardedStrategy, begun: Begun[_Request], group: Group) -> None:
-    options = {} if group is None else {"process_group": group}
-    directory = begun.turn.directory
-    doing = f"saving checkpoint {directory}"
-    with writing_in(begun.turn):
-        call_on_all(strategy, lambda: strategy.save(begun.state.sharded, directory, **options), group, doing)
-    commit_save(begun.turn, group, _config_of(strategy))
-
-
-def _begin_behind(strategy: AsyncSaveShardedStrategy, begun: Begun[_Request], group: Group) -> AsyncRequest:
-    """Let the strategy copy its values; what is left to do, up to the commit."""
-    options = {} if group is None else {"process_group": group}
-    turn, directory = begun.turn, begun.turn.directory
-    doing = f"saving checkpoint {directory}"
-    with writing_in(turn):
-        save_one = partial(strategy.async_save, begun.state.sharded, directory, **options)
-        request = step_together(save_one, group, doing).mine
+def _up_to_commit(request: AsyncRequest, begun: Begun[_Request], commit: _Commit) -> AsyncRequest:
+    """The request with all that is left to do beside the strategy's own part."""
     if begun.common_blob:
-        request = request._replace(async_fn=AfterCommon(turn, begun.common_blob, request.async_fn))
+        request = request._replace(async_fn=AfterCommon(begun.turn, begun.common_blob, request.async_fn))
     last = request.finalize_fns[-1] if request.finalize_fns else None
     if isinstance(last, Settling):
-        last.add(partial(commit_alone, turn, group, _config_of(strategy)))
+        last.add(partial(commit_alone, *commit))
     else:
-        request.add_finalize_fn(partial(commit_save, turn, group, _config_of(strategy)))
+        request.add_finalize_fn(partial(commit_save, *commit))
     return request
 
 
@@ -218,11 +181,9 @@ def _begin_behind(strategy: AsyncSaveShardedStrategy, begun: Begun[_Request], gr
 class _Planned:
     """One rank's request, taken apart."""
 
+    apart: TakenApart
     common: StateDict
-    expanded: dict[Any, Any]
-    factories: dict[Any, Any]
-    entities: list[ShardedBase]
-    nonpersistent: list[LocalNonpersistentObject]
+    """Of the checkpoint."""
     kept: dict[Any, Any]
     """The nest of the entities that are stored. Those that are not have no place in the result."""
     stored_keys: set[str]
@@ -230,9 +191,10 @@ class _Planned:
     strategy: LoadShardedStrategy
     mode: StrictHandling
 
-    @property
-    def needs_keys_of_all(self) -> bool:
-        return StrictHandling.requires_global_app_metadata(self.mode)
+    def told(self, validates: bool) -> list[Any]:
+        """What the other ranks need to know of the entities."""
+        is_needed = validates or StrictHandling.requires_global_app_metadata(self.mode)
+        return outline_in_pieces(self.apart.entities).parts() if is_needed else []
 
 
 def load(  # noqa: PLR0913 - the signature that users know
@@ -260,41 +222,42 @@ def load(  # noqa: PLR0913 - the signature that users know
         validate_access_integrity, common_strategy = common_strategy, None
 
     def plan() -> _Planned:
-        check_common_strategy(common_strategy, LoadCommonStrategy)
+        reads_common = strategy_of(StrategyAction.LOAD_COMMON, common_strategy)
         if verify_integrity and group_rank(process_group) == 0:
             check_sha256_manifest(directory)
-        common = _read_common(directory) if common_strategy is None else _common(common_strategy, directory)
+        common = _read_common(directory) if reads_common is None else reads_common.load_common(directory)
         strategy = choose_load_strategy(sharded_strategy, directory)
         return _plan(sharded_state_dict, directory, strategy, common, parse_strict_flag(strict))
 
-    alike: dict[str, Any] = {
-        "strict": "",
-        "sharded_strategy": "",
-        "validate_access_integrity": validate_access_integrity,
-        "verify_integrity": verify_integrity,
-    }
+    alike: dict[str, Any] = {}
 
-    def outline(planned: _Planned) -> tuple[list[Any], list[Any]]:
-        is_told = validate_access_integrity or planned.needs_keys_of_all
+    def tell(planned: _Planned) -> tuple[list[Any], list[Any]]:
         seen = [read_checksums(directory).identity, str(directory)] if group_size(process_group) > 1 else ["", ""]
-        alike.update(strict=planned.mode.value, sharded_strategy=_kind_of(planned.strategy))
-        return outline_in_pieces(planned.entities).parts() if is_told else [], [seen, alike]
+        alike.update(
+            strict=planned.mode.value,
+            sharded_strategy=_kind_of(planned.strategy),
+            validate_access_integrity=validate_access_integrity,
+            verify_integrity=verify_integrity,
+        )
+        return planned.told(validate_access_integrity), [seen, alike]
 
-    agreement = Agreements(max_kept=0).agree(plan, process_group, doing, tell=outline, translate=as_checkpoint_error)
+    agreement = Agreements(max_kept=0).agree(plan, process_group, doing, tell=tell, translate=as_checkpoint_error)
     check_is_one([seen for seen, _ in agreement.beside])
     check_alike([told for _, told in agreement.beside], alike.__getitem__, process_group, doing)
     ours = agreement.value
     outlines = [Outline.from_parts(parts) for parts in agreement.told or [] if parts]
     if validate_access_integrity:
         check_outlines(outlines)
-    missing, unexpected = _handle_mismatch(ours, keys_of(outlines), process_group, doing)
+    found = Mismatch()
+    if StrictHandling.requires_explicit_ckpt_mismatch_check(ours.mode):
+        mine = {one.key for one in ours.apart.entities}
+        found = find_and_report(ours.mode, ours.stored_keys, mine, keys_of(outlines), process_group, doing)
     options = {} if process_group is None else {"process_group": process_group}
-    loaded = call_on_all(
-        ours.strategy, lambda: ours.strategy.load(ours.kept, directory, **options), process_group, doing
-    )
+    read = partial(ours.strategy.load, ours.kept, directory, **options)
+    loaded = call_on_all(ours.strategy, read, process_group, doing)
     result = take_step(lambda: _merge(ours, loaded), process_group, doing).mine
     if StrictHandling.requires_returning_mismatch_keys(ours.mode):
-        return result, missing, unexpected
+        return result, found.missing, found.unexpected
     return result
 
 
@@ -317,11 +280,7 @@ def load_content_metadata(
 
 def load_tensors_metadata(checkpoint_dir: Directory, sharded_strategy: LoadStrategy = None) -> CkptShardedMetadata:
     """Every stored tensor as one shard without data, by key."""
-    return {
-        **choose_load_strategy(sharded_strategy, location_of(checkpoint_dir)).load_tensors_metadata(
-            location_of(checkpoint_dir)
-        )
-    }
+    return {**choose_load_strategy(sharded_strategy, checkpoint_dir).load_tensors_metadata(location_of(checkpoint_dir))}
 
 
 def load_sharded_metadata(
@@ -330,10 +289,8 @@ def load_sharded_metadata(
     common_strategy: LoadCommonStrategy | tuple[str, int] | None = None,
 ) -> CkptShardedMetadata:
     """`load_tensors_metadata`, and every stored object without data by its unique key."""
-    check_common_strategy(common_strategy, LoadCommonStrategy)
-    return choose_load_strategy(sharded_strategy, location_of(checkpoint_dir)).load_sharded_metadata(
-        location_of(checkpoint_dir)
-    )
+    strategy_of(StrategyAction.LOAD_COMMON, common_strategy)
+    return choose_load_strategy(sharded_strategy, checkpoint_dir).load_sharded_metadata(location_of(checkpoint_dir))
 
 
 def load_plain_tensors(checkpoint_dir: Directory) -> StateDict:
@@ -349,9 +306,7 @@ def remove_sharded_tensors(checkpoint_dir: Directory, key_prefix: str) -> None:
 
     The index is replaced in one step; files that nothing else needs are deleted after that.
     """
-    choose_load_strategy(None, location_of(checkpoint_dir)).remove_sharded_tensors(
-        location_of(checkpoint_dir), key_prefix
-    )
+    choose_load_strategy(None, checkpoint_dir).remove_sharded_tensors(location_of(checkpoint_dir), key_prefix)
 
 
 def get_default_save_sharded_strategy(backend: str = BACKEND, version: int = BACKEND_VERSION) -> SaveShardedStrategy:
@@ -360,9 +315,7 @@ def get_default_save_sharded_strategy(backend: str = BACKEND, version: int = BAC
     return strategy
 
 
-def get_default_save_common_strategy(
-    backend: str = _COMMON_BACKEND, version: int = _COMMON_VERSION
-) -> SaveCommonStrategy:
+def get_default_save_common_strategy(backend: str = "torch", version: int = 1) -> SaveCommonStrategy:
     """The strategy that is registered for saving common data."""
     strategy: SaveCommonStrategy = get_default_strategy(StrategyAction.SAVE_COMMON, backend, version)
     return strategy
@@ -376,11 +329,6 @@ def get_default_load_sharded_strategy(checkpoint_dir: Directory | None = None) -
     return strategy
 
 
-def _plans_of(strategy: Any) -> Agreements:
-    """The plan cache of the strategy."""
-    return strategy.plans if isinstance(strategy, SaveShardedStrategy) else Agreements(max_kept=0)
-
-
 def _kind_of(strategy: Any) -> str:
     """What of a strategy tells which collectives it makes: a name that is equal on all ranks that use its like."""
     backend = getattr(strategy, "backend", None)
@@ -388,13 +336,8 @@ def _kind_of(strategy: Any) -> str:
     return f"{type(strategy).__module__}.{type(strategy).__qualname__}{of_backend}"
 
 
-def _config_of(strategy: SaveShardedStrategy) -> CheckpointingConfig:
-    return CheckpointingConfig(strategy.backend, strategy.version)
-
-
-def _sum_up(strategy: SaveShardedStrategy, directory: Location, group: Group) -> None:
-    """Write the SHA-256 sums of all files, of which the strategy knows some. Called by every rank, after the commit."""
-    sums = strategy.take_sums()
+def _sum_up(sums: Mapping[str, str], directory: Location, group: Group) -> None:
+    """Write the SHA-256 sums of all files, of which some are known. Called by every rank, after the commit."""
     take_first_step(lambda: write_sha256_manifest(directory, sums), group, f"summing up checkpoint {directory}")
 
 
@@ -405,21 +348,6 @@ def _read_common(directory: Location) -> StateDict:
     return read_common(directory)
 
 
-def _common(given: Any, directory: Location) -> StateDict:
-    strategy = get_default_strategy(StrategyAction.LOAD_COMMON, *given) if isinstance(given, tuple) else given
-    common: StateDict = strategy.load_common(directory)
-    return common
-
-
-def _sharded_part(expanded: dict[Any, Any], keep: Callable[[ShardedBase], bool]) -> dict[Any, Any]:
-    """The nest of the entities alone, at their old places: a list is a dict by index there."""
-    part, _ = extract_matching_values(
-        expanded, lambda leaf: isinstance(leaf, ShardedBase) and keep(leaf), return_lists_as_dicts=True
-    )
-    assert isinstance(part, dict)
-    return part
-
-
 def _plan(
     sharded_state_dict: ShardedStateDict,
     directory: Location,
@@ -427,47 +355,19 @@ def _plan(
     common: StateDict,
     strict: StrictHandling,
 ) -> _Planned:
-    expanded, factories = expand(sharded_state_dict)
-    entities, nonpersistent, _ = split(expanded)
-    stored_keys: set[str] = set()
-    kept = _sharded_part(expanded, lambda entity: True)
+    apart, stored = take_apart(sharded_state_dict), set[str]()
+    kept = apart.sharded()
     if StrictHandling.requires_explicit_ckpt_mismatch_check(strict):
-        stored_keys = {one.key for one in strategy.load_sharded_metadata(directory).values()} - {_COMMON_STATE_KEY}
-        _, unexpected = compute_mismatched_keys(stored_keys, entities)
-        kept = _sharded_part(expanded, lambda entity: entity.key not in unexpected)
-    return _Planned(common, expanded, factories, entities, nonpersistent, kept, stored_keys, strategy, strict)
-
-
-def _handle_mismatch(planned: _Planned, wanted: set[str], group: Group, doing: str) -> tuple[set[str], set[str]]:
-    """Missing and unexpected keys, reported as the mode says; ``wanted`` are the keys that any rank asks for."""
-    mode = planned.mode
-    if not StrictHandling.requires_explicit_ckpt_mismatch_check(mode):
-        return set(), set()
-    missing = planned.stored_keys - wanted if planned.needs_keys_of_all else set()
-    _, unexpected = compute_mismatched_keys(planned.stored_keys, planned.entities)
-    told = unexpected_to_tell(mode, unexpected, planned.stored_keys, wanted)
-    warning = step_together(lambda: decide_on_mismatch(mode, missing, told), group, doing).mine
-    if warning is not None:
-        logger.warning(warning)
-    return missing, unexpected
+        stored = {one.key for one in strategy.load_sharded_metadata(directory).values()} - {_COMMON_STATE_KEY}
+        kept = apart.sharded(lambda entity: entity.key in stored)
+    return _Planned(apart, common, kept, stored, strategy, strict)
 
 
 def _merge(planned: _Planned, loaded: StateDict) -> StateDict:
-    filled: dict[int, Any] = {id(entity): HOLE for entity in planned.entities}
-    filled |= {id(wrapper): wrapper.unwrap() for wrapper in planned.nonpersistent}
-    stored = set()
+    values: dict[int, Any] = {}
     for path, entity in nested_leaves(planned.kept):
         value: Any = loaded
         for key in path:
             value = value[key]
-        filled[id(entity)] = value
-        stored.add(id(entity))
-    factories, dropped = stored_factories(planned.factories, planned.expanded, stored)
-    filled |= {id(built): HOLE for built in dropped}
-    result = graft(planned.expanded, planned.common, filled)
-    assert isinstance(result, dict)
-    try:
-        merged: StateDict = apply_factory_merges(result, factories)
-    except ValueError as raised:
-        raise CheckpointMismatchError(f"merging what factories were built of: {raised}") from raised
-    return merged if len(stored) == len(planned.entities) else without_holes(merged)
+        values[id(entity)] = value
+    return planned.apart.put_together(planned.common, values)

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from remesh.checkpoint.plan.flattened import unflatten_all
-from remesh.checkpoint.values.checks import validate_sharding_integrity
-from remesh.checkpoint.values.description import describe, entities_from
 from remesh.checkpoint.values.entities import (
     LocalNonpersistentObject,
     ShardedStateDict,
@@ -15,10 +12,10 @@ from remesh.checkpoint.values.entities import (
     StateDict,
     apply_factories,
 )
-from remesh.checkpoint.values.nests import extract_matching_values
-from remesh.checkpoint.values.state_split import expand, split
-from remesh.comm.gather import gather_from
+from remesh.checkpoint.values.nests import dict_list_map_outplace, extract_matching_values
+from remesh.checkpoint.values.state_split import take_apart
 from remesh.dist_checkpointing.utils import extract_nonpersistent, extract_sharded_base
+from remesh.dist_checkpointing.validation import determine_global_metadata, validate_sharding_integrity
 
 
 def save_preprocess(
@@ -35,9 +32,7 @@ def save_preprocess(
     sharded, common = extract_sharded_base(persistent)
     sharded = filter_out_empty_flatten_tensor(sharded)
     if validate_access_integrity:
-        entities, _, _ = split(sharded)
-        told = gather_from(lambda: describe(unflatten_all(entities)), None, "checking what is to be saved")
-        validate_sharding_integrity([entities_from(descriptions) for descriptions in told])
+        validate_sharding_integrity(determine_global_metadata(sharded)[1])
     return sharded, common
 
 
@@ -45,9 +40,9 @@ def load_preprocess(
     sharded_state_dict: ShardedStateDict,
 ) -> tuple[ShardedStateDict, StateDict, ShardedStateDict]:
     """A copy of the request with factories built, its nonpersistent values, and the factories without data."""
-    expanded, factories = expand(sharded_state_dict)
-    nonpersistent, rest = extract_nonpersistent(expanded)
-    return rest, _unwrapped(nonpersistent), factories
+    apart = take_apart(sharded_state_dict)
+    nonpersistent, rest = extract_nonpersistent(apart.expanded)
+    return rest, dict_list_map_outplace(LocalNonpersistentObject.unwrap, nonpersistent), apart.factories
 
 
 def filter_out_empty_flatten_tensor(sharded_state_dict: ShardedStateDict) -> ShardedStateDict:
@@ -59,11 +54,3 @@ def filter_out_empty_flatten_tensor(sharded_state_dict: ShardedStateDict) -> Sha
     _, kept = extract_matching_values(sharded_state_dict, is_empty)
     assert isinstance(kept, dict)
     return kept
-
-
-def _unwrapped(nest: Any) -> Any:
-    if isinstance(nest, dict):
-        return {key: _unwrapped(value) for key, value in nest.items()}
-    if isinstance(nest, list):
-        return [_unwrapped(value) for value in nest]
-    return nest.unwrap() if isinstance(nest, LocalNonpersistentObject) else nest

@@ -7,33 +7,16 @@ comes back to the others by the exchange of a fully parallel load.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from remesh.checkpoint.errors import CheckpointingException, CheckpointMismatchError
-from remesh.checkpoint.plan.flattened import unflatten_all
-from remesh.checkpoint.values.checks import (
-    StrictHandling,
-    decide_on_mismatch,
-    parse_strict_flag,
-    unexpected_to_tell,
-    validate_sharding_integrity,
-)
-from remesh.checkpoint.values.description import describe, entities_from
-from remesh.checkpoint.values.entities import (
-    ShardedBase,
-    ShardedObject,
-    ShardedStateDict,
-    ShardedTensor,
-    StateDict,
-    apply_factory_merges,
-)
-from remesh.checkpoint.values.nests import HOLE, graft, without_holes
-from remesh.checkpoint.values.state_split import expand, split, stored_factories
-from remesh.comm.gather import Group, gather_from, group_rank, step_together
+from remesh.checkpoint.values.checks import Mismatch
+from remesh.checkpoint.values.entities import ShardedBase, ShardedObject, ShardedStateDict, ShardedTensor, StateDict
+from remesh.checkpoint.values.state_split import take_apart
+from remesh.comm.gather import Group, gather_from, group_rank
 from remesh.device.streams import wait_for_devices
 from remesh.dist_checkpointing.exchange_utils import (
     ShardDistribution,
@@ -41,8 +24,13 @@ from remesh.dist_checkpointing.exchange_utils import (
     exchange_by_distribution,
 )
 from remesh.dist_checkpointing.utils import _sharded_tensor_shard_id
-
-logger = logging.getLogger(__name__)
+from remesh.dist_checkpointing.validation import (
+    StrictHandling,
+    determine_global_metadata,
+    find_and_report,
+    parse_strict_flag,
+    validate_sharding_integrity,
+)
 
 _ALGOS = ("fully_parallel", "atomic")
 
@@ -66,8 +54,8 @@ class MCoreTensorAwareStateDict:
     ) -> tuple[MCoreTensorAwareStateDict, ShardDistribution | None]:
         """The state taken apart, and what to pass as ``cached_metadata`` for the next one of the same form."""
         _check_algo(algo)
-        expanded, _ = expand(sharded_state_dict)
-        entities, _, common = split(expanded)
+        apart = take_apart(sharded_state_dict)
+        entities = apart.entities
         distribution = cached_metadata
         if algo == "fully_parallel" and distribution is None:
             tensors = {str(at): one for at, one in enumerate(entities)}
@@ -81,7 +69,7 @@ class MCoreTensorAwareStateDict:
                 for one in entities
                 if not isinstance(one, ShardedTensor) or chosen[_sharded_tensor_shard_id(one)] == rank
             ]
-        return cls(common, entities, distribution), distribution
+        return cls(apart.common, entities, distribution), distribution
 
     def to_state_dict(  # noqa: PLR0913 - the signature that users know
         self,
@@ -96,42 +84,20 @@ class MCoreTensorAwareStateDict:
         """The state dict that the request describes, its tensors filled in place; with keys that differ, if asked."""
         _check_algo(algo)
         self._check_has_tensors("making a state dict")
-        expanded, factories = expand(sharded_state_dict)
-        wanted, nonpersistent, _ = split(expanded)
+        apart, mode, doing = take_apart(sharded_state_dict), parse_strict_flag(strict), "making a state dict"
         if validate_access_integrity:
-            told = gather_from(lambda: describe(unflatten_all(wanted)), parallelization_group, "checking a request")
-            validate_sharding_integrity([entities_from(one) for one in told])
-        mode = parse_strict_flag(strict)
-        missing, unexpected = set[str](), set[str]()
-        if return_mismatch_keys or StrictHandling.requires_explicit_ckpt_mismatch_check(mode):
-            missing, unexpected = self._compare_keys(wanted, mode, parallelization_group)
-        kept = [one for one in wanted if one.key not in unexpected]
-        filled = self._fill(kept, algo, exchange_algo, parallelization_group)
-        factories, dropped = stored_factories(factories, expanded, filled.keys())
-        filled |= {id(one): HOLE for one in wanted if one.key in unexpected}
-        filled |= {id(built): HOLE for built in dropped}
-        filled |= {id(wrapper): wrapper.unwrap() for wrapper in nonpersistent}
-        result = apply_factory_merges(graft(expanded, self.common, filled), factories)
-        result = without_holes(result) if unexpected else result
+            validate_sharding_integrity(determine_global_metadata(apart.sharded(), parallelization_group)[1])
+        found = Mismatch()
+        if StrictHandling.requires_explicit_ckpt_mismatch_check(mode):
+            mine = [[one.key for one in each] for each in (self._entities, apart.entities)]
+            told = gather_from(lambda: mine, parallelization_group, doing)
+            held, asked = ({key for each in told for key in each[which]} for which in (0, 1))
+            found = find_and_report(mode, held, set(mine[1]), asked, parallelization_group, doing)
+        kept = [one for one in apart.entities if one.key not in found.absent]
+        result = apart.put_together(self.common, self._fill(kept, algo, exchange_algo, parallelization_group))
         if return_mismatch_keys or StrictHandling.requires_returning_mismatch_keys(mode):
-            return result, missing, unexpected
+            return result, found.missing, found.unexpected
         return result
-
-    def _compare_keys(self, wanted: list[ShardedBase], mode: StrictHandling, group: Group) -> tuple[set[str], set[str]]:
-        """Missing and unexpected keys, told as the mode says. Called by every rank."""
-        doing = "making a state dict"
-        told = gather_from(lambda: [[one.key for one in each] for each in (self._entities, wanted)], group, doing)
-        held, asked = ({key for each in told for key in each[which]} for which in (0, 1))
-        unexpected = {one.key for one in wanted} - held
-        missing = held - asked
-        if not StrictHandling.requires_explicit_ckpt_mismatch_check(mode):
-            return missing, unexpected
-        told_missing = missing if StrictHandling.requires_global_app_metadata(mode) else set[str]()
-        told_unexpected = unexpected_to_tell(mode, unexpected, held, asked)
-        warning = step_together(lambda: decide_on_mismatch(mode, told_missing, told_unexpected), group, doing).mine
-        if warning is not None:
-            logger.warning(warning)
-        return missing, unexpected
 
     def _fill(self, wanted: list[ShardedBase], algo: str, exchange_algo: str, group: Group) -> dict[int, Any]:
         held = {_sharded_tensor_shard_id(one): one.data for one in self._entities if isinstance(one, ShardedTensor)}

@@ -1,4 +1,4 @@
-"""Small functions on sharded state dicts that programs import by name: parts by kind, prefixes of keys, timing logs."""
+"""Functions on sharded state dicts that programs import by name: parts by kind, prefixes of keys, timing logs."""
 
 from __future__ import annotations
 
@@ -24,10 +24,6 @@ from remesh.checkpoint.values.nests import dict_list_map_inplace, extract_matchi
 
 _ShardId = tuple[str, tuple[int, ...], tuple[int, int] | None]
 """Key, global offset, and start and stop of a flattened slice."""
-_Parts = tuple[Any, Any]
-
-logger = logging.getLogger(__name__)
-_loggers: list[logging.Logger] = []
 
 
 def zip_strict(*args: Any) -> Iterator[tuple[Any, ...]]:
@@ -49,33 +45,20 @@ def _sharded_object_id(sharded_object: ShardedObject) -> tuple[str, tuple[int, .
     return (sharded_object.key, sharded_object.global_offset, sharded_object.global_shape)
 
 
-def _parts(kinds: type | tuple[type, ...]) -> Callable[[ShardedStateDict], _Parts]:
-    return lambda nest: extract_matching_values(nest, lambda leaf: isinstance(leaf, kinds))
+def _parts(*kinds: type) -> Callable[[ShardedStateDict], tuple[Any, Any]]:
+    """What splits a nest into the leaves of these kinds, and everything else."""
+
+    def extract(sharded_state_dict: ShardedStateDict) -> tuple[Any, Any]:
+        return extract_matching_values(sharded_state_dict, lambda leaf: isinstance(leaf, kinds))
+
+    return extract
 
 
-def extract_sharded_tensors(sharded_state_dict: ShardedStateDict) -> _Parts:
-    """The tensors, and everything else."""
-    return _parts(ShardedTensor)(sharded_state_dict)
-
-
-def extract_sharded_tensors_and_factories(sharded_state_dict: ShardedStateDict) -> _Parts:
-    """The tensors and factories, and everything else."""
-    return _parts((ShardedTensor, ShardedTensorFactory))(sharded_state_dict)
-
-
-def extract_sharded_tensors_or_nonpersistent(sharded_state_dict: ShardedStateDict) -> _Parts:
-    """The tensors, factories and nonpersistent objects, and everything else."""
-    return _parts((ShardedTensor, LocalNonpersistentObject, ShardedTensorFactory))(sharded_state_dict)
-
-
-def extract_sharded_base(sharded_state_dict: ShardedStateDict) -> _Parts:
-    """All sharded entities, and everything else."""
-    return _parts(ShardedBase)(sharded_state_dict)
-
-
-def extract_nonpersistent(sharded_state_dict: ShardedStateDict) -> _Parts:
-    """The nonpersistent objects, and everything else."""
-    return _parts(LocalNonpersistentObject)(sharded_state_dict)
+extract_sharded_tensors = _parts(ShardedTensor)
+extract_sharded_tensors_and_factories = _parts(ShardedTensor, ShardedTensorFactory)
+extract_sharded_tensors_or_nonpersistent = _parts(ShardedTensor, LocalNonpersistentObject, ShardedTensorFactory)
+extract_sharded_base = _parts(ShardedBase)
+extract_nonpersistent = _parts(LocalNonpersistentObject)
 
 
 def add_prefix_for_sharding(sharded_state_dict: ShardedStateDict, prefix: str) -> None:
@@ -121,12 +104,17 @@ def _rename(nest: ShardedStateDict, renamed: Callable[[str], str]) -> None:
     dict_list_map_inplace(rename, nest)
 
 
+def is_float8tensor(tensor: object) -> bool:
+    """Whether this is a tensor subclass of quantised values with its own scale, as some libraries have."""
+    return type(tensor).__name__.endswith("Float8Tensor")
+
+
 def force_all_tensors_to_non_fp8(sharded_state_dict: ShardedStateDict) -> None:
     """Replace data that is a tensor subclass of scaled 8-bit values by its values in full, in place."""
 
     def dequantised(leaf: Any) -> Any:
         data = getattr(leaf, "data", None)
-        if isinstance(leaf, ShardedTensor) and type(data).__name__.endswith("Float8Tensor"):
+        if isinstance(leaf, ShardedTensor) and is_float8tensor(data):
             assert isinstance(data, torch.Tensor)
             leaf.data = data.dequantize()
             leaf.dtype = leaf.data.dtype
@@ -143,38 +131,14 @@ def _clean_metadata_for_serialization(metadata: StateDict | None) -> StateDict |
 
 
 @contextmanager
-def logger_stack(
-    name: str | None = None, current_logger: logging.Logger | None = None
-) -> Generator[tuple[str, logging.Logger], None, None]:
-    """A logger for the block: ``current_logger`` or the one of the block around it, and a child called ``name``.
-
-    Yields the logger's name and the logger.
-    """
-    around = current_logger or (_loggers[-1] if _loggers else logger)
-    inner = around.getChild(name) if name else around
-    _loggers.append(inner)
-    try:
-        yield inner.name, inner
-    finally:
-        _loggers.pop()
-
-
-@contextmanager
 def debug_time(
     name: str, logger: logging.Logger | None = None, threshold: float = float("-inf"), level: int | None = None
 ) -> Generator[None, None, None]:
-    """Log how long the block took, if that is more than ``threshold`` seconds."""
-    with logger_stack(name, logger) as (stack_name, inner):
-        start_s = time.perf_counter()
-        try:
-            yield
-        finally:
-            took_s = time.perf_counter() - start_s
-            if took_s > threshold:
-                inner.log(logging.DEBUG if level is None else level, "%s took %.4fs", stack_name, took_s)
-
-
-def debug_msg(msg: str) -> None:
-    """Log a message with the logger of the block."""
-    with logger_stack() as (name, inner):
-        inner.debug("%s %s", name, msg)
+    """Log how long the block took, if that is more than ``threshold`` seconds, with a logger called ``name``."""
+    inner = (logger or logging.getLogger(__name__)).getChild(name)
+    start_s = time.perf_counter()
+    try:
+        yield
+    finally:
+        if (took_s := time.perf_counter() - start_s) > threshold:
+            inner.log(logging.DEBUG if level is None else level, "%s took %.4fs", inner.name, took_s)

@@ -1,4 +1,4 @@
-"""The checks of a save and a load under the names that users know.
+"""Checks of a save and a load, with Megatron Core's names.
 
 What is checked stands in `remesh.checkpoint.values.checks`, which is pure. Here it meets the other ranks, the log and
 the directory.
@@ -7,24 +7,22 @@ the directory.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
 
-from remesh.checkpoint.errors import CheckpointFormatError, CheckpointMismatchError, CheckpointPathError
+from remesh.checkpoint.errors import CheckpointFormatError, CheckpointPathError
 from remesh.checkpoint.formats.directory import CheckpointingConfig, maybe_load_config
-from remesh.checkpoint.plan.flattened import unflatten_all
 from remesh.checkpoint.run.common_data import digest_of, warn_of_differences
+from remesh.checkpoint.run.writer import outline_in_pieces
 from remesh.checkpoint.storage import Directory, location_of, store_of
 from remesh.checkpoint.storage.integrity import SHA256_FNAME, check_sha256_manifest, write_sha256_manifest
-from remesh.checkpoint.values import checks
 from remesh.checkpoint.values.checks import (
-    StrictHandling,
-    compute_mismatched_keys,
+    Mismatch,
+    StrictHandling as StrictHandling,
     decide_on_mismatch,
-    parse_strict_flag,
-    unexpected_to_tell,
+    find_mismatch,
+    parse_strict_flag as parse_strict_flag,
 )
-from remesh.checkpoint.values.description import describe, entities_from
 from remesh.checkpoint.values.entities import (
     CommonStateDict,
     ShardedBase,
@@ -33,31 +31,15 @@ from remesh.checkpoint.values.entities import (
     ShardedTensor,
 )
 from remesh.checkpoint.values.nests import extract_matching_values, nested_values
-from remesh.comm.gather import Group, gather_from
+from remesh.checkpoint.values.outline import Outline, check_outlines
+from remesh.comm.gather import Group, gather_from, step_together
 from remesh.dist_checkpointing.strategies.base import (
     LoadCommonStrategy,
     LoadShardedStrategy,
     StrategyAction,
-    get_default_strategy,
+    choose_load_strategy,
+    strategy_of,
 )
-
-__all__ = [
-    "INTEGRITY_FNAME",
-    "StrictHandling",
-    "adjust_non_strict_load",
-    "compute_mismatched_keys",
-    "decide_on_mismatch",
-    "determine_global_metadata",
-    "maybe_report_missing_and_unexpected_keys",
-    "parse_strict_flag",
-    "save_integrity_manifest",
-    "validate_integrity_and_strict_load",
-    "validate_sharded_objects_handling",
-    "validate_sharding_integrity",
-    "verify_checkpoint",
-    "verify_checkpoint_and_load_strategy",
-    "verify_integrity_manifest",
-]
 
 INTEGRITY_FNAME = SHA256_FNAME
 
@@ -78,7 +60,7 @@ def validate_sharding_integrity(
     """
     if common_state_dict is not None:
         _validate_common_state_dict(common_state_dict)
-    checks.validate_sharding_integrity([unflatten_all(entities) for entities in global_metadata])
+    check_outlines([outline_in_pieces(entities) for entities in global_metadata])
 
 
 def determine_global_metadata(
@@ -90,8 +72,19 @@ def determine_global_metadata(
     """
     local = [leaf.without_data() for leaf in nested_values(sharded_state_dict) if isinstance(leaf, ShardedBase)]
     doing = "describing the entities of all ranks"
-    told = gather_from(lambda: describe(unflatten_all(local)), process_group, doing)
-    return local, [entities_from(descriptions) for descriptions in told]
+    told = gather_from(lambda: outline_in_pieces(local).parts(), process_group, doing)
+    return local, [Outline.from_parts(parts).entities() for parts in told]
+
+
+def find_and_report(
+    strict: StrictHandling, stored: set[str], local: set[str], everywhere: set[str], group: Group, doing: str
+) -> Mismatch:
+    """`find_mismatch`, reported as the mode says: logged, or raised on all ranks. Called by every rank of the group."""
+    found = find_mismatch(strict, stored, local, everywhere)
+    decide = partial(decide_on_mismatch, strict, found.missing, found.reported)
+    if (warning := step_together(decide, group, doing).mine) is not None:
+        logger.warning(warning)
+    return found
 
 
 def validate_integrity_and_strict_load(
@@ -107,28 +100,21 @@ def validate_integrity_and_strict_load(
     What is returned is this rank's; an error of ``raise_all`` names the unexpected keys of all ranks. Metadata that the
     mode or the check of integrity needs must be given; ValueError where it is not.
     """
-    missing: set[str] = set()
-    unexpected: set[str] = set()
+    found = Mismatch()
     if StrictHandling.requires_explicit_ckpt_mismatch_check(strict):
         if ckpt_sharded_metadata is None or local_metadata is None:
             raise ValueError(f"Cannot check keys in mode {strict}: give local_metadata and ckpt_sharded_metadata")
         if global_metadata is None and StrictHandling.requires_global_app_metadata(strict):
             raise ValueError(f"Cannot check keys in mode {strict}: give global_metadata")
-        wants_all = StrictHandling.requires_global_app_metadata(strict)
-        missing, unexpected = _determine_missing_and_unexpected_keys(
-            ckpt_sharded_metadata, local_metadata, global_metadata if wants_all else None
-        )
-        sharded_state_dict = adjust_non_strict_load(sharded_state_dict, unexpected)
-        stored = {entity.key for entity in ckpt_sharded_metadata.values()}
-        wanted = {entity.key for entities in global_metadata or () for entity in entities}
-        told = unexpected_to_tell(strict, unexpected, stored, wanted)
-        if (warning := decide_on_mismatch(strict, missing, told)) is not None:
+        found = _compared(strict, ckpt_sharded_metadata, local_metadata, global_metadata)
+        sharded_state_dict = adjust_non_strict_load(sharded_state_dict, found.absent)
+        if (warning := decide_on_mismatch(strict, found.missing, found.reported)) is not None:
             logger.warning(warning)
     if validate_access_integrity:
         if global_metadata is None:
             raise ValueError("Cannot check integrity: give global_metadata")
         validate_sharding_integrity(global_metadata)
-    return sharded_state_dict, missing, unexpected
+    return sharded_state_dict, found.missing, found.unexpected
 
 
 def adjust_non_strict_load(sharded_state_dict: ShardedStateDict, sharded_keys_to_remove: set[str]) -> ShardedStateDict:
@@ -184,35 +170,25 @@ def verify_checkpoint_and_load_strategy(
 ) -> tuple[LoadShardedStrategy, LoadCommonStrategy]:
     """The strategies that read a checkpoint: those given, or those that its marker names."""
     config = verify_checkpoint(checkpoint_dir)
-    sharded: Any = sharded_strategy or (config.sharded_backend, config.sharded_backend_version)
-    common: Any = common_strategy or (config.common_backend, config.common_backend_version)
-    if isinstance(sharded, tuple):
-        sharded = get_default_strategy(StrategyAction.LOAD_SHARDED, *sharded)
-    if isinstance(common, tuple):
-        common = get_default_strategy(StrategyAction.LOAD_COMMON, *common)
-    sharded.check_backend_compatibility(config.sharded_backend)
-    sharded.check_version_compatibility(config.sharded_backend_version)
-    common.check_backend_compatibility(config.common_backend)
-    common.check_version_compatibility(config.common_backend_version)
-    return sharded, common
-
-
-def validate_sharded_objects_handling(sharded_strategy: Any, common_strategy: Any) -> None:
-    """Raise `CheckpointingException` when neither strategy handles objects."""
-    if not sharded_strategy.can_handle_sharded_objects and not common_strategy.can_handle_sharded_objects:
-        raise CheckpointMismatchError(
-            f"choosing strategies: neither {sharded_strategy} nor {common_strategy} handles ShardedObject, expected "
-            "one that does; choose another"
-        )
+    common = common_strategy or (config.common_backend, config.common_backend_version)
+    return choose_load_strategy(sharded_strategy, checkpoint_dir), strategy_of(StrategyAction.LOAD_COMMON, common)
 
 
 def _determine_missing_and_unexpected_keys(
     ckpt_sharded_metadata: _StoredMetadata,
-    local_metadata: Iterable[ShardedBase],
-    global_metadata: Iterable[Sequence[ShardedBase]] | None = None,
+    local_metadata: _LocalMetadata,
+    global_metadata: _GlobalMetadata | None = None,
 ) -> tuple[set[str], set[str]]:
-    stored = {entity.key for entity in ckpt_sharded_metadata.values()}
-    return compute_mismatched_keys(stored, local_metadata, global_metadata)
+    mode = StrictHandling.RETURN_UNEXPECTED if global_metadata is None else StrictHandling.RETURN_ALL
+    found = _compared(mode, ckpt_sharded_metadata, local_metadata, global_metadata)
+    return found.missing, found.unexpected
+
+
+def _compared(
+    strict: StrictHandling, stored: _StoredMetadata, local: _LocalMetadata, everywhere: _GlobalMetadata | None
+) -> Mismatch:
+    wanted = {one.key for entities in everywhere or () for one in entities}
+    return find_mismatch(strict, {one.key for one in stored.values()}, {one.key for one in local}, wanted)
 
 
 def _validate_common_state_dict(common_state_dict: CommonStateDict, process_group: Group = None) -> None:

@@ -20,6 +20,7 @@ from remesh.elasticity.training.worker import Exit, TrainingWorker
 from remesh.foundation.errors import ConfigError, StorageError
 from remesh.foundation.exit_codes import ExitCode
 from remesh.foundation.options import check_option, check_options, check_range
+from remesh.foundation.settings import LINK, SLOT
 
 _DOING = "starting an elastic job"
 _LEAST_S = 0.001
@@ -55,7 +56,7 @@ def elastic(
 
     Returns when the job has ended well; ends the process with exit code 1 when it failed anywhere.
     """
-    link_path = os.environ.get("REMESH_LINK")
+    link_path = LINK.read()
     try:
         check_options(_DOING, tuning, Tuning)
         check_option(_DOING, "save_every", save_every, int | None)
@@ -85,7 +86,7 @@ def elastic(
         )
     if not link_path:
         raise ConfigError(
-            f"{_DOING}: this process has no agent (REMESH_LINK is not set); start the script with "
+            f"{_DOING}: this process has no agent ({LINK.name} is not set); start the script with "
             "`remesh run --nproc-per-node N script.py`"
         )
     worker = TrainingWorker(connect_agent(link_path), template, options)
@@ -99,7 +100,7 @@ def elastic(
 
 def _check_own_device() -> None:
     """Raise `ConfigError` for a worker without a GPU of its own on a machine where all talk over NCCL."""
-    slot = int(os.environ.get("REMESH_SLOT", "0"))
+    slot = int(SLOT.read())
     if torch.cuda.is_available() and slot >= (found := torch.cuda.device_count()):
         raise ConfigError(
             f"{_DOING}: this is worker {slot} of its machine, counted from 0, and there are {found} GPUs, expected one "

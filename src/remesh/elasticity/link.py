@@ -9,12 +9,15 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from remesh.elasticity.model.outcome import Category
 from remesh.foundation.errors import ConfigError, FormatError, PeerError
+from remesh.foundation.settings import SLOT
+from remesh.foundation.threads import make_thread
 from remesh.wire.messages import Line, Message
 from remesh.wire.token import Token
 
@@ -42,12 +45,21 @@ def connect_agent(link: str) -> Line:
 
 def refuse_job(line: Line, text: str) -> None:
     """Tell the agent that the script asks for what cannot be; return once the job is over."""
-    slot = int(os.environ["REMESH_SLOT"])
+    slot = int(SLOT.read())
     line.send({"type": "failed", "slot": slot, "text": text, "category": Category.INPUT.value})
     with contextlib.suppress(OSError, FormatError):
         while (message := line.receive()) is not None and message["type"] != "exit":
             pass
     line.close()
+
+
+def _leave_to_agent(_number: int, _frame: object) -> None:
+    """A platform that takes a node away may signal all of its processes: the agent has its workers hand over first."""
+
+
+def _end_by_sigterm() -> None:
+    if signal.getsignal(signal.SIGTERM) is _leave_to_agent:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 class WorkerLink:
@@ -60,11 +72,15 @@ class WorkerLink:
         self._closing = False
 
     def start(self) -> None:
-        """Begin to read."""
-        threading.Thread(target=self._read, name="remesh-link", daemon=True).start()
+        """Begin to read, and leave SIGTERM to the agent, where the program has no handler of its own."""
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, _leave_to_agent)
+            os.register_at_fork(after_in_child=_end_by_sigterm)
+        make_thread("link", self._read, daemon=True).start()
 
     def close(self) -> None:
         self._closing = True
+        _end_by_sigterm()
         self._line.close()
 
     def send(self, message: Message) -> None:

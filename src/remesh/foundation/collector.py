@@ -1,5 +1,7 @@
-"""Should Python look for garbage while a checkpoint or a move is planned? No: a hundred thousand small values are made,
-none in a cycle, and looking through all of them again and again costs as much as making them.
+"""Pause of the cyclic garbage collector while a checkpoint or a move is planned.
+
+A hundred thousand small values are made then, none in a cycle, and looking through all of them again and again costs as
+much as making them.
 """
 
 from __future__ import annotations
@@ -7,6 +9,9 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+_num_pauses = 0
+"""That threads of this process are in; a fork has none but that which forked, and collects."""
 
 
 @contextmanager
@@ -18,8 +23,17 @@ def collector_at_rest() -> Iterator[None]:
     if not gc.isenabled():
         yield
         return
+    global _num_pauses
     gc.disable()
+    _num_pauses += 1
     try:
         yield
     finally:
+        _num_pauses -= 1
+        gc.enable()
+
+
+def go_on_in_fork() -> None:
+    """Collect again where other threads than that which forked were in a pause."""
+    if _num_pauses:
         gc.enable()

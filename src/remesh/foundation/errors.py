@@ -43,3 +43,7 @@ class ConfigError(Error, ValueError):
 
 class DeviceError(Error, RuntimeError):
     """A device or its driver refuses, or is lost; the user must free memory, or begin in a new process."""
+
+
+class ForkError(Error, RuntimeError):
+    """What is waited for belongs to the process that this one is a fork of; ask there."""

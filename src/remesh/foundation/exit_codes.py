@@ -1,7 +1,7 @@
 """With which code does a command of ours end, and what does it mean? One table for all of them.
 
 1 is torchrun's code for failed workers, 2 is click's for wrong usage; 70 and 75 are EX_SOFTWARE and EX_TEMPFAIL of
-sysexits.h; 127 and 128 + n are a shell's.
+sysexits.h, and 80 and 81 are the first that it leaves free; 127 and 128 + n are a shell's.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ class ExitCode(IntEnum):
     USAGE = 2
     DEFECT = 70
     TRY_AGAIN = 75
+    LEFT = 80
+    LEFT_WITHOUT_STATE = 81
     NOT_FOUND = 127
 
 
@@ -39,13 +41,15 @@ class ExitRow:
 
 
 ROWS = (
-    ExitRow("0", "all", "done; a job ended well, or left on request; `ckpt diff` found no difference"),
+    ExitRow("0", "all", "done; a job ended well; `ckpt diff` found no difference"),
     ExitRow("1", "all", "an error, told in one message; a worker or a rank failed; `ckpt diff` found a difference"),
     ExitRow("1", "mpi doctor", "something is missing that MPI programs need"),
     ExitRow("2", "all", "wrong usage: a verb, an option, an argument"),
     ExitRow("2", "run", "every wrong input: flags, script, mesh, folders, token"),
     ExitRow("70", "run", "a defect of Remesh, with its traceback"),
     ExitRow("75", "run", "hosts, network, store or disk; the same command may work next time"),
+    ExitRow("80", "run", "this node left on request (SIGTERM); the job lost nothing with it"),
+    ExitRow("81", "run", "this node left on request; what its workers held was not handed over"),
     ExitRow("127", "testbed run", "the program cannot be run"),
     ExitRow("128 + n", "run, testbed run", "ended by signal n"),
     ExitRow("another", "mpi run, mpi restart, testbed run", "that of the program which failed first"),

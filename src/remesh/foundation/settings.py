@@ -57,6 +57,7 @@ REDUCTIONS: Final = EnvironmentVariable(
 PURE: Final = EnvironmentVariable("REMESH_PURE", "", "pip", "1: build a wheel without what is compiled")
 
 LINK: Final = EnvironmentVariable("REMESH_LINK", "", "workers", "socket of the agent", is_internal=True)
+AGENT: Final = EnvironmentVariable("REMESH_AGENT", "", "workers", "number of the node's agent", is_internal=True)
 NODE: Final = EnvironmentVariable("REMESH_NODE", "", "workers", "name of the node", is_internal=True)
 SLOT: Final = EnvironmentVariable("REMESH_SLOT", "0", "workers", "number of the worker on its node", is_internal=True)
 EVENTS: Final = EnvironmentVariable("REMESH_EVENTS", "", "workers", "folder of the event logs", is_internal=True)
@@ -80,6 +81,6 @@ WIRE_DIRECT: Final = EnvironmentVariable(
 
 SETTINGS: Final = (
     *(JOBS, TOKEN, *MPIS.values(), SHARED_ARRAYS, SPIN, REDUCTIONS, PURE),
-    *(LINK, NODE, SLOT, EVENTS, CHANNEL, WIRE_PROBES, WIRE_DIRECT),
+    *(LINK, AGENT, NODE, SLOT, EVENTS, CHANNEL, WIRE_PROBES, WIRE_DIRECT),
 )
 """All of them."""

@@ -26,13 +26,14 @@ _HOMES: Final = {
     "AsyncCollectiveTensor": "torch.distributed._functional_collectives.AsyncCollectiveTensor",
     "DistWrapper": "torch.distributed.checkpoint.utils._DistWrapper",
     "FakeProcessGroup": "torch._C._distributed_c10d.FakeProcessGroup",
+    "FakeTensor": "torch._subclasses.fake_tensor.FakeTensor",
     "GroupThatCompares": "torch._C._distributed_c10d._ProcessGroupWrapper",
     "StorageInfo": "torch.distributed.checkpoint.filesystem._StorageInfo",
-    "StoragePrefix": "torch.distributed.checkpoint.filesystem._StoragePrefix",
     "StridedShard": "torch.distributed.tensor.placement_types._StridedShard",
     "foreach_copy": "torch._foreach_copy_",
     "make_group": "torch.distributed.distributed_c10d._new_process_group_helper",
     "matches_machine_hostname": "torch.distributed.elastic.rendezvous.utils._matches_machine_hostname",
+    "without_fake_tensors": "torch._subclasses.fake_tensor.unset_fake_temporarily",
 }
 """Our name to torch's."""
 _MEMBERS: Final = {
@@ -43,14 +44,10 @@ _MEMBERS: Final = {
 }
 """What is used of a class or a module by attribute."""
 FSDP_MODULE: Final = "torch.distributed.fsdp.FSDPModule"
-LOCAL_AGENT: Final = "torch.distributed.elastic.agent.server.local_elastic_agent.LocalElasticAgent"
-SUBPROCESS_HANDLER: Final = "torch.distributed.elastic.multiprocessing.subprocess_handler.SubprocessHandler"
 _SLOW_MEMBERS: Final = {
     FSDP_MODULE: ("_get_fsdp_state",),
-    LOCAL_AGENT: ("_start_workers", "_restart_workers", "_stop_workers", "_monitor_workers", "_shutdown"),
-    SUBPROCESS_HANDLER: ("_popen",),
 }
-"""The same of what a launcher does not load; of torch's classes, the methods that ours override."""
+"""The same of what a launcher does not load."""
 
 
 def __getattr__(name: str) -> Any:

@@ -6,12 +6,12 @@ not at all. torch makes a thread for each, so a group of NCCL's calls, which is 
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 from remesh.foundation.errors import PeerError
+from remesh.foundation.threads import make_thread
 
 
 class Aborts:
@@ -20,9 +20,7 @@ class Aborts:
     def __init__(self, aborts: Sequence[Callable[[], None]]) -> None:
         """Begin; each of ``aborts`` ends those of one group."""
         self._errors: list[Exception] = []
-        self._threads = [
-            threading.Thread(target=self._work, args=(abort,), name="remesh-abort", daemon=True) for abort in aborts
-        ]
+        self._threads = [make_thread("abort", self._work, abort, daemon=True) for abort in aborts]
         for thread in self._threads:
             thread.start()
 

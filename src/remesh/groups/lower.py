@@ -36,6 +36,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from remesh.device.nccl import agree_on_members, member_here
 from remesh.device.nccl_settings import let_groups_be_aborted
 from remesh.foundation.errors import ConfigError, PeerError
+from remesh.foundation.threads import make_thread
 from remesh.foundation.torch_private import (
     FakeProcessGroup,
     abort_nccl,
@@ -143,7 +144,7 @@ class LowerHalf:
             self._sockets, wake = frozenset(), self._wake
         cut_connections(sockets)
         if before is not None and is_first:
-            threading.Thread(target=self._keep_cutting, args=(before,), name="remesh-sever", daemon=True).start()
+            make_thread("sever", self._keep_cutting, before, daemon=True).start()
         if wake is not None:
             wake()
         if self._backend == "nccl":
@@ -198,7 +199,7 @@ class LowerHalf:
             if self._backend == "gloo":
                 # Each waits up to 10 ms for its loop, and whoever sheds groups wants others. The interpreter waits for
                 # this thread: one that ended within gloo would abort the process.
-                threading.Thread(target=groups.clear, name="remesh-shed").start()
+                make_thread("shed", groups.clear, daemon=False).start()
         # torch counts groups to name them, and takes back the count only when the world group is destroyed. A member
         # whose world group could not even be made would wait under another name than the others, next time.
         name_groups_from_the_start()

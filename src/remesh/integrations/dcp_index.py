@@ -30,6 +30,7 @@ from remesh.checkpoint.formats.inert_pickle import load_inert
 from remesh.checkpoint.plan.manifest import Extent, Index, IndexedTensor, Manifest, StoredTensor
 from remesh.checkpoint.run.reader import OpenCheckpoint, open_checkpoint
 from remesh.checkpoint.storage import Location, store_of
+from remesh.foundation.torch_private import StorageInfo
 from remesh.layout import Box
 from remesh.layout.from_torch import dtype_name, torch_dtype
 
@@ -83,7 +84,14 @@ def metadata_of(checkpoint: OpenCheckpoint) -> Metadata:
     told: dict[str, Any] = {name: BytesStorageMetadata() for name in checkpoint.manifest.objects}
     told |= {name: _tensor_metadata(stored) for name, stored in checkpoint.manifest.tensors.items()}
     meta = StorageMeta(checkpoint_id=str(checkpoint.directory))
-    return Metadata(told, planner_data=planner_data, storage_meta=meta, version=VERSION)
+    places = {MetadataIndex(name): _info(extent) for name, extent in checkpoint.manifest.objects.items()}
+    for name, stored in checkpoint.manifest.tensors.items():
+        places |= {MetadataIndex(name, torch.Size(one.box.start)): _info(one.extent) for one in stored.chunks}
+    return Metadata(told, planner_data=planner_data, storage_data=places, storage_meta=meta, version=VERSION)
+
+
+def _info(extent: Extent) -> Any:
+    return StorageInfo(extent.file, extent.file_start, extent.length_bytes)
 
 
 def _tensor_metadata(stored: StoredTensor) -> TensorStorageMetadata:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch.distributed as dist
 
 from remesh.foundation.errors import PeerError
+from remesh.foundation.threads import PooledExecutor
 
 _STORES: dict[tuple[str, int, bool], dist.TCPStore] = {}
 
@@ -31,7 +31,7 @@ def act_while_asking(act: Callable[[], Any], ask: Callable[[], Any]) -> None:
     What ``act`` raises on all ranks alike is raised here, too, whatever the other side's answer makes of it. Where
     somebody stayed away, that answer says why, and is raised first.
     """
-    asking = ThreadPoolExecutor(1, thread_name_prefix="remesh-ask")
+    asking = PooledExecutor(1, "ask")
     try:
         asked = asking.submit(ask)
         try:

@@ -27,8 +27,8 @@ def random_rows() -> dict[str, Piece]:
     floats = [math.nan if gauss is None else gauss, cached]
     device = _device_module()
     return {
-        "integers": _row_of(torch.tensor(integers, dtype=torch.int64)),
-        "floats": _row_of(torch.tensor(floats, dtype=torch.float64)),
+        "integers": _row_of(torch.tensor(integers, dtype=torch.int64, device="cpu")),
+        "floats": _row_of(torch.tensor(floats, dtype=torch.float64, device="cpu")),
         "torch": _row_of(torch.get_rng_state()),
         **({} if device is None else {"device": _row_of(device.get_rng_state())}),
     }

@@ -22,6 +22,7 @@ from typing import Any
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousParameters
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend, create_handler
 
+from remesh.elasticity.launch.checks import split_endpoints, with_port
 from remesh.elasticity.launch.meeting import StoreForEachAttempt
 from remesh.elasticity.model.generation import NodeInfo
 from remesh.elasticity.store.card import JobCard
@@ -125,12 +126,12 @@ class MovableRendezvous(StoreForEachAttempt):
 
 
 def _address_of(parameters: RendezvousParameters) -> Address:
-    places = [one.strip() for one in parameters.endpoint.split(",") if one.strip()]
+    places = split_endpoints(parameters.endpoint)
     if not places:
         raise ConfigError(
             "joining the other nodes: rendezvous remesh needs --rdzv-endpoint HOST[:PORT][,HOST[:PORT]...]"
         )
-    endpoints = tuple(one if ":" in one else f"{one}:{DEFAULT_PORT}" for one in places)
+    endpoints = tuple(with_port(one, DEFAULT_PORT) for one in places)
     return Address(
         run_id=parameters.run_id,
         endpoints=endpoints,

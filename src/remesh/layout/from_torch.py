@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, debug, placement_types as torch_pl
 from torch.nn.parameter import is_lazy
 
 from remesh.foundation.errors import LayoutError
-from remesh.foundation.torch_private import AsyncCollectiveTensor, StridedShard
+from remesh.foundation.torch_private import AsyncCollectiveTensor, FakeTensor, StridedShard
 from remesh.layout.box import Box
 from remesh.layout.dtypes import ITEMSIZE_BYTES
 from remesh.layout.layout import Layout
@@ -226,6 +226,8 @@ def why_without_memory(tensor: torch.Tensor) -> str | None:
         return "not initialised yet"
     if tensor.is_nested:
         return "nested"
+    if isinstance(tensor, FakeTensor):
+        return "a FakeTensor, without values"
     if tensor.is_meta:
         return "on the device meta, without values"
     if tensor.layout is not torch.strided:

@@ -196,7 +196,7 @@ class LocalJob:
             elif event["kind"] == "agent":
                 self._heard.add(event["pid"])
             elif event["who"].startswith(_WORKER):
-                self._heard.add(int(event["who"].removeprefix(_WORKER)))
+                self._heard.add(int(event["who"].rpartition("-")[2]))
 
 
 def _kill(pid: int) -> None:

@@ -19,7 +19,6 @@ import socket
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,6 +26,7 @@ import torch
 import torch.distributed as dist
 
 from remesh.foundation.errors import ConfigError
+from remesh.foundation.threads import PooledExecutor
 
 _NAME_BYTES = 256
 _FIRST_BYTES = 1 << 20
@@ -89,8 +89,8 @@ def probe(seconds: float = 0.5) -> Measured:
 def _gather_hosts() -> list[str]:
     """Host names of all ranks."""
     name = socket.gethostname().encode()[:_NAME_BYTES].ljust(_NAME_BYTES, b"\0")
-    found = [torch.empty(_NAME_BYTES, dtype=torch.uint8) for _ in range(dist.get_world_size())]
-    dist.all_gather(found, torch.tensor(list(name), dtype=torch.uint8))
+    found = [torch.empty(_NAME_BYTES, dtype=torch.uint8, device="cpu") for _ in range(dist.get_world_size())]
+    dist.all_gather(found, torch.tensor(list(name), dtype=torch.uint8, device="cpu"))
     return [bytes(each.tolist()).rstrip(b"\0").decode(errors="replace") for each in found]
 
 
@@ -100,7 +100,7 @@ def _neighbours(ranks: Sequence[int]) -> list[tuple[int, int]]:
 
 def _agree(measured: float, root: int) -> float:
     """What ``root`` measured, on all ranks, once all are through."""
-    value = torch.tensor([measured], dtype=torch.float64)
+    value = torch.tensor([measured], dtype=torch.float64, device="cpu")
     dist.broadcast(value, root)
     dist.barrier()
     return float(value.item())
@@ -108,7 +108,7 @@ def _agree(measured: float, root: int) -> float:
 
 def _round_trip(first: int, second: int) -> float:
     """Seconds of one way, on rank ``first``; 0 elsewhere."""
-    rank, byte = dist.get_rank(), torch.zeros(1, dtype=torch.uint8)
+    rank, byte = dist.get_rank(), torch.zeros(1, dtype=torch.uint8, device="cpu")
     times = []
     for _ in range(_NUM_ROUND_TRIPS if rank in (first, second) else 0):
         started_s = time.perf_counter()
@@ -139,7 +139,7 @@ def _transfer(root: int, size_of: Mapping[int, int], act: _Transmission) -> list
     """Move these bytes between the root and each peer, all at once; on the root, the seconds each peer took."""
     rank = dist.get_rank()
     if rank == root:
-        with ThreadPoolExecutor(len(size_of)) as pool:
+        with PooledExecutor(len(size_of), "probe") as pool:
             return list(pool.map(lambda peer: act(peer, size_of[peer], is_root=True), size_of))
     if rank in size_of:
         act(root, size_of[rank], is_root=False)
@@ -152,7 +152,7 @@ class _Transmission(Protocol):
 
 def _send(other: int, num_bytes: int, *, is_root: bool) -> float:
     """The root sends, the peer answers with one byte when it has everything; the seconds it took."""
-    started_s, byte = time.perf_counter(), torch.zeros(1, dtype=torch.uint8)
+    started_s, byte = time.perf_counter(), torch.zeros(1, dtype=torch.uint8, device="cpu")
     if is_root:
         _move(dist.isend, other, num_bytes)
         dist.recv(byte, other, tag=_TAG)
@@ -164,7 +164,7 @@ def _send(other: int, num_bytes: int, *, is_root: bool) -> float:
 
 def _receive(other: int, num_bytes: int, *, is_root: bool) -> float:
     """The peer sends, from the moment that it gets one byte of the root; the seconds it took."""
-    started_s, byte = time.perf_counter(), torch.zeros(1, dtype=torch.uint8)
+    started_s, byte = time.perf_counter(), torch.zeros(1, dtype=torch.uint8, device="cpu")
     if is_root:
         dist.send(byte, other, tag=_TAG)
         _move(dist.irecv, other, num_bytes)
@@ -176,7 +176,7 @@ def _receive(other: int, num_bytes: int, *, is_root: bool) -> float:
 
 def _move(act: Callable[..., dist.Work | None], other: int, num_bytes: int) -> None:
     """Post all messages of this many bytes, and wait for them."""
-    block = torch.zeros(min(num_bytes, _BLOCK_BYTES), dtype=torch.uint8)
+    block = torch.zeros(min(num_bytes, _BLOCK_BYTES), dtype=torch.uint8, device="cpu")
     works = [act(block[: num_bytes - at], other, tag=_TAG) for at in range(0, num_bytes, _BLOCK_BYTES)]
     for work in works:
         if work is not None:

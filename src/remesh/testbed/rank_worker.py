@@ -19,7 +19,6 @@ import random
 import shutil
 import signal
 import sys
-import threading
 import time
 import traceback
 import warnings
@@ -31,6 +30,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from remesh.foundation.threads import make_thread
 from remesh.testbed.rank_messages import JOINED, RankAnswer, RankCall, RankDoor
 
 _MAX_LOCALS_CHARS = 200
@@ -58,7 +58,7 @@ def serve_calls(pipe: Connection, door: RankDoor | None, log_path: str) -> None:
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True, chain=False)
     if door is not None:
         door.enter()  # before the first thread, which would stay outside
-    threading.Thread(target=_end_with_owner, name="end-with-owner", daemon=True).start()
+    make_thread("end-with-owner", _end_with_owner, daemon=True).start()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     warnings.filterwarnings("error", module=r"remesh(\.|$)")

@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import Self
 
+from remesh.foundation.threads import make_thread
+
 
 class Reception:
     """A context manager: entered, it takes connections; left, it listens no more.
@@ -26,7 +28,7 @@ class Reception:
         self._name = name
         self._free = threading.Semaphore(max_callers)
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread = make_thread(name, self._serve, daemon=True)
         self.port: int = listener.getsockname()[1]
 
     def __enter__(self) -> Self:
@@ -51,7 +53,7 @@ class Reception:
                     return
                 continue
             if self._free.acquire(blocking=False):
-                threading.Thread(target=self._hear, args=(connection,), name=f"{self._name}-talk", daemon=True).start()
+                make_thread(f"{self._name}-talk", self._hear, connection, daemon=True).start()
             else:
                 connection.close()
 

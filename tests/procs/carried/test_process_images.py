@@ -31,7 +31,6 @@ from remesh.carried.images import (
     remember_image,
     start_upper,
 )
-from remesh.carried.images.criu import dump_by_criu, find_criu
 from remesh.carried.images.doctor import examine_machine
 from remesh.carried.images.form import carried, identity
 from remesh.carried.images.form.format import CARRIED_FILE, HEADER_FILE, PAGES_FILE
@@ -859,34 +858,14 @@ def test_the_benchmark_of_the_engine_runs(stage: Stage) -> None:
     assert all(row.value > 0 for row in rows)
 
 
-@pytest.mark.parametrize("leads_session", [False, True])
-def test_a_program_leads_its_group_and_a_session_only_if_it_did(stage: Stage, leads_session: bool) -> None:
+def test_a_program_leads_its_group_and_no_session(stage: Stage) -> None:
     text = f"{WAIT_FOR_GO}\nprint(os.getpgid(0) == os.getpid(), os.getsid(0) == os.getpid())"
-    upper = stage.start(text, leads_session=leads_session)
+    upper = stage.start(text)
     dump_image(upper.pid, stage.folder / "image")
     (stage.work / "go").touch()
-    expected = f"True {leads_session}\n"
+    expected = "True False\n"
     assert stage.finish(upper) == expected
     assert stage.finish(stage.restore(stage.folder / "image")) == expected
-
-
-def test_criu_is_a_second_engine_where_it_is_installed(stage: Stage) -> None:
-    criu = find_criu()
-    if criu is None or not criu.is_able:
-        pytest.skip("needs CRIU 4.1 or newer, which is not on the path")
-    text = f"x = os.urandom(1000000)\nprint(hash(x), flush=True)\n{WAIT_FOR_GO}\nprint(hash(x))"
-    upper = stage.start(text, leads_session=True)
-    dump_by_criu(upper.pid, stage.folder / "image")
-    (stage.work / "go").touch()
-    told = stage.finish(upper).split()
-    assert stage.finish(stage.restore(stage.folder / "image")).strip("\0\n") == told[0] == told[1]
-
-
-def test_an_image_by_criu_needs_criu(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(stage.work))
-    with pytest.raises(ConfigError, match="CRIU 4.1 or newer.*found none"):
-        dump_by_criu(1, stage.folder / "image")
-    assert not (stage.folder / "image").exists()
 
 
 def test_the_examination_of_a_machine_that_is_able_ends_with_a_restored_process(stage: Stage) -> None:

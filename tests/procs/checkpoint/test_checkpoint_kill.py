@@ -9,7 +9,7 @@ import pytest
 from tests.procs.forked_programs import run_program
 from tests.profiles import so_many
 
-_WAYS = ("sync", "fully parallel", "older ones removed", "async", "guard")
+_WAYS = ("sync", "fully parallel", "older ones removed", "async")
 _SCRIPT = Path(__file__).parents[1] / "scripts" / "killed_jobs.py"
 
 

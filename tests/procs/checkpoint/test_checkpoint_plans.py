@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,10 +16,6 @@ from remesh import dist_checkpointing
 from remesh.comm import agreement
 from remesh.dist_checkpointing import ShardedObject, ShardedTensor
 from remesh.dist_checkpointing.core import CheckpointingException
-from remesh.dist_checkpointing.exchange_utils import (
-    PG_DIST_CACHE_FILE_PREFIX,
-    determine_main_replica_uniform_distribution,
-)
 from remesh.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper
 from remesh.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from remesh.testbed.pool import RankPool
@@ -122,37 +117,6 @@ def save_plain_states(root: Path) -> list[int]:
 
 def test_plain_states_are_told_once_too(ranks: RankPool, tmp_path: Path) -> None:
     assert ranks.run(save_plain_states, 2, (tmp_path,)) == [[3, 0, 0]] * 2
-
-
-def share_out(root: Path, change: bool) -> list[int]:
-    group = dist.group.WORLD
-    with pytest.MonkeyPatch.context() as patch:
-        ear = Ear(patch)
-        asked = state(0.0, cols=5 if change and dist.get_rank() == 1 else 3)
-        if change and dist.get_rank() == 1:
-            asked["w"].axis_fragmentations = None
-        expected = determine_main_replica_uniform_distribution(asked, group)
-        counts = [ear.num_tellings]
-        for create in (True, False):
-            options: dict[str, Any] = {"pg_cache_path": root, "pg_cache_create": create and not change}
-            found: Any = None
-
-            def ask(options: dict[str, Any] = options) -> None:
-                nonlocal found
-                found = determine_main_replica_uniform_distribution(asked, group, **options)
-
-            counts.append(ear.during(ask))
-            assert found == expected
-    return counts
-
-
-def test_a_distribution_is_kept_on_disk_and_used_only_where_it_fits(ranks: RankPool, tmp_path: Path) -> None:
-    assert ranks.run(share_out, 3, (tmp_path, False)) == [[1, 1, 0]] * 3
-    path = tmp_path / f"{PG_DIST_CACHE_FILE_PREFIX}_0.json"
-    assert len(json.loads(path.read_bytes())["parts"]) < 9, "what ranks have in common stands there once"
-    assert ranks.run(share_out, 3, (tmp_path, True)) == [[1, 1, 1]] * 3, "shards of a rank differ"
-    path.write_bytes(path.read_bytes()[:-2])
-    assert ranks.run(share_out, 3, (tmp_path, True)) == [[1, 1, 1]] * 3, "the file is damaged"
 
 
 def share_the_writing(root: Path) -> tuple[list[int], bool]:

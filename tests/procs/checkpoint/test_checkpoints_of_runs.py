@@ -102,7 +102,7 @@ def test_ranks_that_do_not_all_save_in_the_background_are_told(ranks: RankPool, 
     assert "option background is False on rank 0 and True on rank 1" in said[0]
 
 
-def _fail_behind(root: str) -> list[str]:
+def _fail_behind(root: str, asking: list[int]) -> list[str]:
     said = []
     checkpoints = remesh.Checkpoints(root, keep=1, background=True)
     checkpoints.save(1, {"w": torch.zeros(3)}).result()
@@ -114,18 +114,26 @@ def _fail_behind(root: str) -> list[str]:
 
             patch.setattr(plain, "write_part", full)
         saved = checkpoints.save(2, {"w": torch.ones(3)})
-        for act in (saved.result, checkpoints.wait):
+        asks = dist.get_rank() in asking
+        for act in (saved.result, checkpoints.wait) if asks else (checkpoints.wait,):
             try:
                 act()
+                said.append("went on")
             except Error as raised:
                 said.append(str(raised))
     return [*said, str(checkpoints.latest())]
 
 
-def test_what_one_rank_could_not_write_is_raised_on_all(ranks: RankPool, tmp_path: Path) -> None:
-    said = ranks.run(_fail_behind, 3, (str(tmp_path),))
+def test_what_one_rank_could_not_write_is_raised_on_all_and_once(ranks: RankPool, tmp_path: Path) -> None:
+    said = ranks.run(_fail_behind, 3, (str(tmp_path), [0, 1, 2]))
     assert said[0] == said[1] == said[2]
-    assert said[0][0] == said[0][1] and "No space left" in said[0][0] and said[0][2] == "1"
+    assert "No space left" in said[0][0] and said[0][1:] == ["went on", "1"]
+
+
+def test_what_not_all_ranks_have_asked_for_is_raised_on_all(ranks: RankPool, tmp_path: Path) -> None:
+    said = ranks.run(_fail_behind, 3, (str(tmp_path), [0]))
+    assert said[1] == said[2] == said[0][1:], "rank 0 does not go on alone"
+    assert "No space left" in said[1][0] and said[1][1] == "1"
 
 
 def _measure(root: str) -> list[Any]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from remesh.elasticity.telemetry.events import EventReader
+from remesh.foundation.exit_codes import ExitCode
 from remesh.testbed.samples import count_samples
 from tests.procs.elasticity.test_accumulation import SCRIPT, checksums_of_one_process
 from tests.procs.forked_job import ForkedJob
@@ -74,7 +75,7 @@ class Story:
                 self.job.kill_node(node)
             case "node preempted":
                 self.job.preempt_node(node, QUIET_S)
-                assert self.job.agents[node].wait(QUIET_S) == 0
+                assert self.job.agents[node].wait(QUIET_S) in (ExitCode.LEFT, ExitCode.LEFT_WITHOUT_STATE)
             case "node started":
                 self.start()
         return act

@@ -1,11 +1,13 @@
 """Real jobs on this machine, hurt for real. Each test opens with the situation it stands for."""
 
+import os
 import re
+import signal
 from pathlib import Path
 
 import pytest
 
-from remesh.foundation.linux.procfs import children_of
+from remesh.foundation.exit_codes import ExitCode
 from remesh.testbed.local_job import Event
 from remesh.testbed.samples import SampleCount, count_samples
 from tests.procs.forked_job import ForkedJob
@@ -54,14 +56,14 @@ def undisturbed(calm_events: list[Event]) -> dict[int, float]:
     return checksums(calm_events)
 
 
-@pytest.mark.parametrize("preloads", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("forks_workers", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_killed_worker_is_replaced_and_no_sample_is_lost(
-    tmp_path: Path, undisturbed: dict[int, float], calm_events: list[Event], preloads: bool
+    tmp_path: Path, undisturbed: dict[int, float], calm_events: list[Event], forks_workers: bool
 ) -> None:
     """One of three workers is killed: two go on as dp=2, a new process takes its place, dp=3 again."""
     hold = Hold(tmp_path, 6)
     with ForkedJob(tmp_path, script("--full-size", "3", *hold.flags, steps=80), nnodes="1", workers_per_node=3) as job:
-        job.preloads = preloads
+        job.forks_workers = forks_workers
         job.start_node("a")
         hold.wait(job, 3, QUIET_S)
         job.kill_worker("a", 1)
@@ -71,8 +73,7 @@ def test_killed_worker_is_replaced_and_no_sample_is_lost(
         assert count(job) == SampleCount(lost=0, repeated=0, total=80 * tiny.BATCH_SIZE)
         assert checksums(job.events)[30] == pytest.approx(undisturbed[30], rel=1e-12)
         assert all(event["bytes_from_disk"] == 0 for event in job.of_kind("filled"))
-        forked = [event["forked"] for event in job.of_kind("worker-started")]
-        assert forked == [True] * 4, job.describe_logs()  # the one in its place, too
+        assert len(job.of_kind("worker-started")) == 4, job.describe_logs()  # the one in its place, too
         # Random state goes on through all meshes: the same step and share draw the same number.
         drawn, calm = draws(job.events), draws(calm_events)
         # The killed one may have died between its last step and telling of it.
@@ -118,19 +119,15 @@ def test_boxes_that_died_with_their_node_come_from_the_last_checkpoint(
         assert checksums(job.events) == pytest.approx(undisturbed, rel=1e-12)
 
 
-@pytest.mark.parametrize("preload", [(), pytest.param(("--no-preload",), marks=pytest.mark.slow)], ids=" ".join)
 def test_boxes_that_died_with_their_node_come_from_a_neighbours_memory(
-    tmp_path: Path, undisturbed: dict[int, float], preload: tuple[str, ...]
+    tmp_path: Path, undisturbed: dict[int, float]
 ) -> None:
     """FSDP over both nodes and no checkpoint at all: half of every tensor comes from what the other node kept of it."""
     hold = Hold(tmp_path, 13)
     with ForkedJob(tmp_path, script("--fsdp", "--snapshot-every", "5", *hold.flags), workers_per_node=1) as job:
         job.start_node("a")
-        job.start_node("b", *preload)  # one job may be of both kinds of nodes
+        job.start_node("b")
         hold.wait(job, 2, QUIET_S)
-        assert (children_of(job.agents["b"].pid) == job.worker_pids("b")) == bool(preload)
-        forked = sorted(event["forked"] for event in job.of_kind("worker-started"))
-        assert forked == [not preload, True], job.describe_logs()
         job.kill_node("b")
         hold.end()
         job.wait(QUIET_S)
@@ -172,11 +169,29 @@ def test_preempted_node_hands_over_and_no_step_is_repeated(tmp_path: Path, undis
         hold.wait(job, 4, QUIET_S)
         job.preempt_node("b", QUIET_S)
         hold.end()
-        assert job.wait(QUIET_S) == {"a": 0, "b": 0}, job.describe_logs()
+        assert job.wait(QUIET_S) == {"a": 0, "b": ExitCode.LEFT}, job.describe_logs()
         left_at = {event["step"] for event in job.of_kind("left", generation=1)}
         filled = job.of_kind("filled", generation=2)
         assert {event["step"] for event in filled} == left_at
         assert {event["source"] for event in filled} == {"checkpoint"}
+        assert count(job) == SampleCount(lost=0, repeated=0, total=30 * tiny.BATCH_SIZE)
+        assert checksums(job.events) == pytest.approx(undisturbed, rel=1e-12)
+
+
+def test_a_signal_to_all_processes_of_a_node_takes_no_state_away(tmp_path: Path, undisturbed: dict[int, float]) -> None:
+    """Slurm, and a container whose first process hands signals on, send SIGTERM to the workers as well as the agent."""
+    hold = Hold(tmp_path, 8)
+    flags = ("--fsdp", "--checkpoint", str(tmp_path / "checkpoints"), *hold.flags)
+    with ForkedJob(tmp_path, script(*flags), workers_per_node=1) as job:
+        job.start_node("a")
+        job.start_node("b")
+        hold.wait(job, 2, QUIET_S)
+        for pid in job.worker_pids("b"):
+            os.kill(pid, signal.SIGTERM)
+        job.preempt_node("b", QUIET_S)
+        hold.end()
+        assert job.wait(QUIET_S) == {"a": 0, "b": ExitCode.LEFT}, job.describe_logs()
+        assert len(job.of_kind("worker-started")) == 2
         assert count(job) == SampleCount(lost=0, repeated=0, total=30 * tiny.BATCH_SIZE)
         assert checksums(job.events) == pytest.approx(undisturbed, rel=1e-12)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from remesh.elasticity.store.endpoint import join_endpoint
 from remesh.testbed.samples import SampleCount, count_samples
 from remesh.wire.free_ports import free_port
 from tests.procs.forked_job import ForkedJob
@@ -62,15 +63,33 @@ def test_node_that_hosts_the_store_is_killed_and_a_newcomer_joins_the_survivors(
         assert count(job, 120).lost == 0
 
 
-def test_of_two_nodes_the_other_goes_on_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("address", ["127.0.0.1", pytest.param("::1", marks=pytest.mark.slow)])
+def test_of_two_nodes_the_other_goes_on_alone(tmp_path: Path, address: str) -> None:
     """Two nodes and one endpoint; the host of the store is killed, its port refuses connections: that is proof."""
     hold = Hold(tmp_path, 5)
+    place = ("--rdzv-endpoint", join_endpoint(address, free_port()), "--local-addr", address)
     with ForkedJob(tmp_path, script(40, *hold.flags), nnodes="1:2", workers_per_node=1, hosts_store=True) as job:
-        start(job, "ab", hold)
+        start(job, "ab", hold, *place)
         job.kill_node("a")
         hold.end()
         assert job.wait(QUIET_S)["b"] == 0, job.describe_logs()
         assert count(job, 40) == SampleCount(lost=0, repeated=0, total=40 * tiny.BATCH_SIZE)
+
+
+@pytest.mark.slow
+def test_a_host_that_is_started_again_joins_the_job_where_it_went(tmp_path: Path) -> None:
+    """It knows one endpoint, its own, at which the job began. It is told at its new store that the job is elsewhere."""
+    hold, endpoint = Hold(tmp_path, 5), ("--rdzv-endpoint", f"127.0.0.1:{free_port()}")
+    flags = script(120, "--full-size", "2", *hold.flags)
+    with ForkedJob(tmp_path, flags, nnodes="1:2", workers_per_node=1, hosts_store=True) as job:
+        start(job, "ab", hold, *endpoint)
+        job.kill_node("a")
+        hold.end()
+        job.wait_for(lambda event: event["kind"] == "step" and event["generation"] == 2, QUIET_S)
+        job.start_node("a", *endpoint)
+        assert job.wait(QUIET_S) == {"a": 0, "b": 0}, job.describe_logs()
+        assert [event["axes"]["dp"] for event in job.of_kind("generation", number=3)] == [2, 2]
+        assert count(job, 120).lost == 0
 
 
 @pytest.mark.long

@@ -74,11 +74,7 @@ def test_workers_are_started_again_while_restarts_remain(tmp_path: Path) -> None
     assert ours.launch_agent(_config(tmp_path, 2), add_up, [str(tmp_path), 2]) == {0: (3, 2), 1: (3, 2)}
 
 
-def test_what_it_cannot_do_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="health_check_server"):
-        ours.elastic_launch(_config(tmp_path), add_up, health_check_server=object())
-    with pytest.raises(ConfigError, match="health_check_server"):
-        ours.launch_agent(_config(tmp_path), add_up, [], health_check_server=object())
+def test_what_is_wrong_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="no entrypoint"):
         ours.launch_agent(_config(tmp_path), None, [])
     monkeypatch.setenv("REMESH_TOKEN", "short")

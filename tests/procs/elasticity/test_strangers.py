@@ -71,9 +71,8 @@ def test_garbage_on_every_port_of_an_agent_does_not_disturb_the_job(tmp_path: Pa
     hold, chance = Hold(tmp_path, 10), random.Random(11)
     flags = [SCRIPT, "--mesh", "dp=-1", "--steps", "20", "--snapshot-every", "5", "--fsdp", *hold.flags]
     with LocalJob(tmp_path, flags, nnodes="2", workers_per_node=1) as job, contextlib.ExitStack() as stack:
-        # The link of a worker is read from its environment, which the kernel does not tell of forked ones.
-        job.start_node("a", "--metrics-port", "0", "--no-preload")
-        job.start_node("b", "--no-preload")
+        job.start_node("a", "--metrics-port", "0")
+        job.start_node("b")
         hold.wait(job, 2, QUIET_S)
         for agent in job.agents.values():
             ports = listening_ports(agent.pid)

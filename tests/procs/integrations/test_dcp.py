@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -215,6 +216,14 @@ def test_whatever_a_planner_gives_is_carried(tmp_path):
     wanted = {"x": ""}
     dcp.load(wanted, storage_reader=DcpReader(tmp_path), planner=_RawLoadPlanner())
     assert wanted["x"] == "{1, 2}"
+
+
+def test_the_index_tells_where_everything_lies_as_that_of_torch_does(tmp_path):
+    state = {"w": torch.arange(6.0).reshape(2, 3), "n": {"step": 7}}
+    dcp.save(state, storage_writer=DcpWriter(tmp_path), no_dist=True)
+    ours, theirs = DcpReader(tmp_path).read_metadata(), FileSystemReader(tmp_path).read_metadata()
+    assert ours.storage_data == theirs.storage_data
+    assert {index.fqn for index in ours.storage_data} == {"w", "n.step"}
 
 
 def test_planner_data_that_would_run_code_in_the_index_is_refused(tmp_path):

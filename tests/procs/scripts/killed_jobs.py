@@ -30,8 +30,6 @@ import torch.distributed as dist
 
 import remesh
 from remesh import dist_checkpointing
-from remesh.checkpoint.background.page_guard import LEAST_BYTES
-from remesh.checkpoint.background.staging import StagingBuffers
 from remesh.checkpoint.plan.step_names import step_name, step_of
 from remesh.checkpoint.run.housekeeping import remove_checkpoint
 from remesh.dist_checkpointing import ShardedObject, ShardedTensor, check_is_distributed_checkpoint
@@ -42,11 +40,9 @@ from remesh.foundation.errors import Error
 
 NUM_RANKS = 4
 IN_FRONT = ("sync", "fully parallel", "older ones removed")
-BEHIND = {"async": "copy", "guard": "guard"}
-"""Ways to take the snapshots of a save in the background, by their name here."""
-HOW = (*IN_FRONT, *BEHIND)
-NUM_ELEMENTS = LEAST_BYTES // 4
-"""Of each rank's part: as few as are guarded."""
+HOW = (*IN_FRONT, "async")
+NUM_ELEMENTS = 64 << 10
+"""Of each rank's part."""
 _LATEST_S = 1.5
 _GROUP_TIMEOUT_S = 40
 """After so long gloo gives up on a rank that was killed while groups were made, well before whoever runs this does."""
@@ -68,7 +64,7 @@ def save_until_killed(root: Path, how: str, rank: int) -> None:
     wait = timedelta(seconds=_GROUP_TIMEOUT_S)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=NUM_RANKS, timeout=wait)
     (root / f"ready-{rank}").touch()
-    base = TorchDistSaveShardedStrategy(snapshots=BEHIND.get(how, "copy"))
+    base = TorchDistSaveShardedStrategy()
     strategy: Any = FullyParallelSaveStrategyWrapper(base) if how == "fully parallel" else base
     queue, part = AsyncCallsQueue(), torch.empty(NUM_ELEMENTS)
     for step in range(1000):
@@ -77,7 +73,7 @@ def save_until_killed(root: Path, how: str, rank: int) -> None:
             directory.mkdir()
         dist.barrier()
         done = step
-        if how in BEHIND:
+        if how == "async":
             request = dist_checkpointing.save(state(step, rank, part), directory, strategy, async_sharded_save=True)
             assert request is not None
             queue.schedule_async_request(request)
@@ -187,10 +183,9 @@ def main(folder: Path, num_trials: int, seed: int, ways: Sequence[str] = HOW) ->
     told = ", ".join(
         f"{count} {how}" for how, count in Counter(ways[at % len(ways)] for at in range(num_trials)).items()
     )
-    guarded = StagingBuffers(may_guard=True).copy([torch.ones(NUM_ELEMENTS)]).guarded is not None
     with contextlib.suppress(BrokenPipeError):
         print(f"{num_trials} kills: {some} left a newest checkpoint, {num_trials - some} came before the first one")
-        print(f"ways: {told}" + ("" if guarded else "; this system lets nobody guard pages, they were copied"))
+        print(f"ways: {told}")
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ _MOVES = [
 _SAVES = [
     at_least("4 tensors of 4 KiB: load, DCP over ours", 21.4, "ratio", 20.0),
     at_most("an eighth of the columns of 64 MiB: bytes read over wanted", 1.5, "ratio", 1.1),
-    Row("256 MiB in the background by a guard: blocked", 0.0052, "s"),
+    Row("256 MiB in the background by a thread: blocked", 0.0052, "s"),
     Row("256 MiB: save with SHA-256 over save", 1.5, "ratio"),
     at_most("256 MiB: convert to zarr, peak extra memory", float(3 << 20), "bytes", float(4 << 20)),
     Row("8 ranks, 20 tensors each: of that, validated", 2.5, "s"),
@@ -155,7 +155,7 @@ _PIPELINES = [
             {
                 "saves and loads": ["| 4 tensors of 4 KiB: load, DCP over ours | 21.4 | 20, reached |"],
                 "parts": ["| an eighth of the columns of 64 MiB: bytes read over wanted | 1.5 | 1.1, **missed** |"],
-                "background": ["| 256 MiB in the background by a guard: blocked | 5.2 ms |  |"],
+                "background": ["| 256 MiB in the background by a thread: blocked | 5.2 ms |  |"],
                 "sums and conversions": [
                     "| 256 MiB: save with SHA-256 over save | 1.5 |  |",
                     "| 256 MiB: convert to zarr, peak extra memory | 3 MiB | 4 MiB, reached |",

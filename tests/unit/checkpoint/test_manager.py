@@ -99,11 +99,12 @@ def test_a_directory_that_no_save_has_committed_does_not_count(tmp_path: Path) -
     assert names(tmp_path) == [step_name(3), step_name(9)], "one that may be being written stays"
 
 
-@both
-def test_a_save_that_fails_is_told_by_its_handle_and_by_the_next_call(
-    tmp_path: Path, background: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("asks", [True, False])
+def test_the_error_of_a_save_in_the_background_is_raised_once(
+    tmp_path: Path, asks: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    checkpoints = remesh.Checkpoints(tmp_path, keep=1, background=background)
+    """By its future, for whoever asks, else by the next call; then saving goes on."""
+    checkpoints = remesh.Checkpoints(tmp_path, keep=1, background=True)
     checkpoints.save(1, state(1)).result()
 
     def full(*_: Any, **__: Any) -> Any:
@@ -111,18 +112,28 @@ def test_a_save_that_fails_is_told_by_its_handle_and_by_the_next_call(
 
     with monkeypatch.context() as patched, caplog.at_level(logging.ERROR):
         patched.setattr("remesh.checkpoint.plain.write_part", full)
-        if background:
-            saved = checkpoints.save(2, state(2))
-            with pytest.raises(CheckpointPathError, match="No space left"):
-                saved.result()
-            assert "No space left" in caplog.text
-            with pytest.raises(CheckpointPathError, match="No space left"):
-                checkpoints.wait()
-        else:
-            with pytest.raises(CheckpointPathError, match="No space left"):
-                checkpoints.save(2, state(2))
+        saved = checkpoints.save(2, state(2))
+        with pytest.raises(CheckpointPathError, match="No space left"):
+            saved.result() if asks else checkpoints.save(3, state(3))
+        assert "No space left" in caplog.text
     assert checkpoints.latest() == 1
-    checkpoints.save(3, state(3)).result()
+    checkpoints.save(3, state(3))
+    checkpoints.wait()
+    assert checkpoints.latest() == 3
+
+
+def test_a_save_that_fails_in_the_call_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = remesh.Checkpoints(tmp_path, keep=1)
+    checkpoints.save(1, state(1))
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched, pytest.raises(CheckpointPathError, match="No space left"):
+        patched.setattr("remesh.checkpoint.plain.write_part", full)
+        checkpoints.save(2, state(2))
+    assert checkpoints.latest() == 1
+    checkpoints.save(3, state(3))
     assert checkpoints.latest() == 3
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 import torch
 
-from remesh.checkpoint.values.description import describe, entities_from
+from remesh.checkpoint.values.outline import Outline, outline_of
 from remesh.dist_checkpointing import LocalNonpersistentObject, ShardedObject, ShardedTensor, ShardedTensorFactory
 from remesh.dist_checkpointing.core import CheckpointingException
 from remesh.dist_checkpointing.mapping import apply_factories, apply_factory_merges, is_main_replica
@@ -116,14 +119,15 @@ def test_object_names_round_trip_even_with_slashes() -> None:
             ShardedObject.empty_from_unique_key(name)
 
 
-def test_descriptions_carry_everything_but_the_data() -> None:
+def test_outlines_carry_everything_but_the_data_and_which_replica_it_is() -> None:
     entities = [
         shard(replica_id=(0, 1)),
         shard(axis_fragmentations=None, allow_shape_mismatch=True),
         ShardedTensor.from_rank_offsets("l", torch.zeros(2, dtype=torch.bfloat16), (0, 1, 3), prepend_axis_num=1),
         ShardedObject("o", object(), (3,), (1,), replica_id=2),
     ]
-    assert entities_from(describe(entities)) == [entity.without_data() for entity in entities]
+    bare = [replace(one.without_data(), replica_id=1 - is_main_replica(one.replica_id)) for one in entities]
+    assert Outline.from_parts(json.loads(json.dumps(outline_of(entities).parts()))).entities() == bare
 
 
 def halves(key: str, data: torch.Tensor, replica_id: object, flattened_range: object) -> list[ShardedTensor]:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, strategies as st
 
 from remesh.checkpoint.errors import CheckpointMismatchError
-from remesh.checkpoint.values.checks import validate_sharding_integrity
+from remesh.checkpoint.values.checks import object_problem, raise_problems, tensor_problem
 from remesh.checkpoint.values.outline import Outline, check_outlines, outline_of
 from remesh.dist_checkpointing.mapping import ShardedBase, ShardedObject, ShardedTensor, ShardedTensorFactory
 
@@ -51,6 +51,22 @@ def entities_of_a_job(rng: random.Random) -> list[list[ShardedBase]]:
     return ranks
 
 
+def check_slowly(global_metadata: list[list[ShardedBase]]) -> None:
+    """The same check, of one entity after the other."""
+    tensors: dict[str, list[tuple[int, ShardedTensor]]] = {}
+    objects: dict[str, list[tuple[int, ShardedObject]]] = {}
+    for rank, entities in enumerate(global_metadata):
+        for entity in entities:
+            if isinstance(entity, ShardedTensor):
+                tensors.setdefault(entity.key, []).append((rank, entity))
+            elif isinstance(entity, ShardedObject):
+                objects.setdefault(entity.key, []).append((rank, entity))
+    problems = [f"{key!r} names both a tensor and an object" for key in tensors.keys() & objects.keys()]
+    problems += filter(None, (tensor_problem(key, shards) for key, shards in tensors.items()))
+    problems += filter(None, (object_problem(key, elements) for key, elements in objects.items()))
+    raise_problems(problems)
+
+
 @given(seed=st.integers(0, 100_000), num_faults=st.integers(0, 2))
 def test_what_is_found_is_what_the_slow_check_finds(seed: int, num_faults: int) -> None:
     rng = random.Random(seed)
@@ -61,7 +77,7 @@ def test_what_is_found_is_what_the_slow_check_finds(seed: int, num_faults: int) 
     shared = {str(one.form): one.form for one in outlines}
     outlines = [Outline(shared[str(one.form)], one.numbers) for one in outlines]
     try:
-        validate_sharding_integrity(entities)
+        check_slowly(entities)
     except CheckpointMismatchError as raised:
         expected = str(raised)
         with pytest.raises(CheckpointMismatchError) as caught:

@@ -214,7 +214,7 @@ def test_native_torch_and_we_read_each_other(tmp_path: Path) -> None:
 def test_writers_share_the_bytes_of_replicas() -> None:
     sizes = [SMALL_BYTES * share for share in (50, 30, 30, 20, 10, 10)]
     held = HeldBoxes([(f"w{index}", (size,), size) for index, size in enumerate(sizes)], [0] * len(sizes))
-    writes = [choose_writers([held, held, held], rank) for rank in range(3)]
+    writes = [choose_writers([held, held, held], rank).is_mine for rank in range(3)]
     assert [sum(writer) for writer in zip(*writes, strict=True)] == [1] * len(sizes)
     assert [sum(itertools.compress(sizes, of_rank)) for of_rank in writes] == [50 * SMALL_BYTES] * 3
 
@@ -223,7 +223,7 @@ def test_the_first_holder_writes_what_is_small_and_large_boxes_are_shared_around
     small, large = SMALL_BYTES, SMALL_BYTES + 1
     form = [("mean", (small,), small), ("w", (large,), large), ("variance", (small,), small), ("v", (large,), large)]
     both, last = HeldBoxes(form, [0] * 4), HeldBoxes([*form[2:], ("alone", (4,), 4)], [0] * 3)
-    writes = [choose_writers([both, last, last, both], rank) for rank in range(4)]
+    writes = [choose_writers([both, last, last, both], rank).is_mine for rank in range(4)]
     assert writes == [
         [True, False, True, False],
         [False, False, True],
@@ -231,19 +231,19 @@ def test_the_first_holder_writes_what_is_small_and_large_boxes_are_shared_around
         [False, True, False, False],
     ]
     unlike = [HeldBoxes([], []), both, last, both]
-    assert [choose_writers(unlike, rank)[2 * (rank != 2)] for rank in (1, 2, 3)] == [True, False, False]
+    assert [choose_writers(unlike, rank).is_mine[2 * (rank != 2)] for rank in (1, 2, 3)] == [True, False, False]
 
 
 def test_who_alone_holds_a_box_writes_it() -> None:
     shared, alone = ("a", (SMALL_BYTES + 1,), SMALL_BYTES + 1), ("b", (9,), 36)
     held = [HeldBoxes([], []), HeldBoxes([shared, alone], [0, 0]), HeldBoxes([shared], [0])]
-    assert [choose_writers(held, rank) for rank in range(3)] == [[], [False, True], [True]]
+    assert [choose_writers(held, rank).is_mine for rank in range(3)] == [[], [False, True], [True]]
 
 
 def test_boxes_of_one_form_at_other_places_are_not_replicas() -> None:
     form = [("w", (2, 3), 24), ("v", (), 4)]
     held = [HeldBoxes(form, [2 * rank, 0]) for rank in range(3)]
-    assert [choose_writers(held, rank) for rank in range(3)] == [[True, True], [True, False], [True, False]]
+    assert [choose_writers(held, rank).is_mine for rank in range(3)] == [[True, True], [True, False], [True, False]]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch says that quantized tensors are to go

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 import remesh
 from remesh.checkpoint.formats.directory import CONFIG_FNAME, IN_PROGRESS_FNAME
@@ -16,6 +19,7 @@ from remesh.checkpoint.plan.step_names import step_name
 from remesh.checkpoint.run.housekeeping import State, decide_removals, list_checkpoints, remove_checkpoint
 from remesh.checkpoint.storage import Entry
 from remesh.checkpoint.storage.store import LocalStore
+from remesh.cli.ckpt import ckpt
 from remesh.foundation.errors import ConfigError
 from remesh.foundation.retention import KeepBest, KeepEvery, KeepLast, Saved, decide_kept
 
@@ -130,3 +134,98 @@ def test_a_removal_that_dies_leaves_no_half_checkpoint(root: Path, monkeypatch: 
         remove_checkpoint(root / step_name(1))
     monkeypatch.undo()
     assert list_checkpoints(root)[0].state is State.UNFINISHED
+
+
+def _behind(place: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*") if path.is_file()}
+
+
+def test_what_lies_behind_a_link_outlives_retention_gc_and_going_back(root: Path, tmp_path: Path) -> None:
+    archive = tmp_path / "archive"
+    shutil.move(root / step_name(1), archive / step_name(1))
+    for step in (1, 5):
+        (root / step_name(step)).symlink_to(archive / step_name(1))
+    before = _behind(archive)
+    assert list_checkpoints(root)[0].num_bytes == 0
+    assert CliRunner().invoke(ckpt, ["gc", str(root), "--keep-last", "1", "--yes"]).exit_code == 0
+    assert not (root / step_name(1)).is_symlink() and (root / step_name(5)).is_symlink()
+    assert remesh.Checkpoints(root).drop_after(4) == [5]
+    (root / step_name(3)).symlink_to(archive / step_name(1))
+    remesh.Checkpoints(root, keep=1).save(6, {"w": torch.zeros(2)})
+    assert not (root / step_name(3)).is_symlink() and _behind(archive) == before
+
+
+def test_what_lies_behind_a_link_within_a_checkpoint_outlives_its_removal(root: Path, tmp_path: Path) -> None:
+    arrays = tmp_path / "arrays"
+    (arrays / "w").mkdir(parents=True)
+    for name in (".zarray", "0.0"):
+        (arrays / "w" / name).write_bytes(b"somebody's")
+    (root / step_name(3) / "arrays").symlink_to(arrays)
+    (root / step_name(3) / "around").symlink_to(root)
+    before = _behind(arrays)
+    assert [one.state for one in list_checkpoints(root)][2] is State.COMPLETE
+    assert sorted(path.name for path in remove_checkpoint(root / step_name(3))) == ["around", "arrays"]
+    assert _behind(arrays) == before
+
+
+def test_a_save_writes_through_no_second_name_of_a_file(root: Path, tmp_path: Path) -> None:
+    (root / step_name(4) / IN_PROGRESS_FNAME).unlink()
+    (tmp_path / "copy").mkdir()
+    data = root / step_name(4) / "__0_0.distcp"
+    os.link(data, tmp_path / "copy" / data.name)  # as cp --link makes them
+    before = _behind(tmp_path / "copy")
+    for path in [*(root / step_name(4)).iterdir()]:
+        if path != data:
+            path.unlink()
+    remesh.save({"w": torch.full((7,), 4.0)}, root / step_name(4))
+    assert _behind(tmp_path / "copy") == before
+
+
+def test_one_folder_that_cannot_be_removed_keeps_no_other(
+    root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    put = LocalStore.put
+
+    def refuse(store: LocalStore, path: Path, content: bytes) -> None:
+        if path.parent.name == step_name(1):
+            raise PermissionError(13, "Permission denied", str(path))
+        put(store, path, content)
+
+    monkeypatch.setattr(LocalStore, "put", refuse)
+    checkpoints = remesh.Checkpoints(root, keep=1)
+    checkpoints.save(5, {"w": torch.zeros(2)})
+    assert checkpoints.steps() == [1, 5]
+    assert step_name(1) in caplog.text and "Permission denied" in caplog.text
+    shutil.copytree(root / step_name(5), root / step_name(6))
+    ran = CliRunner().invoke(ckpt, ["gc", str(root), "--keep-last", "1", "--yes"])
+    assert ran.exit_code == 1 and "Permission denied" in ran.stderr
+    assert checkpoints.steps() == [1, 6]
+
+
+def test_one_folder_that_may_not_be_read_hides_no_other(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = LocalStore.entries
+
+    def refuse(store: LocalStore, directory: Path) -> list[Entry]:
+        if directory.name == step_name(1):
+            raise PermissionError(13, "Permission denied", str(directory))
+        return entries(store, directory)
+
+    monkeypatch.setattr(LocalStore, "entries", refuse)
+    remesh.Checkpoints(root, keep=1).save(5, {"w": torch.zeros(2)})
+    found = {one.step: one for one in list_checkpoints(root)}
+    assert found.keys() == {1, 5}
+    assert found[1].state is State.DAMAGED and "may not be read" in found[1].problem
+
+
+def test_a_broken_save_on_a_read_only_mount_hides_no_other(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    last = root / step_name(4) / f"{IN_PROGRESS_FNAME}.1"
+    last.write_text('{"turn": "x", "staged": ["metadata.json"]}')  # ended, and died before the names were given
+    (root / step_name(4) / "metadata.json.0").write_text("{}")
+
+    def refuse(*_: object) -> bool:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(LocalStore, "rename", refuse)
+    assert latest_complete(root) == root / step_name(3)
+    assert [one.step for one in list_checkpoints(root)] == [1, 2, 3, 4]
+    assert remesh.Checkpoints(root).steps() == [1, 3]

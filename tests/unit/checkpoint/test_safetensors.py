@@ -154,3 +154,20 @@ def test_bands_are_bounded_and_make_up_the_tensor(checkpoint: Path) -> None:
     assert sum(box.size for box in bands) == 24
     assert torch.equal(read_box(opened, "a.w", Box((1, 2), (3, 5))), STATE["a.w"][1:3, 2:5])
     assert [str(box) for box in bands_of("int64", ())] == [str(Box((), ()))]
+
+
+def test_a_snapshot_in_the_cache_of_hugging_face_is_read_through_its_links(tmp_path: Path) -> None:
+    """As ``huggingface_hub`` lays it out: files of a snapshot are links to blobs, which all snapshots share."""
+    snapshot, blobs = (tmp_path / "hub" / "models--a--b" / name for name in ("snapshots/0f1e", "blobs"))
+    for place in (snapshot, blobs, tmp_path / "elsewhere"):
+        place.mkdir(parents=True)
+    save_file(STATE, blobs / "4d5c")
+    (snapshot / "model.safetensors").symlink_to("../../blobs/4d5c")
+    for place in (snapshot, snapshot / "model.safetensors"):
+        assert torch.equal(read_box(open_safetensors(place), "a.w"), STATE["a.w"])
+    save_file(STATE, tmp_path / "elsewhere" / "4d5c")
+    (snapshot / "model.safetensors").unlink()
+    (snapshot / "model.safetensors").symlink_to(tmp_path / "elsewhere" / "4d5c")
+    with pytest.raises(CheckpointFormatError) as caught:
+        open_safetensors(snapshot)
+    assert caught.value.reason == "escaping-path"

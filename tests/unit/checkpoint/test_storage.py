@@ -6,12 +6,15 @@ import contextlib
 import errno
 import logging
 import os
+import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import fsspec
 import pytest
 import torch
 from click.testing import CliRunner
+from fsspec.implementations.memory import MemoryFileSystem
 
 import remesh
 from remesh import dist_checkpointing
@@ -24,7 +27,7 @@ from remesh.checkpoint.storage.integrity import verify
 from remesh.cli import main
 from remesh.dist_checkpointing import ShardedObject, ShardedTensor
 from remesh.dist_checkpointing.core import CONFIG_FNAME
-from remesh.foundation.errors import ConfigError, StorageError
+from remesh.foundation.errors import ConfigError, Error, StorageError
 from remesh.foundation.retention import KeepLast
 from tests.unit.checkpoint.stores import BUCKET, CREDENTIALS
 
@@ -280,6 +283,65 @@ def test_a_store_that_keeps_failing_is_an_error_after_a_bounded_number_of_attemp
     ):
         store_of(RemotePath("s3", "b/f")).read(RemotePath("s3", "b/f"))
     assert flaky.num_calls == remote.NUM_ATTEMPTS == 5
+
+
+class _Silent(MemoryFileSystem):
+    """A store that takes what it is asked, and never answers some of it."""
+
+    protocol = "silent"
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = [""]
+    asked: ClassVar[str] = ""
+    """The method that is never answered."""
+    given_up = threading.Event()
+
+    def _maybe_wait(self, method: str) -> None:
+        if method == self.asked:
+            self.given_up.wait()
+
+    def info(self, path: str, **options: Any) -> Any:
+        self._maybe_wait("info")
+        return super().info(path, **options)
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> Any:
+        self._maybe_wait("pipe_file")
+        return super().pipe_file(path, value, mode, **options)
+
+    def cat_file(self, path: str, *args: Any, **options: Any) -> Any:
+        self._maybe_wait("cat_file")
+        return super().cat_file(path, *args, **options)
+
+    def _open(self, path: str, mode: str = "rb", *args: Any, **options: Any) -> Any:
+        file = super()._open(path, mode, *args, **options)
+        if "w" in mode and self.asked == "write":
+            file.write = lambda _: self.given_up.wait()
+        return file
+
+
+@pytest.mark.parametrize("asked", ["info", "pipe_file", "write", "cat_file"])
+@pytest.mark.parametrize("background", [False, True])
+def test_a_store_that_never_answers_is_told_in_the_log_and_ends_with_an_error(
+    monkeypatch, caplog, asked: str, background: bool
+) -> None:
+    fsspec.register_implementation("silent", _Silent, clobber=True)
+    monkeypatch.setattr(_Silent, "store", {})
+    monkeypatch.setattr(_Silent, "given_up", threading.Event())
+    remesh.save(STATE, "silent://run/first")
+    monkeypatch.setattr(_Silent, "asked", asked)
+    monkeypatch.setenv(remote.TIMEOUT_VARIABLE, "0.1")
+    with caplog.at_level(logging.WARNING), pytest.raises(StorageError, match=r"no answer for 0\.1 s"):
+        if asked == "cat_file":
+            remesh.load({"w": torch.zeros(20, 30)}, "silent://run/first")
+        remesh.save(STATE, "silent://run/second", background=background).result()
+    assert "no answer for 0.05 s, waiting 0.1 s in all" in caplog.text
+    _Silent.given_up.set()
+
+
+@pytest.mark.parametrize("given", ["soon", "0", "-3", "nan"])
+def test_a_timeout_that_is_no_number_of_seconds_is_refused(monkeypatch, given: str) -> None:
+    monkeypatch.setenv(remote.TIMEOUT_VARIABLE, given)
+    with pytest.raises(Error, match=f"{remote.TIMEOUT_VARIABLE}: found '{given}'"):
+        remesh.load({}, "memory://nowhere")
 
 
 class _Broken:

@@ -22,18 +22,20 @@ import torch
 from remesh.checkpoint.errors import CheckpointingException
 from remesh.checkpoint.formats.data_file import dump_object
 from remesh.checkpoint.formats.directory import (
+    METRICS_FNAME,
     CheckpointingConfig,
     begin,
     check_can_save,
     check_is_distributed_checkpoint,
     finish,
-    stage_common,
+    stage_small,
 )
 from remesh.checkpoint.formats.index_files import IndexFiles, stage_index
 from remesh.checkpoint.formats.torch_format import BACKEND
 from remesh.checkpoint.plain import load
 from remesh.checkpoint.plan.writes import Written, assemble_index
-from remesh.checkpoint.run.reader import why_incomplete
+from remesh.checkpoint.run.metrics_file import encode_metrics, read_metrics
+from remesh.checkpoint.run.reader import open_checkpoint, why_incomplete
 from remesh.checkpoint.run.writer import part_of, write_part, writing_in
 from remesh.checkpoint.storage import location_of, store_of
 from remesh.checkpoint.storage.integrity import verify
@@ -44,6 +46,7 @@ from remesh.dist_checkpointing.strategies.zarr import ZarrSaveShardedStrategy
 from tests.profiles import seeds
 
 _PATIENCE_S = 60
+_NUM_LOOKS = 25
 _ACTS = (
     *("is_directory", "entries", "size_of", "read", "create", "create_once", "put", "write_soon", "settle", "rename"),
     *("remove", "make_directory", "sync_names"),
@@ -133,11 +136,17 @@ def steps_of(directory: str, scheduler: Scheduler) -> Iterator[None]:
 
 def save_as(number: int, num_ranks: int, directory: str, backend: str = BACKEND) -> None:
     """What the ranks of a job do when they save, one after another; the tensors have another size in every job."""
+    finish(write_as(number, num_ranks, directory, backend), CheckpointingConfig(backend))
+
+
+def write_as(number: int, num_ranks: int, directory: str, backend: str = BACKEND) -> Turn:
+    """All of it but the commit."""
     place, rows = location_of(directory), 4 + number
     check_can_save(place, may_create=True)
     turn = begin(place)
     with held(turn):
-        stage_common(turn, dump_object({"job": number, "ranks": num_ranks}, "the common data"))
+        stage_small(turn, dump_object({"job": number, "ranks": num_ranks}, "the common data"))
+        stage_small(turn, encode_metrics({"job": number}).encode(), METRICS_FNAME)
     tensors = [torch.full((rows, 3), float(number)) for _ in range(num_ranks)]
     shards = [ShardedTensor.from_rank_offsets("w", tensor, (0, at, num_ranks)) for at, tensor in enumerate(tensors)]
     if backend == "zarr":
@@ -145,7 +154,7 @@ def save_as(number: int, num_ranks: int, directory: str, backend: str = BACKEND)
             ZarrSaveShardedStrategy().save(dict(enumerate(shards)), directory)
     else:
         _store_as_torch_dist(shards, turn)
-    finish(turn, CheckpointingConfig(backend))
+    return turn
 
 
 def _store_as_torch_dist(shards: list[ShardedTensor], turn: Turn) -> None:
@@ -167,11 +176,25 @@ def whose(directory: str) -> int | None:
     number, num_ranks = (load({}, directory)[name] for name in ("job", "ranks"))
     loaded = load({"w": torch.zeros(num_ranks * (4 + number), 3)}, directory)
     assert loaded["w"].eq(number).all(), f"expected values of job {number} alone, found {loaded['w'].unique()}"
+    assert read_metrics(place) == {"job": number}, "metrics are those of the job whose checkpoint it is"
     return int(number)
 
 
+def look_again_and_again(directory: str) -> None:
+    """A reader beside the savers: what it finds, if anything, is a checkpoint of theirs with its common data."""
+    for _ in range(_NUM_LOOKS):
+        try:
+            found = open_checkpoint(location_of(directory), allow_native=True)
+        except CheckpointingException:
+            continue
+        assert not found.is_native and {*found.common} == {"job", "ranks"}, "a look is torn by the commit"
+
+
 def explore(directory: str, seed: int, backend: str = BACKEND) -> tuple[int, int]:
-    """Run two or three savers, some of which die; the numbers of those that said "saved", and of those that lived."""
+    """Run two or three savers, some of which die, and a reader.
+
+    Returns the numbers of those that said "saved", and of those that lived.
+    """
     rng = random.Random(seed)
     num_savers = rng.choice((2, 2, 3))
     saved: list[int] = []
@@ -191,8 +214,18 @@ def explore(directory: str, seed: int, backend: str = BACKEND) -> tuple[int, int
 
     dies_at = [rng.randrange(60) if rng.random() < 0.35 else None for _ in range(num_savers)]
     scheduler = Scheduler(rng)
+    torn: list[AssertionError] = []
+
+    def read() -> None:
+        try:
+            look_again_and_again(directory)
+        except AssertionError as raised:
+            torn.append(raised)
+
     with steps_of(directory, scheduler):
-        scheduler.run([saver(number, rng.choice((1, 2))) for number in range(1, num_savers + 1)], dies_at)
+        savers = [saver(number, rng.choice((1, 2))) for number in range(1, num_savers + 1)]
+        scheduler.run([*savers, read], [*dies_at, None])
+    assert not torn, torn
     lived = sum(at is None for at in dies_at)
     assert len(saved) <= 1, f"savers {saved} were all told that their checkpoint is there"
     assert lived <= len(saved) + len(refused), "who lives is told one of the two"
@@ -223,6 +256,25 @@ def test_the_same_holds_of_zarr_whose_cells_have_fixed_names(tmp_path: Path, chu
 def test_the_same_holds_in_a_store_of_objects(backend: str) -> None:
     for seed in seeds(40, quick=10):
         explore(f"memory://turns/{backend}/{seed}", 1000 + seed, backend)
+
+
+@pytest.mark.parametrize("backend", [BACKEND, "zarr"])
+def test_a_look_that_the_commit_overtakes_finds_the_checkpoint_and_not_one_of_native_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    turn = write_as(5, 1, str(tmp_path), backend)
+    read = LocalStore.read
+
+    def read_and_wait(store: LocalStore, path: Path) -> bytes:
+        if path.name == "metadata.json":
+            monkeypatch.setattr(LocalStore, "read", read)
+            assert not path.exists()
+            finish(turn, CheckpointingConfig(backend))
+            raise FileNotFoundError(path)
+        return read(store, path)
+
+    monkeypatch.setattr(LocalStore, "read", read_and_wait)
+    assert load({}, tmp_path)["job"] == 5
 
 
 def test_a_save_that_has_lost_its_turn_is_told_so_when_the_other_ends_in_that_moment(

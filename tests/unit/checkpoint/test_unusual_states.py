@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -18,14 +19,17 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import remesh
 from remesh.checkpoint.errors import CheckpointMismatchError
+from remesh.checkpoint.run import requests
+from remesh.checkpoint.values.nests import diff
 from remesh.foundation.errors import Error
+from tests.profiles import seeds
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch says that some of them are to go
 
 _WITHOUT_MEMORY: dict[str, tuple[Callable[[], torch.Tensor], str]] = {
     "of two": (lambda: TwoTensor(torch.ones(3), torch.ones(3)), "a TwoTensor, which is made of other tensors"),
     "parameter of two": (lambda: torch.nn.Parameter(TwoTensor(torch.ones(2, 3), torch.ones(2, 3))), "a TwoTensor"),
-    "fake": (lambda: FakeTensorMode().from_tensor(torch.ones(3)), "a FakeTensor, which is made of other tensors"),
+    "fake": (lambda: FakeTensorMode().from_tensor(torch.ones(3)), "a FakeTensor, without values"),
     "nested": (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "it is nested"),
     "jagged": (
         lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
@@ -175,16 +179,94 @@ def test_keys_come_in_the_order_of_the_request_then_of_the_checkpoint(tmp_path: 
     assert [*loaded["y"]] == ["m", "t", "n"]
 
 
-def test_a_list_with_tensors_comes_whole_or_not_at_all(tmp_path: Path) -> None:
-    """Its plain values have no place but their order."""
+def test_values_in_lists_come_back_at_their_places(tmp_path: Path) -> None:
     saved = {"l": [torch.ones(1), 3, {"t": torch.ones(2), "x": 4}], "d": {"l": [{"t": torch.ones(1)}, 5]}, "n": [6]}
-    remesh.save(saved, tmp_path)
-    assert remesh.load({}, tmp_path) == {"d": {}, "n": [6]}
-    assert remesh.load({"l": [torch.zeros(1), 0, {"t": torch.zeros(2), "x": 0}]}, tmp_path)["l"][1] == 3
-    for part in ([torch.zeros(1), 0, {"x": 0}], [torch.zeros(1), 0]):
-        for strict in (True, False):
-            with pytest.raises(Error, match="list 'l' is asked for without 1 tensors that are stored in it, 'l.2.t'"):
-                remesh.load({"l": part}, tmp_path, strict=strict)
+    remesh.save(saved, tmp_path / "a")
+    assert remesh.load({}, tmp_path / "a") == {"l": {1: 3, 2: {"x": 4}}, "d": {"l": {1: 5}}, "n": [6]}
+    assert remesh.load({"l": [torch.zeros(1), 0, {"t": torch.zeros(2), "x": 0}]}, tmp_path / "a")["l"][1] == 3
+    assert remesh.load({"l": [torch.zeros(1), 0, {"x": 0}]}, tmp_path / "a")["l"][2] == {"x": 4}
+    assert remesh.load({"d": {"l": [{}, 0]}}, tmp_path / "a", strict=False)["d"]["l"] == [{}, 5]
+    remesh.save({"l": [{"w": torch.ones(1)}, {"w": torch.ones(1), "count": 7}]}, tmp_path / "b")
+    other = {"l": [{"w": torch.zeros(1), "count": 0}, {"w": torch.zeros(1), "count": 1}]}
+    with pytest.raises(Error, match="1 keys that are asked for are not in the checkpoint, 'l.0.count'"):
+        remesh.load(other, tmp_path / "b")
+    found = remesh.load(other, tmp_path / "b", strict=False)["l"]
+    assert [one["count"] for one in found] == [0, 7] and all(one["w"] == 1 for one in found)
+
+
+@pytest.mark.parametrize("asked", [[torch.zeros(1)], [torch.zeros(1), 0], [torch.zeros(1), {"x": 0}, 0]])
+def test_a_list_of_another_form_is_told(tmp_path: Path, asked: list[Any]) -> None:
+    remesh.save({"l": [torch.ones(1), {"x": 1}, 5, 6]}, tmp_path)
+    with pytest.raises(Error, match="'l|at l:"):
+        remesh.load({"l": asked}, tmp_path) if len(asked) > 1 else remesh.load({"l": [*asked, 0, 0, 0, 7]}, tmp_path)
+
+
+def test_lists_that_an_earlier_release_has_saved_in_order_are_read(tmp_path: Path) -> None:
+    """``golden/lists_in_order`` was written when what is left of a list had no places."""
+    golden = Path(__file__).parent / "golden" / "lists_in_order"
+
+    def asked(**others: Any) -> dict[str, Any]:
+        zeros = torch.zeros
+        groups = [{"lr": zeros(()), "eps": 0.0}, {"lr": zeros(()), "eps": 0.0}]
+        inner = {"l": [{"t": zeros(1)}, 0, {"u": zeros(2)}]}
+        return {"l": [zeros(2), 0, {"t": zeros(3), "x": 0}], "d": inner, "groups": groups, **others}
+
+    found = remesh.load(asked(), golden)
+    assert found["l"][1] == 3 and found["l"][2]["x"] == 4 and found["l"][2]["t"].tolist() == [0, 1, 2]
+    assert found["d"]["l"][1] == 5 and found["n"] == [6, [7]]
+    assert [group["eps"] for group in found["groups"]] == [1.0, 2.0]
+    assert remesh.load({}, golden) == {"d": {}, "n": [6, [7]]}
+    for strict in (True, False):
+        with pytest.raises(Error, match="list 'l' is asked for with 1 of the 2 tensors .* saved without their places"):
+            remesh.load({"l": [torch.zeros(2), 0, {"x": 0}]}, golden, strict=strict)
+    remesh.save(found, tmp_path / "new")
+    assert remesh.load({}, tmp_path / "new")["d"]["l"] == {1: 5}
+
+
+def _random_nest(chance: random.Random, depth: int) -> Any:
+    """With tensors, values, and containers of either, of both and of none."""
+    kind = chance.choice("tttvvvdle" if depth else "dl")
+    if depth > 3 or kind in "tv":
+        return torch.full((2,), chance.random()) if kind == "t" else chance.choice([1, "a", None, 2.5, (1, 2)])
+    if kind == "e":
+        return chance.choice([dict, list])()
+    inner = [_random_nest(chance, depth + 1) for _ in range(chance.randint(1, 4))]
+    return inner if kind == "l" else {f"k{at}": one for at, one in enumerate(inner)}
+
+
+def _emptied(nest: Any) -> Any:
+    if isinstance(nest, torch.Tensor):
+        return torch.zeros_like(nest)
+    if isinstance(nest, dict):
+        return {key: _emptied(one) for key, one in nest.items()}
+    return [_emptied(one) for one in nest] if isinstance(nest, list) else f"not {nest}"
+
+
+@pytest.mark.parametrize("seed", seeds(400, quick=40))
+def test_whatever_was_saved_comes_back_as_it_was(tmp_path: Path, seed: int) -> None:
+    nest = {"state": _random_nest(random.Random(seed), 0)}
+    remesh.save(nest, tmp_path)
+    found = remesh.load(_emptied(nest), tmp_path)
+    assert diff(nest, found) == ([], [], [])
+
+
+def test_a_state_of_many_lists_is_loaded_without_a_look_at_all_for_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted: names that are compared with the beginning of another one."""
+    state = {f"b{at}": [torch.zeros(1), at] for at in range(400)}
+    remesh.save(state, tmp_path)
+    looked_at = 0
+    below = requests._below
+
+    def counting(name: str, stored: Any) -> list[str]:
+        nonlocal looked_at
+        looked_at += 1
+        return below(name, stored)
+
+    monkeypatch.setattr(requests, "_below", counting)
+    assert remesh.load({key: [torch.ones(1), 0] for key in state}, tmp_path)["b7"] == [torch.zeros(1), 7]
+    assert not looked_at
 
 
 @pytest.mark.parametrize("make", [dict, list])

@@ -12,7 +12,7 @@ from remesh.cli import mpi as cli_mpi
 from remesh.foundation.errors import ConfigError
 
 _GOOD = Finding("platform", True, True, "linux", "")
-_EXTRA = Finding("CRIU", False, False, "not installed", "install it")
+_EXTRA = Finding("increments", False, False, "Linux 6.1", "every image is a full one")
 _BAD = Finding("namespaces", False, True, "none", "run as root")
 _HAS_MPI = [("mpich", Installation("mpich", "/opt/mpich/mpiexec", "/opt/python")), ("impi", ConfigError("not there"))]
 

@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 from rich.console import Console
 
 from remesh.dashboard.curve import Curve
-from remesh.dashboard.story import RATE, Story, coordinates_of
+from remesh.dashboard.story import RATE, Story, WorkerStory, coordinates_of
 from remesh.dashboard.top import render
 
 
@@ -25,6 +25,11 @@ def meeting_of(number: int, axes: dict[str, int], pids: list[int], **values: Any
     return line("generation", number=number, axes=axes, members=members, **told)
 
 
+def by_pid(story: Story) -> dict[int, WorkerStory]:
+    """Its workers, where all have process ids of their own."""
+    return {worker.pid: worker for worker in story.workers.values()}
+
+
 def told(*events: dict[str, Any]) -> Story:
     story = Story()
     for event in events:
@@ -35,7 +40,7 @@ def told(*events: dict[str, Any]) -> Story:
 def test_members_stand_where_the_mesh_has_them() -> None:
     story = told(meeting_of(1, {"dp": 2, "tp": 2}, [10, 11, 12, 13]))
     assert story.state == "running"
-    places = {pid: (worker.rank, worker.coordinates, worker.node) for pid, worker in story.workers.items()}
+    places = {pid: (worker.rank, worker.coordinates, worker.node) for pid, worker in by_pid(story).items()}
     assert places[10] == (0, {"dp": 0, "tp": 0}, "node-a")
     assert places[13] == (3, {"dp": 1, "tp": 1}, "node-b")
     assert {worker.state for worker in story.workers.values()} == {"filling"}
@@ -47,16 +52,35 @@ def test_a_worker_killed_stays_in_its_place_until_the_others_have_met() -> None:
         meeting_of(1, {"dp": 2}, [10, 11]),
         line("worker-exited", slot=1, code=-9),
     )
-    assert (story.workers[11].state, story.workers[11].rank) == ("gone", 1)
+    assert (by_pid(story)[11].state, by_pid(story)[11].rank) == ("gone", 1)
     story.take(meeting_of(2, {"dp": 1}, [10], step=7))
-    assert (story.workers[11].state, story.workers[11].rank) == ("gone", None)
-    assert (story.workers[10].state, story.workers[10].rank) == ("filling", 0)
+    assert (by_pid(story)[11].state, by_pid(story)[11].rank) == ("gone", None)
+    assert (by_pid(story)[10].state, by_pid(story)[10].rank) == ("filling", 0)
+
+
+def test_processes_of_one_number_on_two_nodes_are_two_workers() -> None:
+    """In containers every node counts its processes from 1."""
+    nodes = {"agent-0": "node-a", "agent-1": "node-b"}
+    story = told(
+        *(line("agent", who=who, node=node) for who, node in nodes.items()),
+        *(line("worker-started", who=who, slot=slot, pid=7 + slot) for who in nodes for slot in (0, 1)),
+        meeting_of(1, {"dp": 4}, [7, 8, 7, 8]),
+        line("worker-exited", who="agent-1", slot=0, code=-9),
+        line("left", who="worker-0-7"),
+    )
+    found = {(one.node, one.pid): (one.rank, one.state) for one in story.workers.values()}
+    assert found == {
+        ("node-a", 7): (0, "left"),
+        ("node-a", 8): (1, "filling"),
+        ("node-b", 7): (2, "gone"),
+        ("node-b", 8): (3, "filling"),
+    }
 
 
 def test_spares_stand_by_and_those_who_did_not_come_are_gone() -> None:
     spare = [{"rank": -1, "node": 1, "slot": 1, "pid": 13}]
     story = told(meeting_of(1, {"dp": 4}, [10, 11, 12, 13]), meeting_of(2, {"dp": 2}, [10, 11], standby=spare))
-    assert {pid: worker.state for pid, worker in story.workers.items()} == {
+    assert {pid: worker.state for pid, worker in by_pid(story).items()} == {
         10: "filling",
         11: "filling",
         12: "gone",
@@ -73,7 +97,7 @@ def test_who_is_left_out_for_being_slow_stands_by_and_every_reason_is_listed() -
         line("excluded", reason="it stands by for 30 s", seconds=30),
         meeting_of(2, {"dp": 3}, [10, 11, 12], standby=slow, reason="worker 1 of b was slow"),
     )
-    assert (story.workers[13].state, story.workers[13].rank) == ("standby", None)
+    assert (by_pid(story)[13].state, by_pid(story)[13].rank) == ("standby", None)
     texts = [happening.text for happening in story.happenings]
     assert texts[1:4] == ["too few nodes would be left", "worker 1 of b is slow", "it stands by for 30 s"]
     assert "worker 1 of b was slow" in texts[4]
@@ -111,7 +135,7 @@ def test_a_job_started_again_with_the_same_folder_is_told_from_its_beginning() -
     ):
         story.take(event)
     assert (story.state, story.told, story.step) == ("running", "", 2)
-    assert list(story.workers) == [20]
+    assert list(by_pid(story)) == [20]
     assert [each.reason for each in story.generations] == ["they fit", "started again"]
     assert [step for step, *_ in story.curves["loss"].points()] == [1, 2], "steps that are taken again are taken back"
     story.take(line("finish", 20.0, ok=True, text="all workers ended well"))
@@ -123,20 +147,20 @@ def test_a_job_in_restart_mode_is_told_by_its_rounds() -> None:
     rounds = [line("round", number=number, world_size=2, num_nodes=1, restarts_left=2 - number) for number in (1, 2)]
     starts = [[line("worker-started", slot=slot, rank=slot, pid=base + slot) for slot in (0, 1)] for base in (10, 20)]
     story = told(line("agent", node="vm"), rounds[0], *starts[0])
-    places = {pid: (one.rank, one.node, one.state) for pid, one in story.workers.items()}
+    places = {pid: (one.rank, one.node, one.state) for pid, one in by_pid(story).items()}
     assert places == {10: (0, "vm", "training"), 11: (1, "vm", "training")}
     story.take(line("worker-failed", **failure))
-    assert story.workers[11].state == "gone"
+    assert by_pid(story)[11].state == "gone"
     assert story.happenings[-1].text == "rank 1 (worker 1 of vm, pid 11) failed, exit code 5: no disk"
     for event in (line("worker-exited", slot=0, rank=0, pid=10), line("restart", reason="workers failed"), rounds[1]):
         story.take(event)
     for event in starts[1]:
         story.take(event)
-    assert [pid for pid, one in story.workers.items() if one.rank is not None] == [20, 21]
+    assert [pid for pid, one in by_pid(story).items() if one.rank is not None] == [20, 21]
     for event in (line("worker-exited", slot=0, rank=0, pid=20), line("finish", ok=False, text="ended by SIGTERM")):
         story.take(event)
     assert (story.state, story.num_unreadable) == ("failed", 0)
-    assert [story.workers[pid].state for pid in (20, 21)] == ["done", "gone"]
+    assert [by_pid(story)[pid].state for pid in (20, 21)] == ["done", "gone"]
     assert [each.reason for each in story.generations][-1] == "2 workers on 1 node, restarts left: 0"
     story.take(rounds[0])
     assert (story.state, story.told) == ("running", ""), "it was started again with the same folder"
@@ -152,7 +176,7 @@ def test_curves_average_over_ranks_and_forget_what_was_taken_back() -> None:
     assert story.curves.keys() == {"loss", RATE}
     assert story.curves["loss"].points() == [[1, 1.5], [2, 2.5], [3, 3.5]]
     assert story.curves[RATE].points() == [[2, 1.0], [3, 1.0]]
-    assert story.workers[11].step == 3
+    assert by_pid(story)[11].step == 3
     story.take(meeting_of(2, {"dp": 2}, [10, 11], step=1))
     assert story.step == 1
     assert story.curves["loss"].points() == [[1, 1.5]]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import operator
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,3 +39,13 @@ def test_what_is_listed_as_absent_is_absent_and_told_to_users(path: str) -> None
     assert not is_there(path)
     told = (_ROOT / "docs/checkpoint/differences.md").read_text(encoding="utf-8")
     assert f"`{path.rpartition('.')[2]}`" in told
+
+
+def test_modules_are_attributes_of_the_package_as_soon_as_it_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``dist_checkpointing.mapping.ShardedTensor`` works in Megatron Core without an import of the module."""
+    for name in [name for name in sys.modules if name == _PACKAGE or name.startswith(f"{_PACKAGE}.")]:
+        monkeypatch.delitem(sys.modules, name)
+    fresh = importlib.import_module(_PACKAGE)
+    monkeypatch.setattr("remesh.dist_checkpointing", fresh)
+    for module in filter(None, _NAMES["here"]):
+        assert operator.attrgetter(module)(fresh) is sys.modules[f"{_PACKAGE}.{module}"]

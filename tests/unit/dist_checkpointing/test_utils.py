@@ -56,11 +56,13 @@ def test_prefixes_of_keys_change_in_place() -> None:
 
 def test_times_are_logged_under_the_name_of_the_block(caplog: pytest.LogCaptureFixture) -> None:
     base = logging.getLogger("test.times")
-    with caplog.at_level(logging.DEBUG), utils.debug_time("outer", base):
-        utils.debug_msg("here")
-        with utils.debug_time("inner", threshold=1e9):
-            pass
-    assert [record.name for record in caplog.records] == ["test.times.outer", "test.times.outer"]
+    with (
+        caplog.at_level(logging.DEBUG),
+        utils.debug_time("outer", base),
+        utils.debug_time("inner", base, threshold=1e9),
+    ):
+        pass
+    assert [record.name for record in caplog.records] == ["test.times.outer"]
     assert utils._clean_metadata_for_serialization({"a": 1, "dp_cp_group": object()}) == {"a": 1}
 
 

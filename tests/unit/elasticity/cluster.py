@@ -77,7 +77,6 @@ class FakeCluster:
     """Who woke whom."""
     num_steps: int = 0
     """Steps taken by all, over all generations."""
-    _next_pid: int = 100
     _stepped: list[Generation] = field(default_factory=list)
     """Generations that took steps, in the order of their first."""
 
@@ -379,8 +378,8 @@ class FakeCluster:
                         if key.endswith("/plan"):
                             self._check_known_step(Generation.from_json(value))
                 case StartWorker(slot):
-                    self._next_pid += 1
-                    agent.workers[slot] = FakeWorker(self._next_pid, slot)
+                    agent.next_pid += 1
+                    agent.workers[slot] = FakeWorker(agent.next_pid, slot)
                 case KillWorker(slot, _):
                     if slot in agent.workers:
                         del agent.workers[slot]

@@ -90,6 +90,8 @@ class FakeAgent:
     store: FakeStore
     """The one that it uses."""
     workers: dict[int, FakeWorker] = field(default_factory=dict)
+    next_pid: int = 100
+    """Every node counts its processes from the same number, as containers do."""
     alive: bool = True
     finish: Finish | None = None
     standby: FakeStore = field(default_factory=FakeStore)

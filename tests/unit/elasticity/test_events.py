@@ -1,3 +1,5 @@
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -46,3 +48,37 @@ def test_a_log_that_is_removed_while_logs_are_listed_is_passed_over(
 def test_log_without_folder_keeps_nothing(tmp_path: Path) -> None:
     EventLog(None, "a").write("one")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_loses_lines_and_stops_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The disk of --events-dir is full while the job trains; a metrics server goes on counting."""
+    (tmp_path / "agent-0.jsonl").symlink_to("/dev/full")
+    counted: list[str] = []
+    log = EventLog(tmp_path, "agent-0", lambda event: counted.append(event["kind"]))
+    for kind in ("step", "step", "finish"):
+        log.write(kind)
+    log.close()
+    assert counted == ["step", "step", "finish"]
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and "event log of agent-0 loses lines" in told and "No space left" in told
+
+
+def test_a_log_that_a_full_disk_does_not_let_be_made_stops_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "open", refuse)
+    EventLog(tmp_path, "worker-7").write("step")
+    assert "event log of worker-7 loses lines" in capsys.readouterr().err
+
+
+def test_a_line_that_was_cut_by_a_full_disk_spoils_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, write = EventLog(tmp_path, "agent-0"), os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:9]))
+        log.write("cut")
+    log.write("whole")
+    log.close()
+    assert [event["kind"] for event in EventReader(tmp_path).poll()] == ["whole"]

@@ -137,6 +137,17 @@ def test_members_that_lose_each_other_again_and_again_give_up() -> None:
     assert "lost each other" in decision.reason
 
 
+def test_nodes_that_come_one_after_another_with_the_same_process_ids_are_no_stall() -> None:
+    """In containers every worker is process 7. At one step node after node dies and comes again under a new number."""
+    nodes = {index: replace(NODES[0], index=index, name=f"node-{index}") for index in range(20)}
+    worker = WorkerReport(0, 7, make_template({"dp": -1}).to_json(), step=4)
+    plan = decide_generation(None, nodes, {0: (worker,), 1: (worker,)}, {}, RULES, 10.0)
+    for index in range(2, 2 + 2 * MAX_STALLS):
+        assert isinstance(plan, Generation)
+        plan = decide_generation(plan, nodes, {0: (worker,), index: (worker,)}, {index - 1: "gone"}, RULES, 0.1)
+    assert isinstance(plan, Generation) and plan.num_stalls == 0
+
+
 def test_a_vote_that_one_survivor_saw_holds_for_all() -> None:
     saw = WorkerReport(0, 1, TEMPLATE, step=6, taken=False)
     in_doubt = WorkerReport(1, 2, TEMPLATE, step=5, in_doubt=True)

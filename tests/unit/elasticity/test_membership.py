@@ -23,6 +23,7 @@ from remesh.elasticity.membership.rules import AgentRules
 from remesh.elasticity.membership.stay import HURRY_FOR_S, LOOK_S, WAKE_NODES, Stay
 from remesh.elasticity.model.generation import MeetingRules, WorkerReport
 from remesh.elasticity.model.mesh_policy import make_template
+from remesh.foundation.exit_codes import ExitCode
 from tests.profiles import seeds
 from tests.unit.elasticity.cluster import FakeCluster
 
@@ -40,6 +41,10 @@ def make_cluster(
 
 def ends(cluster: FakeCluster) -> list[bool]:
     return [agent.finish.outcome.is_ok for agent in cluster.agents.values() if agent.finish is not None]
+
+
+def codes(cluster: FakeCluster) -> list[int]:
+    return [agent.finish.outcome.exit_code for agent in cluster.agents.values() if agent.finish is not None]
 
 
 def test_two_nodes_meet_train_and_end_together() -> None:
@@ -134,7 +139,30 @@ def test_preempted_node_leaves_after_a_step_and_ends_well() -> None:
     assert second.axes == {"dp": 1, "tp": 2}
     assert second.step >= 5
     assert "node-1 left" in second.reason
-    assert ends(cluster) == [True, True]
+    assert codes(cluster) == [ExitCode.OK, ExitCode.LEFT]
+
+
+def test_a_worker_that_ends_while_its_node_leaves_is_not_started_again_and_its_state_counts_as_lost() -> None:
+    """SIGTERM goes to all processes of the node: its worker is gone before the next step."""
+    cluster = make_cluster(num_nodes=2, num_slots=1, max_restarts=3)
+    cluster.run_until_step(5)
+    cluster.preempt_node(1)
+    cluster.kill_worker(1, 0)
+    cluster.settle()
+    assert not cluster.agents[1].workers and cluster.agents[1].machine.restarts_left == 3
+    assert codes(cluster) == [ExitCode.OK, ExitCode.LEFT_WITHOUT_STATE]
+    left = cluster.agents[1].finish
+    assert left is not None and "what its workers 0 held was not handed over" in left.outcome.text
+
+
+def test_a_lone_node_that_leaves_with_state_that_nobody_else_has_says_so() -> None:
+    """No folder for checkpoints, so its worker is out and has handed nothing over."""
+    machine = make_machine()
+    template = make_template({"dp": -1}).to_json()
+    machine.handle(WorkerReady(WorkerReport(0, 100, template, step=7)), 0.1)
+    machine.handle(LeaveAsked("SIGTERM"), 0.2)
+    (finish,) = machine.handle(WorkerExited(0, 0), 0.3)
+    assert isinstance(finish, Finish) and finish.outcome.exit_code == ExitCode.LEFT_WITHOUT_STATE
 
 
 def test_too_few_workers_for_the_mesh_end_the_job_with_both_numbers() -> None:

@@ -73,7 +73,7 @@ def test_whoever_is_told_is_slower_than_half_of_the_others_by_the_factor(busy_s:
     assert told is None or (told.rank in slow and told.ratio >= factor)
 
 
-def plan_of(num_members: int, num_spares: int = 0, resting: tuple[int, ...] = ()) -> Generation:
+def plan_of(num_members: int, num_spares: int = 0, resting: tuple[tuple[int, int], ...] = ()) -> Generation:
     """One worker on each node; process ids are 100 and on."""
     workers = [
         MeshMember(rank if rank < num_members else -1, rank, 0, 100 + rank) for rank in range(num_members + num_spares)
@@ -89,7 +89,7 @@ def test_a_worker_is_left_out_if_it_is_slower_by_more_than_the_work_it_leaves_to
         (plan_of(4), free, 1.5, 1, LeaveOut),  # three others get a third more each
         (plan_of(4), free, 1.3, 1, Keep),
         (plan_of(4, 1), four, 1.3, 1, LeaveOut),  # a spare takes the seat: nobody has more to do
-        (plan_of(4, 1, resting=(104,)), four, 9.0, 1, Keep),  # that spare was slow itself
+        (plan_of(4, 1, resting=((4, 104),)), four, 9.0, 1, Keep),  # that spare was slow itself
         (plan_of(4), four, 9.0, 1, Keep),  # there is no mesh of three
         (plan_of(4), free, 9.0, 4, Keep),  # four nodes are asked for
     ]

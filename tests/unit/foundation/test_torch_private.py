@@ -30,11 +30,6 @@ def test_a_name_that_torch_lacks_is_an_error_that_says_so(monkeypatch: pytest.Mo
         ("torch.distributed.Backend", "_plugins", "remesh.foundation.torch_private"),
         ("torch.distributed.distributed_c10d", "_world", "remesh.foundation.torch_private"),
         (torch_private.FSDP_MODULE, "_get_fsdp_state", "remesh.elasticity.gradients"),
-        (
-            "torch.distributed.elastic.agent.server.api.SimpleElasticAgent",
-            "_restart_workers",
-            "remesh.elasticity.launch.restart",
-        ),
     ],
 )
 def test_a_member_that_torch_lacks_is_told_when_its_user_is_imported(

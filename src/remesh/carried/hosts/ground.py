@@ -9,7 +9,6 @@ other hosts         this host by its name            the same
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -17,6 +16,7 @@ from typing import Final
 from remesh import testbed
 from remesh.carried.hosts.hosts import Host, is_loopback
 from remesh.foundation.errors import ConfigError
+from remesh.foundation.threads import make_thread
 from remesh.testbed.inside import Door
 
 _LOOPBACK: Final = "127.0.0.1"
@@ -86,7 +86,7 @@ def _listen_inside(door: Door, address: str) -> socket.socket:
         door.enter()
         made.append(_listen(address))
 
-    thread = threading.Thread(target=enter_and_listen)
+    thread = make_thread("listen", enter_and_listen, daemon=False)
     thread.start()
     thread.join()
     if not made:

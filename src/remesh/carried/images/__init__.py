@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from remesh.foundation.first_use import names_at_first_use
 
 if TYPE_CHECKING:
-    from remesh.carried.images.criu import dump_by_criu as dump_by_criu
     from remesh.carried.images.doctor import Finding as Finding, examine_machine as examine_machine
     from remesh.carried.images.form.kinds import (
         CHANNEL_PATH as CHANNEL_PATH,

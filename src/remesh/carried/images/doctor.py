@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from remesh.carried.images.criu import find_criu
 from remesh.carried.images.form.kinds import Command, Site
 from remesh.carried.images.look.frozen import freeze
 from remesh.carried.images.restore.upper import restore_upper, start_upper
@@ -44,7 +43,7 @@ def examine_machine() -> list[Finding]:
     """Check all that process images need or use, on this machine and with the rights of this process."""
     findings = [_platform()]
     if findings[0].good:
-        findings += [_rights(), _root(), _tracing(), _clocks(), _criu(), *_trial()]
+        findings += [_rights(), _root(), _tracing(), _clocks(), *_trial()]
     return findings
 
 
@@ -76,7 +75,7 @@ def _rights() -> Finding:
 def _root() -> Finding:
     good = os.geteuid() == 0
     found = "this process is root" if good else f"user {os.geteuid()}, who needs no more for jobs on this host"
-    advice = "" if good else "hosts made on this machine (--testbed) and CRIU need root"
+    advice = "" if good else "hosts made on this machine (--testbed) need root"
     return Finding("root", good, False, found, advice)
 
 
@@ -91,14 +90,6 @@ def _clocks() -> Finding:
     good = Path("/proc/self/ns/time").exists()
     advice = "" if good else "a restored program sees its clocks jump; Linux 5.6 with CONFIG_TIME_NS is needed"
     return Finding("time namespaces", good, False, "available" if good else "missing", advice)
-
-
-def _criu() -> Finding:
-    criu = find_criu()
-    found = "not installed" if criu is None else f"CRIU {criu.version} at {criu.path}"
-    good = criu is not None and criu.is_able
-    advice = "" if good else "optional: CRIU 4.1 or newer is another engine for images; Remesh has its own"
-    return Finding("CRIU", good, False, found, advice)
 
 
 def _text(path: str) -> str | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from remesh.carried.rounds.machine import Ask, Commit, End, Ending, Instruction,
 from remesh.carried.rounds.ranks import Ranks
 from remesh.carried.rounds.status import Status
 from remesh.foundation.errors import Error
+from remesh.foundation.threads import PooledExecutor
 from remesh.wire.messages import Message
 
 _RETRY_AFTER_S = {Obstacle.NO_CUT: (1.0,) * 4, Obstacle.REFUSED: (0.1, 0.2, 0.4, 0.8)}
@@ -124,7 +125,7 @@ class Checkpointing:
         """Messages to ranks that wait for their time."""
         self._wanted: _Wanted | None = None
         self._next_periodic_s: float | None = None
-        self._remover = ThreadPoolExecutor(1, "remesh-remover")
+        self._remover = PooledExecutor(1, "remover")
         self._removal: Future[list[int]] | None = None
         """The removal of old checkpoints, while it is under way."""
         self._is_hurried = threading.Event()

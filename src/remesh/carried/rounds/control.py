@@ -6,10 +6,10 @@ The thread calls no communication library and changes nothing but its queue.
 from __future__ import annotations
 
 import queue
-import threading
 from collections.abc import Callable
 
 from remesh.foundation.errors import Error
+from remesh.foundation.threads import make_thread
 from remesh.wire.messages import Line, Message
 
 LOST = {"type": "lost"}
@@ -24,7 +24,7 @@ class Control:
         self._line = line
         self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._on_message = on_message
-        self._thread = threading.Thread(target=self._read, name="control", daemon=True)
+        self._thread = make_thread("control", self._read, daemon=True)
 
     def start(self) -> None:
         """Begin to read."""

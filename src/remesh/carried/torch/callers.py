@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from remesh.foundation.errors import Error
+from remesh.foundation.threads import make_thread
 from remesh.wire.messages import Line, Message
 from remesh.wire.token import Token
 
@@ -37,7 +38,7 @@ class Callers:
 
     def start(self) -> None:
         """Take them from now on."""
-        threading.Thread(target=self._take_callers, name="keeper-door", daemon=True).start()
+        make_thread("keeper-callers", self._take_callers, daemon=True).start()
 
     def is_silent(self) -> bool:
         """Whether all that callers said has been handed on: no line is open, and nobody waits for one."""
@@ -62,7 +63,7 @@ class Callers:
                 continue
             except (OSError, ValueError):  # closed
                 return
-            threading.Thread(target=self._hear, args=(connection,), name="keeper-ear", daemon=True).start()
+            make_thread("keeper-line", self._hear, connection, daemon=True).start()
 
     def _hear(self, connection: socket.socket) -> None:
         with contextlib.suppress(Error, OSError), connection:

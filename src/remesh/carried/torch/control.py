@@ -21,6 +21,7 @@ from remesh.carried.rounds.status import Activity, Status
 from remesh.carried.torch.gate import Gate
 from remesh.carried.torch.notice import INTERFACE_VARIABLE, Notice, read_notice
 from remesh.foundation.errors import Error
+from remesh.foundation.threads import make_thread
 from remesh.wire.messages import Line, Message
 from remesh.wire.token import Token
 
@@ -57,7 +58,7 @@ class ControlThread:
         self._has_left = False
         """Whether goodbye was said. The program then answers nothing more: its keeper does, once it has ended."""
         self._pid = os.getpid()
-        self._thread = threading.Thread(target=self._run, name="remesh-control", daemon=True)
+        self._thread = make_thread("control", self._run, daemon=True)
 
     def start(self) -> None:
         """Connect, and answer from now on."""
@@ -83,7 +84,7 @@ class ControlThread:
 
         What that code holds it gives back only after the caller: so this waits a while, and as long as a cut takes.
         """
-        speaker = threading.Thread(target=self.say_goodbye, name="remesh-goodbye", daemon=True)
+        speaker = make_thread("goodbye", self.say_goodbye, daemon=True)
         with contextlib.suppress(RuntimeError):  # Python is about to end, and starts no thread
             speaker.start()
             speaker.join(_GOODBYE_LIMIT_S)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from remesh.foundation.threads import make_thread
 from remesh.wire.messages import Message
 from remesh.wire.server import Peer, Server
 from remesh.wire.token import Token
@@ -50,7 +51,7 @@ class ProgramStore:
         self._wake_out, self._wake_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._server.watch(self._wake_out)
         self._is_over = False
-        self._thread = threading.Thread(target=self._serve, name="remesh-store", daemon=True)
+        self._thread = make_thread("store", self._serve, daemon=True)
 
     def __enter__(self) -> ProgramStore:
         self._thread.start()

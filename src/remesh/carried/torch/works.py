@@ -22,6 +22,7 @@ from torch.distributed import ProcessGroup, Work
 from remesh.carried.torch.anew import Kept, Rule, has_inference_tensor, restore
 from remesh.carried.torch.gate import Entrant, Gate, Tally
 from remesh.carried.torch.short import SHORT
+from remesh.foundation.threads import make_thread
 
 _NO_TIMEOUT = timedelta(0)
 """The value by which torch says that no timeout was given."""
@@ -66,7 +67,7 @@ class _UnderWay:
         """Have a thread of Remesh wait for the end, unless another thread does."""
         if not self.is_over and not self.is_waited_for:
             with contextlib.suppress(RuntimeError):  # Python is about to end, and starts no thread: so is the program
-                threading.Thread(target=self._wait_quietly, name="remesh-work", daemon=True).start()
+                make_thread("work", self._wait_quietly, daemon=True).start()
 
     @property
     def is_over(self) -> bool:

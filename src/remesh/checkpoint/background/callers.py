@@ -1,6 +1,6 @@
-"""Who writes in the background? A thread of this process, or a process of its own.
+"""Background writers of a queue: a thread of this process, or a process of its own.
 
-Each caller has one thread, which performs its requests in order. What differs is where the writing function runs:
+Each caller does its requests one at a time, in order. What differs is where the writing function runs:
 
     ThreadAsyncCaller       in that thread
     PersistentAsyncCaller   in a worker process that is started once and takes one request after another
@@ -22,14 +22,16 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, ClassVar, NamedTuple
 
 from remesh.checkpoint.background.wire import Channel, WorkerError
 from remesh.checkpoint.errors import CheckpointingException
 from remesh.comm.gather import gather_from
+from remesh.foundation.threads import PooledExecutor
 
 _ENDING_S = 30.0
 
@@ -120,56 +122,47 @@ class Progress:
 
 
 class AsyncCaller(ABC):
-    """Runs the writes of one rank, in order, on a thread that is started with the first of them."""
+    """Runs the writes of one rank, in order, in the background."""
 
     def __init__(self) -> None:
-        self._waiting: SimpleQueue[AsyncRequest | None] = SimpleQueue()
-        self._errors: list[BaseException | None] = []
-        """One per request that is written, in order. Guarded by the condition, like the next two."""
+        self._executor = PooledExecutor(1, "checkpoint-writer")
+        self._writes: list[Future[None]] = []
+        """One per request, in order."""
+        self._num_written = 0
         self._written_bytes = 0
-        self._aborted = False
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
+        self._is_aborted = False
 
     def schedule(self, request: AsyncRequest) -> None:
         """Let the request be written after those before it. Returns at once."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="checkpoint-writer", daemon=True)
-            self._thread.start()
-        self._waiting.put(request)
+        self._writes.append(self._executor.submit(self._write, request))
 
     def num_written(self) -> int:
         """How many of the scheduled requests have been written or have failed. Waits for nobody."""
-        return len(self._errors)
+        while self._num_written < len(self._writes) and self._writes[self._num_written].done():
+            self._num_written += 1
+        return self._num_written
 
     def written_bytes(self) -> int:
         """How many bytes of the request after those are written."""
-        with self._changed:
-            return self._written_bytes
+        return self._written_bytes
 
     def wait(self, num_requests: int) -> None:
         """Return when that many requests have been written or have failed."""
-        with self._changed:
-            self._changed.wait_for(lambda: len(self._errors) >= num_requests)
+        wait(self._writes[:num_requests])
 
     def error_of(self, number: int) -> BaseException | None:
-        """Why the request of that number failed, counted from 0, or None."""
-        with self._changed:
-            return self._errors[number]
+        """Why the request of that number failed, counted from 0, or None. Waits for its end."""
+        return self._writes[number].exception()
 
     def close(self, abort: bool = False) -> None:
         """Let the worker end; with ``abort`` requests that have not begun are dropped.
 
         Returns when nothing writes any more, so that directories may be used again.
         """
-        with self._changed:
-            self._aborted = abort
+        self._is_aborted = abort
         if abort:
             self._interrupt()
-        if self._thread is not None:
-            self._waiting.put(None)
-            self._thread.join()
-            self._thread = None
+        self._executor.shutdown()
         self._end()
 
     @abstractmethod
@@ -182,26 +175,13 @@ class AsyncCaller(ABC):
     def _end(self) -> None:  # noqa: B027 - a thread needed nothing
         """Let go of what calls needed; no call is being done."""
 
-    def _tell(self, written_bytes: int) -> None:
-        with self._changed:
-            self._written_bytes = written_bytes
-
-    def _work(self) -> None:
-        while (request := self._waiting.get()) is not None:
-            error: BaseException | None = None
-            with self._changed:
-                dropped = self._aborted
-            try:
-                if dropped:
-                    raise CheckpointingException("writing in the background: the queue was aborted before it began")
-                request.write(self._run, self._tell)
-            except BaseException as raised:  # told to all ranks when the request is finalized
-                error = raised
-            del request  # the copies that it holds can go now, not when the next request comes
-            with self._changed:
-                self._errors.append(error)
-                self._written_bytes = 0
-                self._changed.notify_all()
+    def _write(self, request: AsyncRequest) -> None:
+        if self._is_aborted:
+            raise CheckpointingException("writing in the background: the queue was aborted before it began")
+        try:
+            request.write(self._run, partial(setattr, self, "_written_bytes"))
+        finally:
+            self._written_bytes = 0
 
 
 class ThreadAsyncCaller(AsyncCaller):
@@ -299,6 +279,11 @@ class PersistentAsyncCaller(AsyncCaller):
             spare.kill()
             spare.end()
 
+    @staticmethod
+    def _begin_anew_in_fork() -> None:
+        """Leave the worker to the parent."""
+        PersistentAsyncCaller._spare, PersistentAsyncCaller._spare_lock = None, threading.Lock()
+
     def warmup(self, cpu_priority: int = 10) -> None:
         """Start the worker now, which takes it some seconds and this process none; ``cpu_priority`` is its niceness."""
         self._cpu_priority = cpu_priority
@@ -328,6 +313,9 @@ class PersistentAsyncCaller(AsyncCaller):
             if self._worker is not None:
                 self._worker.end()
                 self._worker = None
+
+
+os.register_at_fork(after_in_child=PersistentAsyncCaller._begin_anew_in_fork)
 
 
 class TemporalAsyncCaller(PersistentAsyncCaller):

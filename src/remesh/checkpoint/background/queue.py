@@ -1,4 +1,4 @@
-"""How does a save go on behind the training loop? Requests, and the queue that finishes them on all ranks.
+"""Queue of background saves: requests, finished on all ranks in order.
 
 Definitions. A *request* is what is left of a save once its values have been copied: a function that writes, which
 calls no other rank, and functions that finish, which do. A request is *unfinalized* until those have run.
@@ -13,12 +13,18 @@ on a thread, and ends when a later call finds it done on all ranks, so no call w
 
 Requests finish in the order in which they were scheduled. A write that failed on any rank is raised on all of them
 when it would be finalized; its checkpoint does not exist, and later requests go on.
+
+The end of the program finalizes what is left of a queue of one rank. Of several ranks it cannot: another rank may have
+failed, and would never come. Then the log says which saves are lost. A fork leaves all requests to its parent.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 from collections import deque
 from collections.abc import Callable
+from weakref import WeakSet
 
 from remesh.checkpoint.background.callers import (
     AsyncCaller,
@@ -31,12 +37,17 @@ from remesh.checkpoint.background.callers import (
 from remesh.checkpoint.background.settling import Settling
 from remesh.checkpoint.errors import CheckpointingException
 from remesh.comm.gather import Group, all_gather_json, gather_from, group_rank, group_size
+from remesh.foundation.threads import before_end
 
+logger = logging.getLogger(__name__)
 _CALLERS: dict[str, Callable[[], AsyncCaller]] = {
     "thread": ThreadAsyncCaller,
     "process": PersistentAsyncCaller,
     "process per save": TemporalAsyncCaller,
 }
+_ALL: WeakSet[AsyncCallsQueue] = WeakSet()
+_UNFINISHED: dict[AsyncCallsQueue, None] = {}
+"""Queues with unfinalized requests, in the order of their first; a program may have forgotten them."""
 
 
 class AsyncCallsQueue:
@@ -75,6 +86,9 @@ class AsyncCallsQueue:
         self._num_scheduled = 0
         self._first_of_caller = 0
         """Number of the first request that the present worker was given."""
+        self._num_ranks = 1
+        """Of the group, when the last request was scheduled."""
+        _ALL.add(self)
 
     @staticmethod
     def warmup_persistent_caller(
@@ -95,6 +109,9 @@ class AsyncCallsQueue:
         """
         while len(self._unfinalized) >= self._max_unfinalized:
             self._finalize()
+        self._num_ranks = group_size(self._group)
+        is_at_end = not before_end(_finish_all)
+        _UNFINISHED[self] = None
         caller = self._present_caller()
         number = self._num_scheduled
         self._num_scheduled += 1
@@ -104,6 +121,8 @@ class AsyncCallsQueue:
         self._unfinalized.append(
             request._replace(async_fn=None, async_fn_args=(), async_fn_kwargs={}, preload_fn=None, receive_fn=None)
         )
+        if is_at_end:
+            self._finish_at_end()
         return number
 
     def maybe_finalize_async_calls(self, blocking: bool = False, no_dist: bool = False) -> list[int]:
@@ -156,8 +175,7 @@ class AsyncCallsQueue:
         finally:
             for settling in self._settlings():
                 settling.wait()
-            self._unfinalized.clear()
-            self._begun = False
+            self._forget_requests()
             if self._caller is not None:
                 self._caller.close(abort)
                 self._caller = None
@@ -206,7 +224,7 @@ class AsyncCallsQueue:
             if isinstance(first, Settling):
                 first.begin()
         except BaseException:
-            self._unfinalized.popleft()
+            self._take_oldest()
             raise
         self._begun = True
         return isinstance(first, Settling)
@@ -216,10 +234,51 @@ class AsyncCallsQueue:
         if not self._begun:
             self._begin(no_dist)
         self._begun = False
-        request = self._unfinalized.popleft()
+        request = self._take_oldest()
         for fn in request.finalize_fns:
             fn()
         return request.call_idx
 
+    def _take_oldest(self) -> AsyncRequest:
+        request = self._unfinalized.popleft()
+        if not self._unfinalized:
+            _UNFINISHED.pop(self, None)
+        return request
+
+    def _forget_requests(self) -> None:
+        self._unfinalized.clear()
+        self._begun = False
+        _UNFINISHED.pop(self, None)
+
+    def _finish_at_end(self) -> None:
+        if self._num_ranks > 1:
+            logger.error(
+                "the program ends with %s background saves that were not finalized, whose checkpoints do not exist; "
+                "call close() of their queue on all ranks before the end",
+                len(self._unfinalized),
+            )
+            return
+        try:
+            self.close()
+        except Exception as raised:
+            logger.error("at the end of the program: %s", raised)
+
+    def _leave_to_parent(self) -> None:
+        self._caller = None
+        self._forget_requests()
+
     def __repr__(self) -> str:
         return f"AsyncCallsQueue(rank {group_rank(self._group)}, {len(self._unfinalized)} unfinalized)"
+
+
+def _finish_all() -> None:
+    for queue in tuple(_UNFINISHED):
+        queue._finish_at_end()
+
+
+def _begin_anew_in_fork() -> None:
+    for queue in tuple(_ALL):
+        queue._leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_begin_anew_in_fork)

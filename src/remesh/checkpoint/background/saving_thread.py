@@ -1,12 +1,13 @@
-"""How does a plain save end while its program goes on? On a thread, in a process group that nobody else uses.
+"""Background saves of plain states: on a thread, in a process group that nobody else uses.
 
 Once the values are copied, what is left of a save is what it always is: write, agree on the index, commit. A thread of
 each rank does it, and its collectives go through a gloo group of the same ranks, made for this alone. So the program
 may use its own group meanwhile, and nothing waits for a call of the program: the checkpoint is there as soon as all
 ranks have written. There is one thread for each group, so saves end in the order in which they began, on every rank.
 
-A group that is destroyed takes its thread's group with it: saves that are still under way fail. A save that fails says
-so in the log as well, since its program may never ask.
+The end of the program waits for them, a fork of it does not (`remesh.foundation.threads`). A group that is destroyed
+takes its thread's group with it: saves that are still under way fail. A save that fails says so in the log as well,
+since its program may never ask.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
+from functools import partial
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
@@ -23,12 +25,34 @@ import torch.distributed as dist
 from remesh.checkpoint.background.staging import StagingBuffers
 from remesh.comm.agreement import Agreements
 from remesh.comm.gather import Group
-from remesh.foundation.torch_private import timeout_of
+from remesh.foundation.errors import PeerError
+from remesh.foundation.threads import PooledExecutor
+from remesh.foundation.torch_private import all_groups, timeout_of
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 _MAX_UNDER_WAY = 2
 """Saves whose copies are held at once; one more waits for the oldest."""
+
+
+class BackgroundSave(Future[T]):
+    """The future of what a saving thread does. It knows whether its error has been raised."""
+
+    was_raised = False
+    """Whether somebody has been given the error, if there is one."""
+
+    def result(self, timeout: float | None = None) -> T:
+        self.exception(timeout)
+        return super().result()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        raised = super().exception(timeout)
+        self.was_raised = raised is not None
+        return raised
+
+    def failure(self) -> BaseException | None:
+        """Its error, as if nobody had asked. Waits for the end."""
+        return super().exception()
 
 
 class SavingThread:
@@ -40,7 +64,7 @@ class SavingThread:
         self.plans = Agreements()
         """Of what the thread agrees on; the caller's own are not touched from here."""
         self.copies = StagingBuffers()
-        self._executor = ThreadPoolExecutor(1, "remesh-save")
+        self._executor = PooledExecutor(1, "save")
         self._under_way: deque[Future[object]] = deque()
 
     def make_room(self) -> None:
@@ -48,19 +72,27 @@ class SavingThread:
         while len(self._under_way) >= _MAX_UNDER_WAY:
             wait([self._under_way.popleft()])
 
-    def submit(self, act: Callable[[], T]) -> Future[T]:
+    def submit(self, act: Callable[[], T]) -> BackgroundSave[T]:
         """Let the thread do something, after all that it was given before."""
-        future = self._executor.submit(_told_to_the_log, act)
+        future = BackgroundSave[T]()
+        self._executor.put(future, partial(self._do, act))
         self._under_way.append(future)  # type: ignore[arg-type]
         return future
 
-
-def _told_to_the_log(act: Callable[[], T]) -> T:
-    try:
-        return act()
-    except BaseException as raised:
-        logger.error("in the background: %s", raised)
-        raise
+    def _do(self, act: Callable[[], T]) -> T:
+        try:
+            return act()
+        except BaseException as raised:
+            if self.group is None or (dist.is_initialized() and self.group in all_groups()):
+                logger.error("in the background: %s", raised)
+                raise
+            lost = PeerError(
+                "saving in the background: expected the process group to last until the save is done, found it "
+                "destroyed; the checkpoint does not exist; wait for result() of the last save, or for "
+                "Checkpoints.wait(), before destroy_process_group()"
+            )
+            logger.error("%s", lost)
+            raise lost from raised
 
 
 _THREADS: WeakKeyDictionary[dist.ProcessGroup, SavingThread] = WeakKeyDictionary()

@@ -1,4 +1,4 @@
-"""What is left of a background save once every rank has written? Its index and its commit, off the training loop.
+"""The end of a background save, once every rank has written: its index and its commit, off the training loop.
 
     begin    every rank, on the loop's thread: agree on what has been written; a short gather where plans are remembered
     (work)   a thread of each rank that has something to do: files, fsync, renames; no other rank is called
@@ -10,11 +10,11 @@ one by one, and asks in between, so that a loop never waits for a disk.
 
 from __future__ import annotations
 
-import _thread
-import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 
 from remesh.comm.gather import Group, gather_from
+from remesh.foundation.threads import PooledExecutor
 
 Work = Callable[[], None]
 
@@ -29,9 +29,9 @@ class Settling:
         self._doing = doing
         self._after: list[Work] = []
         self._on_success: list[Work] = []
-        self._error: BaseException | None = None
-        self._begun = False
-        self._done = threading.Event()
+        self._executor = PooledExecutor(1, "settle")
+        self._settled: Future[None] | None = None
+        """None until it has begun."""
 
     def add(self, work: Work) -> None:
         """Let this rank do ``work`` too, after what is there already."""
@@ -44,36 +44,29 @@ class Settling:
     def begin(self) -> None:
         """Agree, and let a thread work. Called by every rank; raises on all alike."""
         work = self._agree()
-        _thread.start_new_thread(self._work, (work,))  # `threading` would wait until it runs, and the loop with it
-        self._begun = True
+        self._settled = self._executor.submit(self._work, work)
 
     def is_done(self) -> bool:
         """Whether this rank has nothing left to do. Calls no other rank."""
-        return self._done.is_set()
+        return self._settled is not None and self._settled.done()
 
     def wait(self) -> None:
         """Return when nothing of this rank is writing any more. Calls no other rank."""
-        if self._begun:
-            self._done.wait()
+        if self._settled is not None:
+            wait([self._settled])
 
     def __call__(self) -> None:
         """Do what is left, of all three. Called by every rank; raises on all alike."""
-        if not self._begun:
+        if self._settled is None:
             self.begin()
         gather_from(self._tell, self._group, self._doing)
         for then in self._on_success:
             then()
 
     def _tell(self) -> None:
-        self.wait()
-        if self._error is not None:
-            raise self._error
+        assert self._settled is not None
+        self._settled.result()
 
     def _work(self, first: Work) -> None:
-        try:
-            for work in (first, *self._after):
-                work()
-        except BaseException as raised:  # raised on all ranks when the save is finalized
-            self._error = raised
-        finally:
-            self._done.set()
+        for work in (first, *self._after):
+            work()

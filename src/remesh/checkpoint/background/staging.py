@@ -1,13 +1,12 @@
-"""Where do the copies of a background save lie? In buffers that are used again, and that another process can see.
+"""Buffers for the copies of background saves: they are used again, and another process can see them.
 
 Memory that a process touches for the first time costs several times as much as copying into it. So a buffer that has
 been written to disk is kept for the next save; at most one idle buffer is kept. Buffers are anonymous files in memory:
 a writer in another process maps them, nothing has a name, and the system frees them with the last process that has
 them open.
 
-Where the system allows it, large tensors in private memory are copied behind the program's back (`page_guard`): then
-copies are there when `Copies.wait` returns, and have the values that were there when they were asked for. So are those
-of tensors on a device, which are queued there (`queued_copies`); a buffer that took some stays locked for the next.
+Copies of tensors on a device are queued there (`queued_copies`): they are made when `Copies.wait` returns, and have the
+values of the call. A buffer that took some stays locked for the next.
 
 With a cap, a save waits until the copies of earlier ones have been written. That needs nothing of other ranks: their
 writers, and ours, go on meanwhile. A buffer whose save never comes to be written is counted until it is forgotten.
@@ -15,7 +14,6 @@ writers, and ours, go on meanwhile. A buffer whose save never comes to be writte
 
 from __future__ import annotations
 
-import logging
 import mmap
 import os
 import threading
@@ -25,12 +23,9 @@ from dataclasses import dataclass
 
 import torch
 
-from remesh.checkpoint.background.page_guard import GuardedCopy, PageCopier, Refused, select
 from remesh.checkpoint.errors import CheckpointingException, CheckpointMismatchError, told_as_checkpoint_errors
 from remesh.device.cuda_devices import CUDA
 from remesh.device.queued_copies import Devices, LockedMemory, QueuedCopy
-
-logger = logging.getLogger(__name__)
 
 _ALIGNMENT_BYTES = 64
 _LONGEST_WAIT_S = 1800.0
@@ -60,15 +55,11 @@ class Copies:
     """Row-major, in order; they share the memory of the buffer."""
     buffer: Buffer | None
     """None in another process than the one that copied."""
-    guarded: GuardedCopy | None = None
-    """What another process is still copying, if anything."""
     queued: LockedMemory | None = None
     """What devices are still copying, if anything."""
 
     def wait(self) -> Copies:
         """The same, when all of them are there; `CheckpointingException` when one cannot be. From any thread."""
-        if self.guarded is not None:
-            self.guarded.wait()
         if self.queued is not None:
             with told_as_checkpoint_errors(_COPYING):
                 self.queued.wait()
@@ -78,22 +69,25 @@ class Copies:
 class StagingBuffers:
     """Makes copies of tensors, and takes back their memory. Safe to use from several threads."""
 
-    def __init__(self, max_bytes: int | None = None, *, may_guard: bool = False, devices: Devices = CUDA) -> None:
+    def __init__(self, max_bytes: int | None = None, *, devices: Devices = CUDA) -> None:
         self._max_bytes = max_bytes
         self._devices = devices
-        self._copier = PageCopier() if may_guard else None
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._process = os.getpid()
         self._changed = threading.Condition(threading.RLock())  # a buffer may be forgotten while the lock is held
         self._idle: Buffer | None = None
         self._used_bytes = 0
 
-    def another(self) -> StagingBuffers:
-        """A new one with the same options."""
-        return StagingBuffers(self._max_bytes, may_guard=self._copier is not None, devices=self._devices)
+    def __deepcopy__(self, memo: object) -> StagingBuffers:
+        """A new one with the same options, for a copy of who keeps it."""
+        return StagingBuffers(self._max_bytes, devices=self._devices)
 
     @property
     def used_bytes(self) -> int:
         """Bytes of the buffers whose copies are not written yet."""
-        with self._changed:
+        with self._mine():
             return self._used_bytes
 
     def copy(self, tensors: Sequence[torch.Tensor]) -> Copies:
@@ -121,11 +115,10 @@ class StagingBuffers:
         except CheckpointingException:
             self.give_back(Copies(copies, buffer))
             raise
-        guarded, numbers = self._guard(tensors, starts, buffer)
         for number, (copy, tensor) in enumerate(zip(copies, tensors, strict=True)):
-            if number not in numbers and number not in done:
+            if number not in done:
                 copy.copy_(tensor)
-        return Copies(copies, buffer, guarded, queued)
+        return Copies(copies, buffer, queued)
 
     def _queue(
         self, tensors: Sequence[torch.Tensor], copies: Sequence[torch.Tensor], buffer: Buffer
@@ -144,43 +137,30 @@ class StagingBuffers:
             buffer.locked.begin([QueuedCopy(copies[number], tensors[number]) for number in sorted(on_devices)])
         return buffer.locked, on_devices
 
-    def _guard(
-        self, tensors: Sequence[torch.Tensor], starts: Sequence[int], buffer: Buffer
-    ) -> tuple[GuardedCopy | None, set[int]]:
-        """Begin to copy in another process what can be; the numbers of those tensors."""
-        if self._copier is None or not (numbers := select(tensors)):
-            return None, set()
-        chosen, places = [tensors[number] for number in numbers], [starts[number] for number in numbers]
-        try:
-            return self._copier.copy(chosen, places, buffer.descriptor), set(numbers)
-        except Refused as raised:
-            logger.debug("tensors are copied at once, their pages cannot be protected: %s", raised)
-            return None, set()
-
     def give_back(self, copies: Copies) -> None:
         """Let the memory be used again, once nothing is on its way there; the copies are lost."""
         buffer = copies.buffer
         is_free = buffer is None or buffer.locked is None or buffer.locked.is_free()
-        with self._changed:
-            if buffer is None or buffer.lease is None or buffer.lease.detach() is None:
+        with self._mine():
+            lease = None if buffer is None or buffer.lease is None else buffer.lease.detach()
+            if buffer is None or lease is None or not self._leave(*lease[2]):
                 return  # given back already
-            self._leave(buffer.num_bytes)
             if is_free and (self._idle is None or self._idle.num_bytes < buffer.num_bytes):
                 self._idle = buffer
 
     def release(self) -> None:
         """Free the idle buffer."""
-        with self._changed:
+        with self._mine():
             self._idle = None
 
     def _take(self, num_bytes: int) -> Buffer:
-        with self._changed:
+        with self._mine():
             self._wait_for(num_bytes)
             idle, self._idle = self._idle, None
             fits = idle is not None and num_bytes <= idle.num_bytes <= 2 * num_bytes
             buffer = idle if fits and idle is not None else Buffer(num_bytes)
             self._used_bytes += buffer.num_bytes
-            buffer.lease = weakref.finalize(buffer, self._leave, buffer.num_bytes)
+            buffer.lease = weakref.finalize(buffer, self._leave, buffer.num_bytes, self._changed)
             return buffer
 
     def _wait_for(self, num_bytes: int) -> None:
@@ -199,7 +179,17 @@ class StagingBuffers:
                 "schedule the requests that save returns, or raise max_staged_bytes"
             )
 
-    def _leave(self, num_bytes: int) -> None:
-        with self._changed:
+    def _mine(self) -> threading.Condition:
+        """The lock. A fork has none of the buffers: the parent goes on to write into them, and to files from them."""
+        if self._process != os.getpid():
+            self._begin_anew()
+        return self._changed
+
+    def _leave(self, num_bytes: int, lock: threading.Condition) -> bool:
+        """Count a buffer no more that was taken under this lock; False for one of the parent of a fork."""
+        if lock is not self._changed or self._process != os.getpid():
+            return False
+        with lock:
             self._used_bytes -= num_bytes
-            self._changed.notify_all()
+            lock.notify_all()
+            return True

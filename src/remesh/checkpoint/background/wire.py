@@ -111,7 +111,9 @@ class _CopiesPickler(pickle.Pickler):
 
 def _tensor_of(content: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     """A tensor of these bytes, which it keeps."""
-    return torch.frombuffer(content, dtype=dtype).view(shape) if content else torch.empty(shape, dtype=dtype)
+    return (
+        torch.frombuffer(content, dtype=dtype).view(shape) if content else torch.empty(shape, dtype=dtype, device="cpu")
+    )
 
 
 class _CopiesUnpickler(pickle.Unpickler):

@@ -1,4 +1,4 @@
-"""A process that writes for another one. Started as ``-m remesh.checkpoint.background.worker DESCRIPTOR NICENESS``.
+"""Process that writes for another one. Started as ``-m remesh.checkpoint.background.worker DESCRIPTOR NICENESS``.
 
 It does one call after the other as they come through the socket of that descriptor, and ends when the other side closes
 it. It holds no GPU and belongs to no process group.
@@ -52,6 +52,7 @@ def _portable(error: Exception) -> Exception:
 
 def main() -> None:
     """Serve the socket that the first argument names."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the thread that started this process takes none
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the training loop, which ends us by closing
     with contextlib.suppress(OSError):
         os.nice(int(sys.argv[2]))

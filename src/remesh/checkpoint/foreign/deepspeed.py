@@ -81,7 +81,9 @@ def read_zero(folder: Path) -> dict[str, Any]:
             optimizer[name][kind] = tensor
     for step, group in zip(first.steps, shapes, strict=False):
         for name in group:
-            optimizer[name] |= {} if step is None else {"step": torch.as_tensor(step, dtype=torch.float32)}
+            optimizer[name] |= (
+                {} if step is None else {"step": torch.as_tensor(step, dtype=torch.float32, device="cpu")}
+            )
     buffers = {name: model["module"][name] for name in model.get("buffer_names", ()) if name in model["module"]}
     shared = dict(model.get("shared_params") or {})
     if unknown := {name: other for name, other in shared.items() if other not in master}:

@@ -162,7 +162,7 @@ def _steps_of(source: OpenCheckpoint, optimizer: _Optimizer) -> float:
 def _as_kept(steps: float, optimizer: _Optimizer) -> torch.Tensor | int:
     """The step as the optimizer has it: torch's own count in a tensor, those of DeepSpeed in a number."""
     is_of_torch = any("capturable" in group for group in optimizer.groups)
-    return torch.tensor(steps) if is_of_torch else int(steps)
+    return torch.tensor(steps, dtype=torch.float32, device="cpu") if is_of_torch else int(steps)
 
 
 def _client_state_of(source: OpenCheckpoint) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -308,7 +308,8 @@ def _optimizer_of(plan: _Writing, parameters: Sequence[tuple[str, int | None]], 
         group["params"] = list(range(len(state), len(state) + len(members)))
         for name, layer in members:
             held = {one: _read(plan, name, layer, rank, one) for one in sorted(plan.kinds - {MASTER})}
-            state[len(state)] = held | ({} if steps is None else {"step": torch.tensor(float(steps))})
+            step = None if steps is None else torch.tensor(float(steps), dtype=torch.float32, device="cpu")
+            state[len(state)] = held | ({} if step is None else {"step": step})
         masters.append([_read(plan, *one, rank, MASTER) for one in members if _has_master(plan, one[0])])
     if len(state) != len(parameters) or len(set(kinds)) != len(kinds):
         raise _bad(

@@ -249,7 +249,7 @@ class _StoragePickler(pickle.Pickler):
 def _pickle_of(dtype: str, shape: tuple[int, ...]) -> bytes:
     """The ``data.pkl`` of a row-major tensor, made from an empty one."""
     kind = torch_dtype(dtype)
-    rebuild, arguments = torch.empty(0, dtype=kind).__reduce_ex__(2)  # type: ignore[no-untyped-call]
+    rebuild, arguments = torch.empty(0, dtype=kind, device="cpu").__reduce_ex__(2)  # type: ignore[no-untyped-call]
     storage, offset, _, _, *rest = arguments
     is_typed = isinstance(storage, torch.storage.TypedStorage)
     file = io.BytesIO()

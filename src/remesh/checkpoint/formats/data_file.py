@@ -28,7 +28,7 @@ import zipfile
 from argparse import Namespace
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from itertools import groupby
 from types import SimpleNamespace, TracebackType
 from typing import IO, Any, Protocol, cast
@@ -44,6 +44,7 @@ from remesh.checkpoint.storage import Location, store_of
 from remesh.checkpoint.storage.integrity import BLOCK_BYTES, Trailer
 from remesh.checkpoint.storage.joined_checksums import join_blocks
 from remesh.foundation.checksums import crc32
+from remesh.foundation.threads import PooledExecutor
 from remesh.layout.from_torch import dtype_name, torch_dtype
 
 _PATHS = (pathlib.PosixPath, pathlib.PurePosixPath, pathlib.PureWindowsPath)
@@ -88,14 +89,14 @@ class DataFile:
     def __init__(self, path: Location, hasher: Hasher | None = None) -> None:
         self._file = store_of(path).create(path)
         self._hasher = hasher
-        self._hashing = ThreadPoolExecutor(1, thread_name_prefix="remesh-hash")  # starts with its first task
+        self._hashing = PooledExecutor(1, "hash")
         self._pending = bytearray()  # from the last block boundary on; not yet in the file
         self._flushed_bytes = 0
         self._crcs = array("I")
         self._synced_bytes = 0
         self._syncs: list[Future[None]] = []
-        self._syncer = ThreadPoolExecutor(1, thread_name_prefix="remesh-sync")
-        self._helper = ThreadPoolExecutor(1, thread_name_prefix="remesh-checksum")  # starts with its first task
+        self._syncer = PooledExecutor(1, "sync")
+        self._helper = PooledExecutor(1, "checksum")
 
     def __enter__(self) -> DataFile:
         return self
@@ -280,7 +281,7 @@ def write_tensor_in_parts(
     frame = frame_of(dtype, shape)
     if frame is None:
         found = [part.reshape(-1) for part in parts]
-        whole = (torch.cat(found) if found else torch.empty(0, dtype=torch_dtype(dtype))).reshape(shape)
+        whole = (torch.cat(found) if found else torch.empty(0, dtype=torch_dtype(dtype), device="cpu")).reshape(shape)
         write_tensor(whole, file)
         yield whole.nbytes
         return

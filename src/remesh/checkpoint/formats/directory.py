@@ -18,6 +18,7 @@ time refuse any further one; newer writers leave out the two that name the commo
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import secrets
 from collections.abc import Iterable
@@ -47,8 +48,9 @@ CONFIG_FNAME = "metadata.json"
 COMMON_STATE_FNAME: Final = "common.pt"
 METADATA_FNAME = ".metadata"
 COLUMNS_FNAME = ".remesh-index"
+METRICS_FNAME: Final = "metrics.json"
 _SMALL = (METADATA_FNAME, COLUMNS_FNAME, COMMON_STATE_FNAME, BLOCKS_FNAME)
-FIXED_FNAMES = (*_SMALL, CONFIG_FNAME, CHECKSUMS_FNAME)
+FIXED_FNAMES = (*_SMALL, METRICS_FNAME, CONFIG_FNAME, CHECKSUMS_FNAME)
 """Files of a checkpoint that are no data of tensors."""
 _SUFFIX = ".distcp"
 
@@ -107,6 +109,8 @@ def finish(turn: Turn, config: CheckpointingConfig | None) -> None:
         unmarked = BLOCKS_FNAME if is_zarr else METADATA_FNAME
         commit = unmarked if config is None else CONFIG_FNAME
         staged = [name for name in where if turn.staged(name).name in names and name != commit]
+        # Metrics have no checksum, since a user may correct them.
+        staged += [name for name in (METRICS_FNAME,) if turn.staged(name).name in names]
         staged += [CHECKSUMS_FNAME, commit]
         fixed = {*staged, *where} & {*FIXED_FNAMES}
         store.settle([turn.staged(name) if name in staged else where[name] for name in fixed])
@@ -268,15 +272,22 @@ def _marker_in(directory: Location) -> bytes | None:
     nothing = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
     with contextlib.suppress(*nothing):
         return store.read(path)
-    with contextlib.suppress(*nothing, PermissionError):  # who may not write waits until another one looks
-        if finish_ended(directory):
-            return store.read(path)
+    with contextlib.suppress(*nothing):
+        try:
+            if finish_ended(directory):
+                return store.read(path)
+        except OSError as raised:  # who may not write waits until another one looks
+            if not isinstance(raised, PermissionError) and raised.errno != errno.EROFS:
+                raise
     return None
 
 
-def stage_common(turn: Turn, blob: bytes) -> None:
-    """Write serialised common data where no reader looks yet; the commit makes it durable and gives it its name."""
-    store_of(turn.directory).write_soon(turn.staged(COMMON_STATE_FNAME), blob)
+def stage_small(turn: Turn, blob: bytes, name: str = COMMON_STATE_FNAME) -> None:
+    """Write serialised common data, or another small file, where no reader looks yet.
+
+    The commit makes it durable and gives it its name.
+    """
+    store_of(turn.directory).write_soon(turn.staged(name), blob)
 
 
 def save_common(common_state_dict: dict[str, Any], checkpoint_dir: Directory) -> None:

@@ -14,7 +14,8 @@ Chunks that lie close together in a file and are small are fetched with one read
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -79,7 +80,7 @@ def fetch(
     """
     num_bytes = 0
     # Readers copy to devices: where a device is in use, in the order of what the caller has queued there.
-    follow = CallersStreams().follow if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+    follow = CallersStreams().followed if torch.cuda.is_initialized() else nullcontext  # type: ignore[no-untyped-call]
     with start_readers(follow) as readers:
         for name, wanted in small.items():
             with open_data(checksums, name, readers) as file:
@@ -124,7 +125,7 @@ def read_blobs(checksums: Checksums, extents: Sequence[Extent]) -> list[bytes]:
     return blobs
 
 
-def open_data(checksums: Checksums, name: str, readers: ThreadPoolExecutor) -> CheckedFile:
+def open_data(checksums: Checksums, name: str, readers: Executor) -> CheckedFile:
     """A data file of a checkpoint, to be used as a context manager."""
     path = path_inside(checksums.directory, name)
     trailer = checksums.trailer_of(name)

@@ -92,8 +92,8 @@ def path_inside(directory: Location, name: str) -> Location:
     if not store_of(directory).is_inside(directory, path):
         raise CheckpointFormatError(
             "escaping-path",
-            f"opening data file {name!r} of checkpoint {directory}: it lies outside the directory, at {path}; the "
-            "checkpoint is hostile, do not trust it",
+            f"opening data file {name!r} of checkpoint {directory}: it lies outside the directory, at {path}; put a "
+            "copy in its place if the link is yours, and else do not trust this checkpoint",
         )
     return path
 

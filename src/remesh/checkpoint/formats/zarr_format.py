@@ -194,6 +194,12 @@ def read_zarr_manifest(directory: Location, checksums: Checksums) -> Manifest:
     tensors: dict[str, StoredTensor] = {}
     objects: dict[str, Extent] = {}
     for key, sizes in folders_below(directory):
+        if store_of(directory).is_link(directory / key):
+            raise CheckpointFormatError(
+                "escaping-path",
+                f"reading checkpoint {directory}: {key!r} is a link, expected a directory; put a copy in its place, if "
+                "you trust what it leads to",
+            )
         if ARRAY_FNAME in sizes:
             array = _decode(checksums.read(f"{key}/{ARRAY_FNAME}"), directory / key / ARRAY_FNAME)
             tensors[key] = _stored(directory, key, array, sizes)
@@ -222,7 +228,8 @@ def remove_arrays(directory: Location, kept: Collection[str] = ()) -> None:
         for name in sizes:
             if _is_ours(name.removesuffix(".tmp")) and f"{key}/{name}" not in kept:
                 store.remove(directory / key / name)
-        if store.has_directories and not store.entries(directory / key):
+        is_ours = store.has_directories and not store.is_link(directory / key)
+        if is_ours and not store.entries(directory / key):
             store.remove_directory(directory / key)
 
 
@@ -234,7 +241,10 @@ def _is_ours(name: str) -> bool:
 def folders_below(
     directory: Location, entries: Sequence[Entry] | None = None
 ) -> Iterator[tuple[str, Mapping[str, int]]]:
-    """Every directory below, by its name from there, with the lengths of the files in it; ``entries`` if known."""
+    """Every directory below, by its name from there, with the lengths of the files in it; ``entries`` if known.
+
+    Of a symbolic link the name alone, without files: what it leads to is no part of the checkpoint.
+    """
     for one in store_of(directory).entries(directory) if entries is None else entries:
         if not one.is_file and not one.name.endswith(_SYNC_SUFFIX):
             yield from _folders(directory, one.name, 1)
@@ -246,11 +256,9 @@ def _folders(directory: Location, name: str, depth: int) -> Iterator[tuple[str, 
             "bad-zarr", f"reading checkpoint {directory}: directories lie deeper than {_MAX_DEPTH}, at {name!r}"
         )
     place = directory / name
-    if not store_of(directory).is_inside(directory, place):
-        raise CheckpointFormatError(
-            "escaping-path",
-            f"reading checkpoint {directory}: {name!r} lies outside it; the checkpoint is hostile, do not trust it",
-        )
+    if store_of(directory).is_link(place):
+        yield name, {}
+        return
     entries = store_of(directory).entries(place)
     yield name, {one.name: one.num_bytes for one in entries if one.num_bytes is not None}
     for one in entries:

@@ -8,9 +8,11 @@ holds one writes it, so that small tensors which ranks do not hold alike come fr
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -65,7 +67,17 @@ class HeldBoxes:
         return cls(form, unpack(starts))
 
 
-def choose_writers(held: Sequence[HeldBoxes], rank: int) -> list[bool]:
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What one rank has to do with its boxes."""
+
+    is_mine: list[bool]
+    """Of each of them whether this rank writes it."""
+    shared: dict[str, list[int]]
+    """The numbers of those that other ranks hold, too, in the order of names and starts; by a name of their holders."""
+
+
+def choose_writers(held: Sequence[HeldBoxes], rank: int) -> Choice:
     """Choose the boxes that each rank writes: every distinct box once, and about equal bytes for all ranks.
 
     The first rank that holds a small box writes it; the others are shared around that. ``held`` has the boxes of each
@@ -103,7 +115,14 @@ def choose_writers(held: Sequence[HeldBoxes], rank: int) -> list[bool]:
         weights = [num_bytes[kind] for kind, _ in large]
         chosen = assign_whole(weights, [holders[kind][start] for kind, start in large], load)
         writers |= zip(large, chosen, strict=True)
-    return [writers.get(box, rank) == rank for box in mine]
+    shared: dict[tuple[int, ...], list[int]] = {}
+    for number, (kind, start) in sorted(enumerate(mine), key=itemgetter(1)):
+        ranks = holders[kind][start]
+        if len(ranks) > 1 and num_bytes[kind]:
+            shared.setdefault(tuple(sorted(ranks)), []).append(number)
+    names = {ranks: hashlib.sha256(repr(ranks).encode()).hexdigest()[:8] for ranks in shared}
+    is_mine = [writers.get(box, rank) == rank for box in mine]
+    return Choice(is_mine, {names[ranks]: numbers for ranks, numbers in shared.items()})
 
 
 @dataclass(frozen=True, slots=True)

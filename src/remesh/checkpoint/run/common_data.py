@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,7 +83,13 @@ def join_common(mine: Common, digests: Sequence[str], group: Group, doing: str) 
             if told.numel():
                 theirs = load_object(told.cpu().numpy().tobytes(), f"the common data of rank {other}")
                 joined = _joined(joined, theirs, differing)
-        _warn_once(sorted(differing), doing)
+        warn_once(
+            logger,
+            sorted(differing),
+            f"{doing}: {len(differing)} plain values differ between ranks, {named(sorted(differing))}, expected equal "
+            "ones; those of the first rank that has each are stored, and all ranks will load them. Give what every "
+            "rank has of its own as a row of a Piece, or gather it into a list",
+        )
         return Common(joined)
 
     return take_step(join, group, doing).mine
@@ -108,19 +114,17 @@ def _differences(mine: Any, theirs: Any) -> Iterator[Path]:
     yield from (where[1:] for where in [*only_mine, *only_theirs, *(found for found, *_ in unequal)])
 
 
-def _warn_once(names: list[str], doing: str) -> None:
-    if not names or tuple(names) in _told:
-        return
-    _told.add(tuple(names))
-    more = ", ..." if len(names) > _MOST_NAMED else ""
-    logger.warning(
-        "%s: %d plain values differ between ranks, %s, expected equal ones; those of the first rank that has each are "
-        "stored, and all ranks will load them. Give what every rank has of its own as a row of a Piece, or gather it "
-        "into a list",
-        doing,
-        len(names),
-        ", ".join(map(repr, names[:_MOST_NAMED])) + more,
-    )
+def warn_once(to: logging.Logger, names: Sequence[str], text: str) -> None:
+    """Log a warning of these names, if there are any, unless this process has warned of the same before."""
+    if names and tuple(names) not in _told:
+        _told.add(tuple(names))
+        to.warning("%s", text)
+
+
+def named(names: Iterable[str]) -> str:
+    """The first few names, quoted."""
+    names = [*map(repr, names)]
+    return ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")
 
 
 def digest_of(common: dict[str, Any] | None) -> str | None:
@@ -157,7 +161,11 @@ def warn_of_differences(common: dict[str, Any] | None, group: Group = None) -> N
 
 
 def _bytes_of(blob: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(blob), dtype=torch.uint8) if blob else torch.empty(0, dtype=torch.uint8)
+    return (
+        torch.frombuffer(bytearray(blob), dtype=torch.uint8)
+        if blob
+        else torch.empty(0, dtype=torch.uint8, device="cpu")
+    )
 
 
 def _dumped(common: dict[str, Any] | None) -> bytes:

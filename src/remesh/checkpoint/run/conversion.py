@@ -34,7 +34,7 @@ from remesh.checkpoint.formats.directory import (
     check_can_save,
     data_file_name,
     finish,
-    stage_common,
+    stage_small,
 )
 from remesh.checkpoint.formats.fetch import read_objects
 from remesh.checkpoint.formats.index_files import IndexFiles, stage_index
@@ -203,7 +203,7 @@ def _write_torch(
                 place = files.put_tensor(bands, source.dtype, box.shape, on_bytes)
                 indexed.chunks.append((box.start, box.shape, place))
     if not is_native:
-        stage_common(turn, dump_object(contents.common, "the common data"))
+        stage_small(turn, dump_object(contents.common, "the common data"))
     stage_index(turn, IndexFiles.of(index))
     finish(turn, None if is_native else CheckpointingConfig(BACKEND, BACKEND_VERSION))
 
@@ -279,7 +279,7 @@ def _write_zarr(contents: Contents, turn: Turn, on_bytes: Callable[[int], None])
             )
         tables.update(zarr_format.write_object(turn, name, dump_object(elements[0], f"object {name!r}")))
     write_blocks(turn.staged(BLOCKS_FNAME), tables)
-    stage_common(turn, dump_object(contents.common, "the common data"))
+    stage_small(turn, dump_object(contents.common, "the common data"))
     finish(turn, CheckpointingConfig(zarr_format.BACKEND, zarr_format.BACKEND_VERSION))
 
 

@@ -9,7 +9,6 @@ checkpoint of a higher step exists.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -18,7 +17,6 @@ from remesh.checkpoint.errors import CheckpointPathError, told_as_checkpoint_err
 from remesh.checkpoint.formats.directory import CONFIG_FNAME, METADATA_FNAME, is_leftover
 from remesh.checkpoint.formats.zarr_format import folders_below, remove_arrays
 from remesh.checkpoint.plan.step_names import step_of
-from remesh.checkpoint.run.metrics_file import METRICS_FNAME
 from remesh.checkpoint.run.reader import why_incomplete
 from remesh.checkpoint.storage import Entry, Location, store_of
 from remesh.checkpoint.storage.integrity import SHA256_FNAME
@@ -36,7 +34,7 @@ class State(Enum):
     UNFINISHED = "unfinished"
     """No commit: aborted, or being written."""
     DAMAGED = "damaged"
-    """Committed, but not whole any more."""
+    """Committed, but not whole any more; or this process may not look at it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +47,7 @@ class ListedCheckpoint:
     problem: str
     """Why it is not complete; empty if it is."""
     num_bytes: int
-    """Of all its files."""
+    """Of all its files; none where a symbolic link stands for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +91,16 @@ def decide_removals(
 
 
 def remove_checkpoint(directory: Location) -> list[Location]:
-    """Remove what a save wrote into the directory, and the directory if nothing else is in it; returns what stays."""
+    """Remove what a save wrote into the directory, and the directory if nothing else is in it; returns what stays.
+
+    Of a symbolic link the link goes, and nothing behind it.
+    """
     with told_as_checkpoint_errors(f"removing checkpoint {directory}"):
-        # Uncommitted first, and marked as in progress, so that a crash leaves an aborted save.
         store = store_of(directory)
+        if store.is_link(directory):
+            store.remove_directory(directory)
+            return []
+        # Uncommitted first, and marked as in progress, so that a crash leaves an aborted save.
         store.put(directory / IN_PROGRESS_FNAME, b"")
         for entry in store.entries(directory):
             if is_mark(entry.name) and entry.name != IN_PROGRESS_FNAME:
@@ -105,7 +109,7 @@ def remove_checkpoint(directory: Location) -> list[Location]:
         store.sync_names(directory)
         remove_arrays(directory)
         names = [entry.name for entry in store.entries(directory) if entry.name != IN_PROGRESS_FNAME]
-        removed = [name for name in names if is_leftover(name) or name in (SHA256_FNAME, METRICS_FNAME)]
+        removed = [name for name in names if is_leftover(name) or name == SHA256_FNAME]
         for name in removed:
             store.remove(directory / name)
         store.remove(directory / IN_PROGRESS_FNAME)
@@ -119,11 +123,15 @@ def _look_at(directory: Location, step: int) -> ListedCheckpoint | None:
     """None for one that is gone. One that is being removed is looked at again: that is neither damage nor an error."""
     store = store_of(directory)
     for _ in range(_MAX_LOOKS):
-        with contextlib.suppress(FileNotFoundError):
+        try:
             entries = store.entries(directory)
             found = _describe(directory, step, entries)
             if found.state is not State.DAMAGED or store.entries(directory) == entries:
                 return found
+        except FileNotFoundError:
+            pass
+        except PermissionError as raised:  # it must not end the look at all others
+            return ListedCheckpoint(step, directory, State.DAMAGED, f"it may not be read: {raised}", 0)
         if not store.is_directory(directory):
             return None
     raise CheckpointPathError(f"looking at checkpoint {directory}: its files change all the time; try again later")
@@ -133,6 +141,7 @@ def _describe(directory: Location, step: int, entries: Sequence[Entry]) -> Liste
     names = {entry.name for entry in entries}
     num_bytes = sum(entry.num_bytes or 0 for entry in entries)
     num_bytes += sum(sum(sizes.values()) for _, sizes in folders_below(directory, entries))
+    num_bytes = 0 if store_of(directory).is_link(directory) else num_bytes
     is_committed = CONFIG_FNAME in names or (METADATA_FNAME in names and is_commit(directory, METADATA_FNAME))
     problem = why_incomplete(directory)
     state = State.COMPLETE if not problem else State.DAMAGED if is_committed else State.UNFINISHED

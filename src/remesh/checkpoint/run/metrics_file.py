@@ -1,7 +1,7 @@
-"""What did the application measure at a checkpoint's step? ``metrics.json`` in its directory, a JSON object.
+"""The file of metrics: what the application measured at a checkpoint's step, ``metrics.json``, a JSON object.
 
-It is written before the save begins, so a checkpoint that is complete has the metrics of its own save, and those of a
-save that died are replaced or removed by the next one. Other readers of the directory pass over the file. A number that
+It is staged by the save and gets its name at the commit, so a complete checkpoint has the metrics of its own save, and
+none of another job's that began in the same directory. Other readers of the directory pass over the file. A number that
 JSON lacks is written as Python does: ``NaN``, ``Infinity``, ``-Infinity``.
 """
 
@@ -9,28 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Final
 
 from remesh.checkpoint.errors import CheckpointFormatError, CheckpointMismatchError
-from remesh.checkpoint.formats.directory import check_can_save
+from remesh.checkpoint.formats.directory import METRICS_FNAME
 from remesh.checkpoint.storage import Location, store_of
-
-METRICS_FNAME: Final = "metrics.json"
-
-
-def store_metrics(directory: Location, metrics: Mapping[str, float]) -> None:
-    """Write the metrics of a save that is about to begin; none at all removes those of one that died.
-
-    `CheckpointPathError` where the directory has a checkpoint already, whose metrics stay.
-    """
-    check_can_save(directory, may_create=True)
-    store, path = store_of(directory), directory / METRICS_FNAME
-    if metrics:
-        if not store.is_directory(directory):
-            store.make_directory(directory)
-        store.put(path, encode_metrics(metrics).encode())
-    elif store.size_of(path) is not None:
-        store.remove(path)
 
 
 def encode_metrics(metrics: Mapping[str, float]) -> str:

@@ -42,7 +42,7 @@ from remesh.checkpoint.storage import Location, store_of
 from remesh.checkpoint.storage.integrity import BLOCKS_FNAME, Checksums, read_checksums
 from remesh.checkpoint.storage.turns import is_commit
 from remesh.checkpoint.values.entities import ShardedBase, ShardedObject, ShardedTensor, check_has_values
-from remesh.checkpoint.values.nests import with_parents
+from remesh.checkpoint.values.nests import count_parents, with_parents
 from remesh.layout import Box, has_own_places
 from remesh.layout.from_torch import torch_dtype
 
@@ -78,12 +78,12 @@ class OpenCheckpoint:
     @cached_property
     def names(self) -> set[str]:
         """The names of all tensors and objects, and of the dicts and lists that they are in."""
-        return with_parents([*self.manifest.tensors, *self.manifest.objects]) if self.manifest.objects else self.above
+        return {*self.above, *with_parents(self.manifest.objects)}
 
     @cached_property
-    def above(self) -> set[str]:
-        """The names of all tensors, and of the dicts and lists that they are in."""
-        return with_parents(self.manifest.tensors)
+    def above(self) -> dict[str, int]:
+        """How many tensors have each name, or are in the dict or list of that name."""
+        return count_parents(self.manifest.tensors)
 
     @property
     def is_native(self) -> bool:
@@ -347,12 +347,14 @@ def _format_of(directory: Location, allow_native: bool) -> tuple[str, bool]:
     config = maybe_load_config(directory)
     if config is None:
         names = [entry.name for entry in store.entries(directory)]
-        is_whole = METADATA_FNAME in names and is_commit(directory, METADATA_FNAME)
-        if is_whole and allow_native:
-            return NATIVE, False
-        if allow_native and BLOCKS_FNAME in names and is_commit(directory, BLOCKS_FNAME):
-            return zarr_format.BACKEND, False
-        hint = "it was written by native torch, load it with remesh.load" if is_whole else "use another checkpoint"
+        committed = [name for name in (METADATA_FNAME, BLOCKS_FNAME) if name in names and is_commit(directory, name)]
+        # Looked for again: a commit gives the marker its name before it removes the marks that say otherwise.
+        config = maybe_load_config(directory)
+    if config is None:
+        if allow_native and committed:
+            return NATIVE if METADATA_FNAME in committed else zarr_format.BACKEND, False
+        is_native = METADATA_FNAME in committed
+        hint = "it was written by native torch, load it with remesh.load" if is_native else "use another checkpoint"
         if any(step_of(name) is not None for name in names):
             hint = "it holds checkpoints, give the path of one of them"
         elif any(name.endswith(".safetensors") for name in names):

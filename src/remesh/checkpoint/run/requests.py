@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Container, Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Container, Iterable, Iterator, Sequence
+from itertools import takewhile
 from typing import Any
 
 from remesh.checkpoint.errors import CheckpointMismatchError
 from remesh.checkpoint.run.reader import OpenCheckpoint
 from remesh.checkpoint.values.entities import LocalNonpersistentObject, ShardedBase
-from remesh.checkpoint.values.nests import Path, name_of, plain_names, with_parents
+from remesh.checkpoint.values.nests import Nest, Path, count_parents, items_of, name_of, plain_names, with_parents
 
 logger = logging.getLogger(__name__)
 _MOST_NAMED = 3
@@ -43,42 +45,33 @@ def check_names(state: Any, checkpoint: OpenCheckpoint) -> None:
         seen.add(name)
 
 
-def check_lists(state: Any, asked: Container[str], checkpoint: OpenCheckpoint) -> None:
-    """Raise `CheckpointMismatchError` for a list that is asked for without all tensors that are stored in it.
+def common_asked_for(state: Any, asked: Iterable[str], checkpoint: OpenCheckpoint) -> dict[Any, Any]:
+    """The common data, without lists in which tensors are stored and that were saved without their places.
 
-    Its other values are stored in order alone, and would come at other places.
+    Of such a list, which earlier releases have saved, the other values stand in order alone. They would come at other
+    places unless it is asked for with all of its tensors: `CheckpointMismatchError`. Where nobody asks, it is left out.
     """
-    if checkpoint.is_native:  # whose values have names of their own
-        return
-    above = checkpoint.above
-    for name in _lists(state):
-        rest = [] if name not in above else _below(name, checkpoint.manifest.tensors)
-        if rest := [one for one in rest if one not in asked]:
-            raise CheckpointMismatchError(
-                f"list {name!r} is asked for without {len(rest)} tensors that are stored in it, {_some(rest)}, "
-                "expected a place for each, since its other values would come at other places; ask for all of it, or "
-                "leave it out"
-            )
-
-
-def without_torn_lists(checkpoint: OpenCheckpoint, asked: Any) -> dict[Any, Any]:
-    """The common data without lists that nobody asks for and in which tensors are stored, too.
-
-    Like tensors that nobody asks for, they are left out: what is here of them would come at other places.
-    """
-    above = checkpoint.above
+    stored, wanted = checkpoint.above, count_parents(asked)
 
     def keep(node: dict[Any, Any], request: Any, prefix: str) -> dict[Any, Any]:
-        kept = {}
+        kept: dict[Any, Any] = {}
         for key, value in node.items():
-            wanted = request.get(key) if isinstance(request, dict) else None
+            name, inner = f"{prefix}{key}", request.get(key) if isinstance(request, dict) else None
             if isinstance(value, dict):
-                kept[key] = keep(value, wanted, f"{prefix}{key}.")
-            elif not isinstance(value, list) or isinstance(wanted, list) or f"{prefix}{key}" not in above:
+                kept[key] = keep(value, inner, f"{name}.")
+            elif not isinstance(value, list) or name not in stored:
+                kept[key] = value
+            elif isinstance(inner, list):
+                if wanted.get(name) != stored[name]:
+                    raise CheckpointMismatchError(
+                        f"list {name!r} is asked for with {wanted.get(name, 0)} of the {stored[name]} tensors that are "
+                        "stored in it, expected all of them, since its other values were saved without their places; "
+                        "ask for all of it, or leave it out"
+                    )
                 kept[key] = value
         return kept
 
-    return keep(checkpoint.common, asked, "")
+    return keep(checkpoint.common, state, "")
 
 
 def check_asked(state: Any, checkpoint: OpenCheckpoint) -> None:
@@ -103,7 +96,7 @@ def check_kinds(state: Any, checkpoint: OpenCheckpoint) -> None:
         )
 
 
-def check_objects_get_all(asked: Container[str], objects: Iterable[Path], stored: Iterable[str]) -> None:
+def check_objects_get_all(asked: Container[str], objects: Sequence[Path], stored: Iterable[str]) -> None:
     """Raise `CheckpointMismatchError` if tensors are stored of an object that has no place for them yet.
 
     ``asked`` are the names of all tensors that are asked for.
@@ -116,7 +109,7 @@ def check_objects_get_all(asked: Container[str], objects: Iterable[Path], stored
         )
 
 
-def tell_what_differs(state: Any, asked: Container[str], objects: Iterable[Path], checkpoint: OpenCheckpoint) -> None:
+def tell_what_differs(state: Any, asked: Container[str], objects: Sequence[Path], checkpoint: OpenCheckpoint) -> None:
     """Warn of what is asked for and not stored, and of what is stored of an object that has no place for it."""
     unkept = [name for name, _ in _without_kind(state, checkpoint)]
     if absent := [*map(name_of, _absent(state, checkpoint)), *unkept]:
@@ -142,43 +135,40 @@ def _without_kind(state: Any, checkpoint: OpenCheckpoint) -> Iterator[tuple[str,
     above = checkpoint.names if is_native else checkpoint.above  # native torch has no container in one piece
     for name in plain_names(state):
         if name in above and not (is_native and name in manifest.objects):
-            stored = [*manifest.tensors, *(manifest.objects if is_native else ())]
-            yield name, sorted([name] * (name in stored) + _below(name, stored))
+            stored = sorted([*manifest.tensors, *(manifest.objects if is_native else ())])
+            yield name, [name] * (name in manifest.tensors) + _below(name, stored)
 
 
-def _lists(nest: dict[Any, Any], prefix: str = "") -> Iterator[str]:
-    """The names of lists that are in no other list."""
-    for key, value in nest.items():
-        if isinstance(value, dict):
-            yield from _lists(value, f"{prefix}{key}.")
-        elif isinstance(value, list):
-            yield f"{prefix}{key}"
+def _below(name: str, ordered: Sequence[str]) -> list[str]:
+    """Those of the names, given in order, that are in the dict or list of this name."""
+    numbers = range(bisect_left(ordered, f"{name}."), len(ordered))
+    return [*takewhile(lambda one: one.startswith(f"{name}."), map(ordered.__getitem__, numbers))]
 
 
-def _below(name: str, stored: Iterable[str]) -> list[str]:
-    return sorted(one for one in stored if one.startswith(f"{name}."))
-
-
-def keep_absent(found: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
+def keep_absent(found: Any, asked: Any) -> Any:
     """The nest that was found; keys that it lacks keep the value of the request."""
-    for key, value in asked.items():
-        if key not in found:
-            found[key] = value
-        elif isinstance(value, dict) and isinstance(found[key], dict):
+    are_lists = isinstance(found, list) and isinstance(asked, list) and len(found) == len(asked)
+    for key, value in items_of(asked) if are_lists or (isinstance(found, dict) and isinstance(asked, dict)) else ():
+        if are_lists or key in found:
             keep_absent(found[key], value)
+        else:
+            found[key] = value
     return found
 
 
 def _absent(state: dict[Any, Any], checkpoint: OpenCheckpoint) -> Iterator[Path]:
     """The paths to what is asked for and stored neither under their name nor under their keys."""
     above = checkpoint.names
+    parts = above - checkpoint.manifest.objects.keys()
 
-    def look(asked: dict[Any, Any], stored: Any, path: Path, prefix: str) -> Iterator[Path]:
-        for key, value in asked.items():
-            found = stored.get(key, _NOTHING) if isinstance(stored, dict) else _NOTHING
-            if isinstance(value, dict) and value:
-                yield from look(value, found, (*path, key), f"{prefix}{key}.")
-            elif found is _NOTHING and f"{prefix}{key}" not in above and not isinstance(value, _NEITHER):
+    def look(asked: Nest, stored: Any, path: Path, prefix: str) -> Iterator[Path]:
+        for key, value in items_of(asked):
+            name, found = f"{prefix}{key}", stored.get(key, _NOTHING) if isinstance(stored, dict) else _NOTHING
+            # A list without tensors is stored in one piece; of others there may be what has a place.
+            has_places = isinstance(value, list) and (isinstance(found, dict) or (found is _NOTHING and name in parts))
+            if (isinstance(value, dict) or has_places) and value:
+                yield from look(value, found, (*path, key), f"{name}.")
+            elif found is _NOTHING and name not in above and not isinstance(value, _NEITHER):
                 yield (*path, key)
 
     return look(state, checkpoint.common, (), "")
@@ -203,11 +193,12 @@ def _paths(nest: Any, path: Path = ()) -> Iterator[Path]:
 
 
 def _without_place(
-    asked: Container[str], objects: Iterable[Path], stored: Iterable[str]
+    asked: Container[str], objects: Sequence[Path], stored: Iterable[str]
 ) -> Iterator[tuple[str, list[str]]]:
     """Each object that lacks a place for some tensors of its own that are stored, and those."""
+    ordered = sorted(stored) if objects else []
     for name in map(name_of, objects):
-        if rest := [one for one in _below(name, stored) if one not in asked]:
+        if rest := [one for one in _below(name, ordered) if one not in asked]:
             yield name, rest
 
 

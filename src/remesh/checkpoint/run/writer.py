@@ -17,28 +17,31 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 import torch
 
-from remesh.checkpoint.background.staging import Copies
+from remesh.checkpoint.background.staging import Copies as StagedCopies
 from remesh.checkpoint.errors import CheckpointMismatchError, as_checkpoint_error
 from remesh.checkpoint.formats.data_file import dump_object, write_data_file
 from remesh.checkpoint.formats.directory import (
+    COMMON_STATE_FNAME,
+    METRICS_FNAME,
     CheckpointingConfig,
     begin,
     check_can_save,
     data_file_name,
     finish,
-    stage_common,
+    stage_small,
 )
 from remesh.checkpoint.formats.index_files import IndexFiles, stage_index
 from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION
 from remesh.checkpoint.plan.flattened import shapes_before_flattening, stored_form, unflatten_all
 from remesh.checkpoint.plan.writes import Written, assemble_index, select_objects, select_tensors
 from remesh.checkpoint.run.common_data import NAME, check_each, digest_of, warn_of_differences
+from remesh.checkpoint.run.equal_copies import Copies, check_equal, digests_of
 from remesh.checkpoint.run.steps import take_step
 from remesh.checkpoint.storage import Location
 from remesh.checkpoint.storage.turns import Turn, check_found, held
@@ -50,7 +53,6 @@ from remesh.foundation.collector import collector_at_rest
 from remesh.layout.from_torch import dtype_name
 
 S = TypeVar("S", bound="RankState")
-_TURN: ContextVar[Turn | None] = ContextVar("turn", default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,10 @@ class RankState:
     """What of the common data is compared across ranks; None compares nothing."""
     blob: bytes | None = None
     """The common data, serialised already; None where it is not."""
+    metrics: bytes = b""
+    """The content of the file of metrics; empty where there is none. That of rank 0 is written."""
+    copies: Copies = field(default_factory=dict)
+    """What is seen to be equal on all ranks that hold it."""
 
     def dump(self) -> bytes:
         """The common data as it is to be written; `CheckpointMismatchError` for what could not be loaded again."""
@@ -142,7 +148,7 @@ class AfterCommon:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with held(self.turn):
-            stage_common(self.turn, self.blob)
+            stage_small(self.turn, self.blob)
         return None if self.then is None else self.then(*args, **kwargs)
 
 
@@ -174,53 +180,83 @@ def begin_save(  # noqa: PLR0913 - what is saved, where, and how far
 
     def tell(begun: Begun[S]) -> tuple[list[Any], list[Any]]:
         digest = digest_of(begun.state.compared) if group_size(group) > 1 else None
-        return outline_in_pieces(begun.state.entities).parts() if validate else [], [digest, {**options}]
+        outline = outline_in_pieces(begun.state.entities).parts() if validate else []
+        copies = begun.state.copies
+        return outline, [digest, {**options}, digests_of(copies) if copies else {}]
 
     with collector_at_rest():
         agreement = plans.agree(look, group, doing, tell=tell, translate=as_checkpoint_error, about="outline")
     begun = agreement.value
-    check_alike([told for _, told in agreement.beside], options.__getitem__, group, doing)
+    check_alike([told for _, told, _ in agreement.beside], options.__getitem__, group, doing)
     if agreement.told is not None and any(agreement.told):
         check_outlines([Outline.from_parts(parts) if parts else Outline([], []) for parts in agreement.told])
         plans.remember(agreement)
-    if len({digest for digest, _ in agreement.beside if digest is not None}) > 1:
+    if any(told for *_, told in agreement.beside):
+        check_equal([told for *_, told in agreement.beside], begun.state.copies, group, doing)
+    if len({digest for digest, *_ in agreement.beside if digest is not None}) > 1:
         warn_of_differences(begun.state.compared, group)
 
-    turn = take_turn_together(directory, group, b"" if puts_off_common else begun.common_blob)
+    small = {COMMON_STATE_FNAME: b"" if puts_off_common else begun.common_blob, METRICS_FNAME: begun.state.metrics}
+    turn = take_turn_together(directory, group, small)
     return replace(begun, turn=turn)
 
 
-def take_turn_together(directory: Location, group: Group = None, common_blob: bytes = b"") -> Turn:
-    """A turn of all ranks in a directory, in which the first one writes the common data. Called by every rank."""
+def take_turn_together(
+    directory: Location, group: Group = None, small: Mapping[str, bytes] = MappingProxyType({})
+) -> Turn:
+    """A turn of all ranks in a directory, in which the first one writes these small files, but no empty ones.
+
+    Called by every rank.
+    """
 
     def take() -> int:
         if group_rank(group) != 0:
             return 0
         turn = begin(directory)
-        if common_blob:
-            with held(turn):
-                stage_common(turn, common_blob)
+        with held(turn):
+            for name in filter(small.get, small):
+                stage_small(turn, small[name], name)
         return turn.number
 
     return Turn(directory, take_step(take, group, f"saving checkpoint {directory}", tell=int).told[0])
 
 
+@dataclass(frozen=True, slots=True)
+class SaveUnderWay:
+    """A save that has begun, for the strategies that it calls."""
+
+    turn: Turn
+    blobs: Mapping[str, bytes] = field(default_factory=dict)
+    """Objects that have been serialised already, by unique key."""
+    with_sha256: bool = False
+    sums: dict[str, str] = field(default_factory=dict)
+    """The SHA-256 of each data file by name, once it is written, if that is asked for."""
+    is_lone: bool = False
+    """Whether a strategy is used by itself, and has to end the turn."""
+
+
+_UNDER_WAY: ContextVar[SaveUnderWay | None] = ContextVar("save_under_way", default=None)
+
+
 @contextmanager
-def writing_in(turn: Turn) -> Iterator[None]:
+def writing_in(
+    turn: Turn, *, blobs: Mapping[str, bytes] = MappingProxyType({}), with_sha256: bool = False
+) -> Iterator[SaveUnderWay]:
     """Let strategies that are called in the block write in that turn, which is ended by who has taken it."""
-    token = _TURN.set(turn)
+    under_way = SaveUnderWay(turn, blobs, with_sha256)
+    token = _UNDER_WAY.set(under_way)
     try:
-        yield
+        yield under_way
     finally:
-        _TURN.reset(token)
+        _UNDER_WAY.reset(token)
 
 
-def turn_for(directory: Location, group: Group) -> tuple[Turn, bool]:
-    """The turn for a strategy to write in, and whether it is used by itself and has to end it. Called by every rank."""
-    given = _TURN.get()
-    if given is not None and given.directory == directory:
-        return given, False
-    return take_turn_together(directory, group), True
+def save_under_way(directory: Location, group: Group) -> SaveUnderWay:
+    """The save for a strategy to write in, or one of its own where it is used by itself. Called by every rank."""
+    given = _UNDER_WAY.get()
+    if given is not None and given.turn.directory == directory:
+        return given
+    return SaveUnderWay(take_turn_together(directory, group), is_lone=True)
 
 
 def outline_in_pieces(entities: Sequence[ShardedBase]) -> Outline:
@@ -338,7 +374,7 @@ def part_of(
 
 def write_part(
     part: SavePart,
-    tensors: Sequence[torch.Tensor] | Copies,
+    tensors: Sequence[torch.Tensor] | StagedCopies,
     turn: Turn,
     rank: int,
     *,
@@ -350,7 +386,7 @@ def write_part(
     The second value has the SHA-256 of each file, by its name, if that is asked for. ``tensors`` are those of the part,
     or copies of them. ``progress`` is told how many bytes are written.
     """
-    boxes = tensors.tensors if isinstance(tensors, Copies) else tensors
+    boxes = tensors.tensors if isinstance(tensors, StagedCopies) else tensors
     written: list[Written] = []
     sums: dict[str, str] = {}
     done_bytes = 0

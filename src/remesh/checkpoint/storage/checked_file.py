@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from types import TracebackType
 
@@ -24,6 +25,7 @@ from remesh.checkpoint.storage import Location, store_of
 from remesh.checkpoint.storage.integrity import BLOCK_BYTES, Trailer
 from remesh.checkpoint.storage.joined_checksums import join_groups
 from remesh.foundation.checksums import crc32
+from remesh.foundation.threads import PooledExecutor
 
 WINDOW_BYTES = 4 << 20
 _DIRECT_BYTES = 256 << 10
@@ -39,7 +41,7 @@ NUM_READERS = min(4, os.cpu_count() or 1)
 class CheckedFile:
     """A data file open for reading. A context manager; leaving it waits for all reads and tells their errors."""
 
-    def __init__(self, path: Location, trailer: Trailer | None, readers: ThreadPoolExecutor) -> None:
+    def __init__(self, path: Location, trailer: Trailer | None, readers: Executor) -> None:
         self.path = path
         self._trailer = trailer
         self._block_bytes = trailer.block_bytes if trailer else BLOCK_BYTES
@@ -195,6 +197,6 @@ def _cut(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
         start = end
 
 
-def start_readers(begin: Callable[[], None] | None = None) -> ThreadPoolExecutor:
-    """The threads for large reads, each of which calls ``begin`` first; to be used as a context manager."""
-    return ThreadPoolExecutor(NUM_READERS, thread_name_prefix="remesh-read", initializer=begin)
+def start_readers(around: Callable[[], AbstractContextManager[object]] = nullcontext) -> Executor:
+    """The threads for large reads, each in the context ``around``; to be used as a context manager."""
+    return PooledExecutor(NUM_READERS, "read", around)

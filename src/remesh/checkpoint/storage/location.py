@@ -31,6 +31,8 @@ Directory = str | os.PathLike[str] | RemotePath
 def location_of(given: Directory) -> Location:
     """The location that a path or URL names; `ConfigError` for a URL that cannot be used, or for no path at all.
 
+    A relative path is resolved now: what is done there later, in the background, does not follow a ``chdir``.
+
     >>> str(location_of("memory://run/step-00000120/"))
     'memory://run/step-00000120'
     """
@@ -47,14 +49,14 @@ def location_of(given: Directory) -> Location:
                 f"finding the place {text!r}: it is neither a path nor a URL, expected one of the two, as "
                 "s3://bucket/folder; give a URL as a string, since pathlib turns two slashes into one"
             )
-        return Path(text)
+        return Path(text).absolute()
     scheme, rest = match["scheme"].lower(), match["rest"].rstrip("/")
     if "@" in rest.partition("/")[0]:
         raise ConfigError(
             f"finding a place of {scheme}://: the URL holds credentials, expected none; set them in the environment, "
             "where the store's own client looks for them"
         )
-    return Path(rest) if scheme in ("file", "local") else RemotePath(scheme, rest)
+    return Path(rest).absolute() if scheme in ("file", "local") else RemotePath(scheme, rest)
 
 
 def is_location(given: object) -> bool:

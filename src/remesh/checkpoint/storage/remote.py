@@ -3,20 +3,27 @@
 Reads, small writes and listings are tried a few times with growing pauses, unless the store has given a definite answer
 (not there, not allowed). A large file goes up in parts while it is written, which the store's client tries again by
 itself; what arrives is compared with what was written. No listing is cached: others write there, too.
+
+A store may take a connection and never answer. So each call of a client is made by a thread, and waited for no longer
+than `TIMEOUT_VARIABLE` says: a step of a save or load that goes on moves a part of a file in each call.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import posixpath
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from remesh.checkpoint.errors import StoreFailedError
 from remesh.checkpoint.storage.store import Entry, NewFile, RangedFile, Store
+from remesh.foundation.errors import ConfigError
+from remesh.foundation.threads import make_thread
 
 logger = logging.getLogger(__name__)
 
@@ -24,12 +31,24 @@ T = TypeVar("T")
 NUM_ATTEMPTS = 5
 FIRST_PAUSE_S = 0.2
 """Doubled after each attempt: with five, three seconds of pauses in all."""
+TIMEOUT_VARIABLE = "REMESH_STORE_TIMEOUT_S"
+"""Of the environment: how long a store may take over one call, which moves at most a part of a large file."""
+_TIMEOUT_S = 300.0
+_SILENT_S = 30.0
+"""After so long without an answer the log says so."""
 _PART_BYTES = 32 << 20
 """Of a large file; stores take 10,000 parts of a file."""
 _WITHOUT_DIRECTORIES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "memory"})
 _CHANGING = ("size", "ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified", "mtime", "created")
 """What stores tell of a file that changes when the file does."""
+
+
+class NoAnswerError(TimeoutError):
+    """A store has not answered for as long as it may; another attempt would wait as long."""
+
+
 _DEFINITE = (
+    NoAnswerError,
     *(FileNotFoundError, PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError),
     *(ValueError, TypeError, NotImplementedError, ImportError),
 )
@@ -201,16 +220,26 @@ class _RemoteNewFile(NewFile):
         self._file: Any = _tried(f"creating {path}", lambda: _call(path, "open", "wb", block_size=_PART_BYTES))
 
     def write(self, content: memoryview) -> None:
-        _once(f"writing {self._path}", lambda: self._file.write(content))
+        self._watched(lambda: self._file.write(content))
         self._num_bytes += len(content)
 
     def sync(self) -> None:
         """Do nothing: the store keeps the parts that were sent."""
 
     def finish(self) -> None:
-        _once(f"writing {self._path}", self._file.close)
+        self._watched(self._file.close)
         _tried(f"writing {self._path}", lambda: self._store.check_arrived(self._path, self._num_bytes))
         self._is_finished = True
+
+    def _watched(self, act: Callable[[], object]) -> None:
+        def watched() -> None:
+            try:
+                _within_timeout(f"writing {self._path}", act)
+            except NoAnswerError:
+                self._is_finished = True  # a thread is in its client still, and would have others wait, too
+                raise
+
+        _once(f"writing {self._path}", watched)
 
     def close(self) -> None:
         if self._is_finished:
@@ -230,8 +259,39 @@ class _RemoteNewFile(NewFile):
 def _call(path: RemotePath, method: str, *args: Any, **options: Any) -> Any:
     import fsspec  # noqa: PLC0415 - only programs that keep files elsewhere wait for its import
 
-    files, at = fsspec.core.url_to_fs(str(path), use_listings_cache=False)
-    return getattr(files, method)(at, *args, **options)
+    files, at = fsspec.core.url_to_fs(str(path), use_listings_cache=False)  # here: each thread has clients of its own
+    return _within_timeout(f"{method} of {path}", lambda: getattr(files, method)(at, *args, **options))
+
+
+def _within_timeout(doing: str, act: Callable[[], T]) -> T:
+    """What ``act`` returns. `NoAnswerError` when it takes too long; its thread ends with the call, or the process."""
+    timeout_s, answer = _timeout_s(), Future[T]()
+    silent_s = min(_SILENT_S, timeout_s / 2)
+
+    def ask() -> None:
+        try:
+            answer.set_result(act())
+        except BaseException as raised:  # belongs to the caller
+            answer.set_exception(raised)
+
+    make_thread("store", ask, daemon=True).start()
+    if not wait([answer], silent_s).done:
+        logger.warning("%s: no answer for %g s, waiting %g s in all", doing, silent_s, timeout_s)
+        wait([answer], timeout_s - silent_s)
+    if not answer.done():
+        raise NoAnswerError(f"no answer for {timeout_s:g} s ({TIMEOUT_VARIABLE})")
+    return answer.result()
+
+
+def _timeout_s() -> float:
+    text = os.environ.get(TIMEOUT_VARIABLE, "")
+    try:
+        timeout_s = float(text or _TIMEOUT_S)
+    except ValueError:
+        timeout_s = 0.0
+    if not timeout_s > 0:
+        raise ConfigError(f"reading {TIMEOUT_VARIABLE}: found {text!r}, expected seconds; correct it, or unset it")
+    return timeout_s
 
 
 def _path_of(path: RemotePath) -> str:

@@ -20,13 +20,13 @@ import stat
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Generic, TypeVar
 
 from remesh.foundation.files import flush
+from remesh.foundation.threads import PooledExecutor
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 """What file systems without hard links answer."""
@@ -174,15 +174,22 @@ class Store(ABC, Generic[P]):
 
     @abstractmethod
     def remove_directory(self, path: P) -> None:
-        """Remove an empty directory, where directories exist on their own."""
+        """Remove an empty directory, where directories exist on their own; of a link to any, the link."""
 
     @abstractmethod
     def sync_names(self, directory: P) -> None:
         """Let the names in a directory reach the disk; without it a name may be lost in a crash."""
 
+    def is_link(self, path: P) -> bool:
+        """Whether a path is a symbolic link, which may be removed, while what it leads to belongs to somebody else."""
+        return False
+
     @abstractmethod
     def is_inside(self, directory: P, path: P) -> bool:
-        """Whether a path, after following links, lies in a directory or below it."""
+        """Whether a path, after following links, lies in a directory or below it.
+
+        Files of a snapshot in Hugging Face's cache are links to the blobs beside all snapshots: these count as inside.
+        """
 
 
 class LocalStore(Store[Path]):
@@ -231,10 +238,11 @@ class LocalStore(Store[Path]):
         self.sync_names(path.parent)
 
     def write_soon(self, path: Path, content: bytes | memoryview) -> None:
-        path.write_bytes(content)
+        with _LocalNewFile(path) as file:
+            file.write(memoryview(content))
 
     def settle(self, paths: Sequence[Path]) -> None:
-        with ThreadPoolExecutor(max(1, len(paths))) as waiting:  # for the disk, which takes several at once
+        with PooledExecutor(len(paths), "flush") as waiting:  # for the disk, which takes several at once
             list(waiting.map(flush, paths))
 
     def create_once(self, path: Path, content: bytes) -> bool:
@@ -273,14 +281,22 @@ class LocalStore(Store[Path]):
         self.sync_names(path.parent)
 
     def remove_directory(self, path: Path) -> None:
-        path.rmdir()
+        if path.is_symlink():
+            path.unlink()
+        else:
+            path.rmdir()
         self.sync_names(path.parent)
 
     def sync_names(self, directory: Path) -> None:
         flush(directory)
 
+    def is_link(self, path: Path) -> bool:
+        return path.is_symlink()
+
     def is_inside(self, directory: Path, path: Path) -> bool:
-        return path.resolve().is_relative_to(directory.resolve())
+        home, found = directory.resolve(), path.resolve()
+        blobs = [folder.parent / "blobs" for folder in home.parents if folder.name == "snapshots"]
+        return found.is_relative_to(home) or found.parent in blobs
 
 
 def _stat(path: Path) -> os.stat_result | None:
@@ -333,7 +349,13 @@ class _LocalRangedFile(RangedFile):
 
 class _LocalNewFile(NewFile):
     def __init__(self, path: Path) -> None:
-        self._file = path.open("wb", buffering=0)
+        try:
+            self._file = path.open("xb", buffering=0)
+        except (
+            FileExistsError
+        ):  # perhaps a link, or a second name of a file in another checkpoint: never written through
+            path.unlink()
+            self._file = path.open("xb", buffering=0)
 
     def write(self, content: memoryview) -> None:
         while len(content):

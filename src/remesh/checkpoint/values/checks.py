@@ -1,4 +1,4 @@
-"""Do the descriptions of all ranks fit together, and do they fit the checkpoint? Pure checks.
+"""Pure checks of a sharded state: the descriptions of all ranks fit together, and fit the checkpoint.
 
 Every rank gathers the descriptions of all and runs the same check on the same values, so all ranks reach the same
 verdict and raise the same error; none of them waits for another that has given up.
@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 
 from remesh.checkpoint.errors import CheckpointMismatchError
-from remesh.checkpoint.values.entities import ShardedBase, ShardedObject, ShardedTensor, is_main_replica
+from remesh.checkpoint.values.entities import ShardedObject, ShardedTensor, is_main_replica
 from remesh.foundation.errors import LayoutError
 from remesh.layout import Box, Layout, Shard
 from remesh.layout.from_torch import dtype_name
@@ -70,30 +71,37 @@ def parse_strict_flag(strict: str | StrictHandling) -> StrictHandling:
         ) from None
 
 
-def compute_mismatched_keys(
-    stored: Iterable[str], local: Iterable[ShardedBase], everywhere: Iterable[Sequence[ShardedBase]] | None = None
-) -> tuple[set[str], set[str]]:
-    """``(missing, unexpected)``: stored keys that no rank wants, if ``everywhere`` is given; local keys not stored."""
-    stored_keys = set(stored)
-    unexpected = {entity.key for entity in local} - stored_keys
-    if everywhere is None:
-        return set(), unexpected
-    return stored_keys - {entity.key for rank in everywhere for entity in rank}, unexpected
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """Keys in which a request and a checkpoint differ, as far as the mode looks."""
+
+    absent: set[str] = field(default_factory=set)
+    """Keys that this rank asks for and that are not stored: the load goes without them."""
+    missing: set[str] = field(default_factory=set)
+    """Stored keys that no rank asks for. Empty in modes that do not look at all ranks."""
+    unexpected: set[str] = field(default_factory=set)
+    """``absent``, except in the mode that ignores what differs."""
+    reported: set[str] = field(default_factory=set)
+    """The unexpected keys for a message: this rank's own, but those of all ranks in the one error that all raise."""
 
 
-def unexpected_to_tell(strict: StrictHandling, unexpected: set[str], stored: set[str], wanted: set[str]) -> set[str]:
-    """The unexpected keys to report: this rank's own, but those of all ranks in the one error that all raise.
+def find_mismatch(strict: StrictHandling, stored: set[str], local: set[str], everywhere: set[str]) -> Mismatch:
+    """Compare the stored keys with those that this rank and that any rank asks for.
 
-    ``unexpected`` are this rank's, ``wanted`` the keys that any rank asks for, where the mode has gathered them.
+    >>> find_mismatch(StrictHandling.RETURN_ALL, {"a", "b"}, {"a", "new"}, {"a", "new"}).missing
+    {'b'}
     """
-    return wanted - stored if strict is StrictHandling.RAISE_ALL else unexpected
+    absent = local - stored
+    if not StrictHandling.requires_explicit_ckpt_mismatch_check(strict):
+        return Mismatch()
+    if strict is StrictHandling.IGNORE_ALL:
+        return Mismatch(absent)
+    missing = stored - everywhere if StrictHandling.requires_global_app_metadata(strict) else set[str]()
+    return Mismatch(absent, missing, absent, everywhere - stored if strict is StrictHandling.RAISE_ALL else absent)
 
 
 def decide_on_mismatch(strict: StrictHandling, missing: set[str], unexpected: set[str]) -> str | None:
-    """The warning to log in this mode, or None; `CheckpointMismatchError` where the mode says to raise.
-
-    ``unexpected`` is what `unexpected_to_tell` chose.
-    """
+    """The warning to log in this mode, or None; `CheckpointMismatchError` where the mode says to raise."""
     if not missing and not unexpected:
         return None
     text = ""
@@ -109,25 +117,6 @@ def decide_on_mismatch(strict: StrictHandling, missing: set[str], unexpected: se
     if strict in _RAISING:
         raise CheckpointMismatchError(text)
     return text if strict in _LOGGING else None
-
-
-def validate_sharding_integrity(global_metadata: Sequence[Sequence[ShardedBase]]) -> None:
-    """Raise `CheckpointMismatchError` unless the main replicas of all ranks fill everything exactly once.
-
-    ``global_metadata`` holds the entities of each rank, by rank. All problems are told together.
-    """
-    tensors: dict[str, list[tuple[int, ShardedTensor]]] = {}
-    objects: dict[str, list[tuple[int, ShardedObject]]] = {}
-    for rank, entities in enumerate(global_metadata):
-        for entity in entities:
-            if isinstance(entity, ShardedTensor):
-                tensors.setdefault(entity.key, []).append((rank, entity))
-            elif isinstance(entity, ShardedObject):
-                objects.setdefault(entity.key, []).append((rank, entity))
-    problems = [f"{key!r} names both a tensor and an object" for key in tensors.keys() & objects.keys()]
-    problems += filter(None, (tensor_problem(key, shards) for key, shards in tensors.items()))
-    problems += filter(None, (object_problem(key, elements) for key, elements in objects.items()))
-    raise_problems(problems)
 
 
 def raise_problems(problems: Sequence[str]) -> None:

@@ -29,6 +29,7 @@ NESTS = (dict, list)
 
 _STATELESS = (dict, list, torch.Tensor, Piece, ShardedBase, LocalNonpersistentObject, type)
 """Kinds of values that never keep a state dict of their own."""
+_ENTITIES = (ShardedBase, LocalNonpersistentObject)
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, int, float, bool, str, type(None)})
 """The types of nearly all leaves, which are found faster than their kind."""
 
@@ -120,6 +121,36 @@ def extract_matching_values(
     if isinstance(x, dict) or return_lists_as_dicts:
         return match, rest
     return list(match.values()), list(rest.values())
+
+
+def common_of(nest: Any, is_out: Callable[[Any], bool], *, looks_within: bool) -> Any:
+    """What is left of a nest without the leaves for which ``is_out`` holds; what had nothing else is left out.
+
+    Of a list that loses elements, what is left stands under its place: ``{index: value}``. With ``looks_within`` also
+    of one whose elements lose some of theirs; without, as programs for Megatron Core read them, those stay lists.
+
+    >>> common_of({"a": [1.0, {"t": 2.0, "n": 3}], "b": [4]}, lambda leaf: type(leaf) is float, looks_within=False)
+    {'a': {1: {'n': 3}}, 'b': [4]}
+    """
+    return _common_of(nest, is_out, looks_within)[0]
+
+
+def _common_of(nest: Any, is_out: Callable[[Any], bool], looks_within: bool) -> tuple[Any, bool]:
+    kept: dict[Any, Any] = {}
+    is_whole = True
+    for key, value in items_of(nest):
+        if isinstance(value, NESTS):
+            inner, is_inner_whole = _common_of(value, is_out, looks_within)
+            is_whole &= is_inner_whole
+            if inner or not value:
+                kept[key] = inner
+        elif is_out(value):
+            is_whole = False
+        else:
+            kept[key] = value
+    if isinstance(nest, list) and (is_whole if looks_within else len(kept) == len(nest)):
+        return list(kept.values()), is_whole
+    return kept, is_whole
 
 
 def diff(
@@ -225,9 +256,10 @@ def map_reduce(
 def graft(request: Nest, common: Any, filled: dict[int, Any], path: Path = ()) -> Nest:
     """The result of a load: ``common``, with the entities of ``request`` replaced by what was loaded for them.
 
-    ``filled`` maps ``id(leaf)`` of each entity to its value. Other leaves of ``request`` count for nothing except
-    as place holders in lists: a list that holds entities and common leaves was saved without its entities, so the
-    common leaves go, in order, to the places where ``request`` has no entity. Keys come in the order of ``request``.
+    ``filled`` maps ``id(leaf)`` of each entity to its value. Other leaves of ``request`` count for nothing, except in
+    lists: where a list is asked for, ``common`` may have ``{index: value}`` (see `common_of`), and elements without
+    one stay those of ``request``. Earlier saves, and Megatron Core, have stored what was left in order: it goes to the
+    places where ``request`` has no entity. Keys come in the order of ``request``.
     """
     if isinstance(request, list):
         return _graft_list(request, common, filled, path)
@@ -255,25 +287,18 @@ def without_holes(nest: Any) -> Any:
 def _graft_value(value: Any, common: Any, filled: dict[int, Any], path: Path) -> Any:
     if id(value) in filled:
         return filled[id(value)]
-    if isinstance(value, NESTS) and _holds_any(value, filled):
+    if isinstance(value, NESTS) and (isinstance(common, dict) or _holds_any(value, filled)):
         return graft(value, common, filled, path)
     return LEFT_OUT
 
 
 def _graft_list(request: list[Any], common: Any, filled: dict[int, Any], path: Path) -> list[Any]:
-    if common is not None and not isinstance(common, list):
-        raise _cannot_graft(path, f"the state dict has a list, the common data of the checkpoint {common!r}")
-    commons: list[Any] = list(common or [])
-    places = [index for index, value in enumerate(request) if _has_common(value, filled)]
-    if len(commons) == len(request):
-        places = list(range(len(request)))
-    elif len(places) != len(commons):
+    has_places = common is None or isinstance(common, dict)
+    common_at = dict(common or {}) if has_places else _places_in_order(request, common, filled, path)
+    if strange := [index for index in common_at if index not in range(len(request))]:
         raise _cannot_graft(
-            path,
-            f"the checkpoint has {len(commons)} list elements with common data, the state dict {len(places)} of "
-            f"{len(request)}; ask for a list with as many elements as were saved",
+            path, f"the state dict has a list of {len(request)} elements, the checkpoint values at {strange!r}"
         )
-    common_at = dict(zip(places, commons, strict=True))
     result = []
     for index, value in enumerate(request):
         if id(value) in filled and index in common_at:
@@ -283,7 +308,25 @@ def _graft_list(request: list[Any], common: Any, filled: dict[int, Any], path: P
             result.append(grafted)
         elif index in common_at:
             result.append(common_at[index])
+        elif has_places and not any(isinstance(leaf, _ENTITIES) for leaf in nested_values([value])):
+            result.append(value)
     return result
+
+
+def _places_in_order(request: list[Any], common: Any, filled: dict[int, Any], path: Path) -> dict[int, Any]:
+    """Where in a list the elements belong that were stored without their places."""
+    if not isinstance(common, list):
+        raise _cannot_graft(path, f"the state dict has a list, the common data of the checkpoint {common!r}")
+    if len(common) == len(request):
+        return dict(enumerate(common))
+    places = [index for index, value in enumerate(request) if _has_common(value, filled)]
+    if len(places) != len(common):
+        raise _cannot_graft(
+            path,
+            f"the checkpoint has {len(common)} list elements with common data, the state dict {len(places)} of "
+            f"{len(request)}; ask for a list with as many elements as were saved",
+        )
+    return dict(zip(places, common, strict=True))
 
 
 def _holds_any(nest: Nest, filled: dict[int, Any]) -> bool:
@@ -403,6 +446,16 @@ def with_parents(stored: Iterable[str]) -> set[str]:
         while (name := name.rpartition(".")[0]) and name not in names:
             names.add(name)
     return names
+
+
+def count_parents(stored: Iterable[str]) -> dict[str, int]:
+    """For each name of `with_parents`, of how many of the names it is the name, or that of a dict or list above."""
+    counts: dict[str, int] = {}
+    for name in stored:
+        counts[name] = counts.get(name, 0) + 1
+        while name := name.rpartition(".")[0]:
+            counts[name] = counts.get(name, 0) + 1
+    return counts
 
 
 def plain_names(nest: Any, prefix: str = "") -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""How are a million shards of a thousand ranks told and checked in seconds? As outlines: a form, and numbers.
+"""Outlines of the entities of ranks: a form and numbers, so that a million shards are sent and checked in seconds.
 
 Definitions. The *outline* of a rank's entities is a *form*, one row per entity with everything that ranks of the same
 program have in common (key, dtype, shapes), and *numbers*: for each row its global offset, then 1 for a main replica
@@ -61,6 +61,15 @@ class Outline:
         """What `parts` was made of."""
         form, numbers = parts
         return cls(form, unpack(numbers))
+
+    def entities(self) -> list[ShardedBase]:
+        """The entities without data, in order; of their replica ids only whether they are main ones."""
+        found, at, numbers = [], 0, np.asarray(self.numbers).tolist()
+        for form in self.form:
+            stop = at + len(form[1] if len(form) == _OBJECT_FIELDS else form[3]) + 1
+            found.append(_entity(form, numbers[at:stop]))
+            at = stop
+        return found
 
 
 def outline_of(entities: Iterable[ShardedBase]) -> Outline:

@@ -1,1 +1,16 @@
-"""Strategies under the names that users of Megatron Core know; the formats are `remesh.checkpoint.formats`."""
+"""Strategies: objects that say how sharded data is written and read. Modules are attributes, as in Megatron Core."""
+
+from remesh.dist_checkpointing.strategies import (  # noqa: F401 - attributes; and some register themselves
+    async_utils,
+    base,
+    cached_metadata_filesystem_reader,
+    checkpointable,
+    common,
+    filesystem_async,
+    fully_parallel,
+    nvrx,
+    state_dict_saver,
+    tensorstore,
+    torch,
+    zarr,
+)

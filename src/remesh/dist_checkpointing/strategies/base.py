@@ -1,4 +1,4 @@
-"""Which code reads and writes a format? Base classes of strategies, and the registry of the default ones.
+"""Base classes of strategies, and the registry of the default ones.
 
 A *strategy* is how one of four things is done: saving or loading, sharded or common data. A save strategy writes one
 ``(backend, version)``, a load strategy may read several; for a given pair every save strategy goes with every load
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, TypeVar
 
@@ -21,12 +21,13 @@ from remesh.checkpoint.background.queue import AsyncCallsQueue
 from remesh.checkpoint.errors import CheckpointFormatError, CheckpointingException, CheckpointMismatchError
 from remesh.checkpoint.formats.directory import maybe_load_config
 from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION
-from remesh.checkpoint.storage import Directory, Location
+from remesh.checkpoint.storage import Directory, location_of
 from remesh.checkpoint.values.entities import ShardedObject, ShardedStateDict, ShardedTensor, StateDict
-from remesh.comm.agreement import Agreements
 from remesh.comm.gather import Group, step_together
 
 T = TypeVar("T")
+Backend = tuple[str, int]
+"""Name and version of a format."""
 
 
 class StrategyAction(Enum):
@@ -38,76 +39,48 @@ class StrategyAction(Enum):
     SAVE_SHARDED = "save_sharded"
 
 
-class LoadStrategyBase(ABC):
-    """A strategy that reads."""
+class _Strategy(ABC):  # noqa: B024 - its children have the abstract methods
+    can_handle_sharded_objects = False
+    """Whether `ShardedObject` is dealt with here, too."""
+    raises_everywhere = False
+    """Whether what goes wrong on one rank is raised on all; otherwise the caller tells the others."""
 
-    @abstractmethod
+
+class LoadStrategyBase(_Strategy):
+    """A strategy that reads. One that reads a single format names it as ``_reads``."""
+
+    _reads: Backend | None = None
+
     def check_backend_compatibility(self, loaded_backend: str) -> None:
         """Raise `CheckpointingException` when this strategy cannot read that backend."""
-
-    @abstractmethod
-    def check_version_compatibility(self, loaded_version: int) -> None:
-        """Raise `CheckpointingException` when this strategy cannot read that version."""
-
-    @property
-    def can_handle_sharded_objects(self) -> bool:
-        """Whether `ShardedObject` is read here too; otherwise by the strategy for common data."""
-        return False
-
-
-class SaveStrategyBase(ABC):  # noqa: B024 - its children have the abstract methods
-    """A strategy that writes one version of one backend."""
-
-    def __init__(self, backend: str, version: int) -> None:
-        self.backend = backend
-        self.version = version
-
-    def _check_writes_only(self, backend: str, version: int) -> None:
-        """Raise `CheckpointingException` unless this strategy was made for the one format that it writes."""
-        if (self.backend, self.version) != (backend, version):
+        if self._reads is not None and loaded_backend != self._reads[0]:
             raise CheckpointingException(
-                f"making a save strategy: found backend {self.backend!r} version {self.version}, expected {backend!r} "
-                f"version {version}; this strategy writes nothing else"
+                f"choosing how to load: found backend {loaded_backend!r}, expected {self._reads[0]!r}"
             )
 
-    @property
-    def can_handle_sharded_objects(self) -> bool:
-        """Whether `ShardedObject` is written here too; otherwise by the strategy for common data."""
-        return False
+    def check_version_compatibility(self, loaded_version: int) -> None:
+        """Raise `CheckpointingException` when this strategy cannot read that version."""
+        if self._reads is not None and loaded_version != self._reads[1]:
+            raise CheckpointingException(
+                f"choosing how to load: found version {loaded_version} of {self._reads[0]!r}, expected {self._reads[1]}"
+            )
+
+
+class SaveStrategyBase(_Strategy):
+    """A strategy that writes one version of one backend. One that can write nothing else names it as ``_writes``."""
+
+    _writes: Backend | None = None
+
+    def __init__(self, backend: str, version: int) -> None:
+        if self._writes not in (None, (backend, version)):
+            raise CheckpointingException(
+                f"making a save strategy: found backend {backend!r} version {version}, expected {self._writes}; "
+                "this strategy writes nothing else"
+            )
+        self.backend, self.version = backend, version
 
     def __str__(self) -> str:
         return f"{type(self).__name__}({self.backend}, {self.version})"
-
-
-class HandlesObjects:
-    """For strategies that handle objects, too, and raise what goes wrong on one rank on all of them."""
-
-    @property
-    def can_handle_sharded_objects(self) -> bool:
-        return True
-
-    @property
-    def raises_everywhere(self) -> bool:
-        return True
-
-
-class ReadsOneFormat(LoadStrategyBase):
-    """A strategy that reads one version of one backend."""
-
-    _backend: str
-    _version: int
-
-    def check_backend_compatibility(self, loaded_backend: str) -> None:
-        if loaded_backend != self._backend:
-            raise CheckpointingException(
-                f"choosing how to load: found backend {loaded_backend!r}, expected {self._backend!r}"
-            )
-
-    def check_version_compatibility(self, loaded_version: int) -> None:
-        if loaded_version != self._version:
-            raise CheckpointingException(
-                f"choosing how to load: found version {loaded_version} of {self._backend!r}, expected {self._version}"
-            )
 
 
 class LoadCommonStrategy(LoadStrategyBase):
@@ -117,24 +90,9 @@ class LoadCommonStrategy(LoadStrategyBase):
     def load_common(self, checkpoint_dir: Directory) -> StateDict:
         """The common data."""
 
-    @abstractmethod
-    def load_sharded_objects(
-        self, sharded_objects_state_dict: ShardedStateDict, checkpoint_dir: Directory
-    ) -> StateDict:
-        """The nest with the value of each object in its place."""
-
-    def load_sharded_metadata(self, checkpoint_dir: Directory) -> dict[str, ShardedObject]:
-        """Every stored object without data, by unique key."""
-        raise NotImplementedError(f"{type(self).__name__} does not list objects")
-
 
 class LoadShardedStrategy(LoadStrategyBase):
     """Reads sharded data."""
-
-    @property
-    def raises_everywhere(self) -> bool:
-        """Whether what goes wrong on one rank is raised on all; otherwise the caller tells the others."""
-        return False
 
     def for_one_load(self) -> LoadShardedStrategy:
         """What does one load by this strategy where it was registered and not given."""
@@ -166,35 +124,15 @@ class SaveCommonStrategy(SaveStrategyBase):
     def save_common(self, common_state_dict: StateDict, checkpoint_dir: Directory) -> None:
         """Write the common data; called by one rank."""
 
-    def save_sharded_objects(self, sharded_objects_state_dict: ShardedStateDict, checkpoint_dir: Directory) -> None:
-        """Write the objects of this rank that are main replicas."""
-        raise NotImplementedError(f"{type(self).__name__} does not write objects")
-
 
 class SaveShardedStrategy(SaveStrategyBase):
     """Writes sharded data."""
 
-    @property
-    def raises_everywhere(self) -> bool:
-        """Whether what goes wrong on one rank is raised on all; otherwise the caller tells the others."""
-        return False
+    def check_can_save(self, sharded_state_dict: ShardedStateDict) -> Mapping[str, bytes]:
+        """The objects, serialised, by unique key, if that is done now; called before anything is written.
 
-    @property
-    def plans(self) -> Agreements:
-        """The cache of what ranks have agreed on; None by default."""
-        return Agreements(max_kept=0)
-
-    def check_can_save(self, sharded_state_dict: ShardedStateDict) -> None:
-        """Raise `CheckpointingException` for what could not be stored; called before anything is written."""
-
-    def abandon(self) -> None:
-        """Forget what `check_can_save` has prepared: the save does not come."""
-
-    def ask_for_sums(self) -> None:
-        """Let the next save compute the SHA-256 of the files that it writes, while it writes them, if it can."""
-
-    def take_sums(self) -> dict[str, str]:
-        """The sums of all ranks' files by name, as far as the save that was finished last was asked for them."""
+        Raises `CheckpointingException` for what could not be stored.
+        """
         return {}
 
     @abstractmethod
@@ -213,21 +151,22 @@ class AsyncSaveShardedStrategy(SaveShardedStrategy):
         self.async_save(sharded_state_dict, checkpoint_dir).execute_sync()
 
 
-def call_on_all(
-    strategy: LoadShardedStrategy | SaveShardedStrategy, act: Callable[[], T], group: Group, doing: str
-) -> T:
+def call_on_all(strategy: LoadStrategyBase | SaveStrategyBase, act: Callable[[], T], group: Group, doing: str) -> T:
     """The value of ``act``, which uses the strategy, on every rank; if it raised on any, all raise that error."""
-    if strategy.raises_everywhere:
-        return act()
-    return step_together(act, group, doing).mine
+    return act() if strategy.raises_everywhere else step_together(act, group, doing).mine
 
 
-AnyStrategy = LoadStrategyBase | SaveStrategyBase
-
-default_strategies: dict[str, dict[tuple[str, int], Any]] = defaultdict(dict)
+default_strategies: dict[str, dict[Backend, Any]] = defaultdict(dict)
 """By value of the action and ``(backend, version)``."""
 async_calls = AsyncCallsQueue()
 """A queue for programs that keep none of their own."""
+_DEFAULT: Backend = (BACKEND, BACKEND_VERSION)
+_KINDS: dict[StrategyAction, type] = {
+    StrategyAction.LOAD_COMMON: LoadCommonStrategy,
+    StrategyAction.LOAD_SHARDED: LoadShardedStrategy,
+    StrategyAction.SAVE_COMMON: SaveCommonStrategy,
+    StrategyAction.SAVE_SHARDED: SaveShardedStrategy,
+}
 
 
 def get_default_strategy(action: StrategyAction, backend: str, version: int) -> Any:
@@ -242,47 +181,52 @@ def get_default_strategy(action: StrategyAction, backend: str, version: int) -> 
         ) from None
 
 
-def register_default_strategy(action: StrategyAction, backend: str, version: int, strategy: AnyStrategy) -> None:
+def register_default_strategy(
+    action: StrategyAction, backend: str, version: int, strategy: LoadStrategyBase | SaveStrategyBase
+) -> None:
     """Make ``strategy`` the one for ``(backend, version)``; the last one registered counts."""
     default_strategies[action.value][backend, version] = strategy
 
 
-def find_save_strategy(given: Any) -> Any:
-    """The strategy that was given, or is registered; what is wrong with it `check_save_strategy` tells."""
-    if given is None or isinstance(given, tuple):
-        return default_strategies[StrategyAction.SAVE_SHARDED.value].get(given or (BACKEND, BACKEND_VERSION))
-    return given
+def strategy_of(action: StrategyAction, given: Any) -> Any:
+    """The strategy that was given as an object or as ``(backend, version)``; None where none was.
 
-
-def check_save_strategy(strategy: Any, given: Any, is_async: bool) -> None:
-    """Raise `CheckpointingException` unless what `find_save_strategy` found can do the save."""
-    if strategy is None:
-        get_default_strategy(StrategyAction.SAVE_SHARDED, *(given or (BACKEND, BACKEND_VERSION)))
-    if not isinstance(strategy, SaveShardedStrategy):
+    Raises `CheckpointingException` for what is no strategy of the action.
+    """
+    found = get_default_strategy(action, *given) if isinstance(given, tuple) else given
+    if found is not None and not isinstance(found, _KINDS[action]):
+        what, kind = action.value.partition("_")[2], _KINDS[action].__name__
         raise CheckpointMismatchError(
-            f"choosing how to save: found {given!r}, expected a SaveShardedStrategy, (backend, version) or None"
+            f"choosing a strategy: found {what}_strategy={given!r}, expected a {kind}, (backend, version) or None"
         )
-    if is_async and not isinstance(strategy, AsyncSaveShardedStrategy):
+    return found
+
+
+def choose_save_strategy(given: Any, is_async: bool) -> SaveShardedStrategy:
+    """The strategy that was given, or is registered; `CheckpointingException` for one that cannot do the save."""
+    chosen: SaveShardedStrategy = strategy_of(StrategyAction.SAVE_SHARDED, given or _DEFAULT)
+    if is_async and not isinstance(chosen, AsyncSaveShardedStrategy):
         raise CheckpointingException(
-            f"Cannot apply async_save to non-async strategy {strategy}; save synchronously, or with an "
+            f"Cannot apply async_save to non-async strategy {chosen}; save synchronously, or with an "
             "AsyncSaveShardedStrategy"
         )
-    if not strategy.can_handle_sharded_objects:
+    if not chosen.can_handle_sharded_objects:
         raise CheckpointingException(
-            f"choosing how to save: {strategy} does not write objects (can_handle_sharded_objects), expected one that "
+            f"choosing how to save: {chosen} does not write objects (can_handle_sharded_objects), expected one that "
             "does; let it write them too"
         )
+    return chosen
 
 
-def choose_load_strategy(given: Any, directory: Location) -> LoadShardedStrategy:
+def choose_load_strategy(given: Any, checkpoint_dir: Directory) -> LoadShardedStrategy:
     """The strategy that was given, or is registered for it or for the format of the checkpoint."""
-    if isinstance(given, tuple):
-        given = get_default_strategy(StrategyAction.LOAD_SHARDED, *given)
+    directory = location_of(checkpoint_dir)
+    chosen: LoadShardedStrategy | None = strategy_of(StrategyAction.LOAD_SHARDED, given)
     config = maybe_load_config(directory)
-    if given is None:
-        backend = (config.sharded_backend, config.sharded_backend_version) if config else (BACKEND, BACKEND_VERSION)
+    if chosen is None:
+        backend = (config.sharded_backend, config.sharded_backend_version) if config else _DEFAULT
         try:
-            given = get_default_strategy(StrategyAction.LOAD_SHARDED, *backend)
+            registered: LoadShardedStrategy = get_default_strategy(StrategyAction.LOAD_SHARDED, *backend)
         except CheckpointingException as raised:
             raise CheckpointFormatError(
                 "unknown-backend",
@@ -290,24 +234,8 @@ def choose_load_strategy(given: Any, directory: Location) -> LoadShardedStrategy
                 f"expected {BACKEND!r} version {BACKEND_VERSION} or a registered one; register a strategy that reads "
                 "it, or convert it first",
             ) from raised
-        given = given.for_one_load()
-    if not isinstance(given, LoadShardedStrategy):
-        raise CheckpointMismatchError(
-            f"choosing how to load: found {given!r}, expected a LoadShardedStrategy, (backend, version) or None"
-        )
+        chosen = registered.for_one_load()
     if config is not None:
-        given.check_backend_compatibility(config.sharded_backend)
-        given.check_version_compatibility(config.sharded_backend_version)
-    return given
-
-
-def check_common_strategy(given: Any, kind: type) -> None:
-    """Raise `CheckpointingException` unless it is a strategy of that kind, names one, or is None."""
-    if isinstance(given, tuple):
-        action = StrategyAction.SAVE_COMMON if kind is SaveCommonStrategy else StrategyAction.LOAD_COMMON
-        get_default_strategy(action, *given)
-    elif given is not None and not isinstance(given, kind):
-        raise CheckpointMismatchError(
-            f"choosing how common data is kept: found common_strategy={given!r}, expected a {kind.__name__}, "
-            "(backend, version) or None"
-        )
+        chosen.check_backend_compatibility(config.sharded_backend)
+        chosen.check_version_compatibility(config.sharded_backend_version)
+    return chosen

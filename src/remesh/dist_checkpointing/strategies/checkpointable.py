@@ -1,4 +1,4 @@
-"""How does native torch save and load a ShardedTensor? By the protocol of DCP for any kind of sharding.
+"""Subclasses of Tensor by which native torch saves and loads a ShardedTensor: DCP's protocol for any kind of sharding.
 
 dcp.save({"w": CheckpointableShardedTensor.from_sh_ten(shard)}, checkpoint_id=path)
 """
@@ -30,7 +30,7 @@ class LocalShardsContainer(torch.Tensor):
             raise CheckpointMismatchError(
                 f"putting shards together: expected one or more of one tensor, found {[one.key for one in shards]}"
             )
-        made = torch.empty(0, dtype=shards[0].dtype).as_subclass(cls)
+        made = torch.empty(0, dtype=shards[0].dtype, device="cpu").as_subclass(cls)
         made._local_shards = held
         return made
 
@@ -68,7 +68,7 @@ class CheckpointableShardedTensor(LocalShardsContainer):
     _sh_ten: ShardedTensor
 
     def __new__(cls, data: torch.Tensor | None, sh_ten: ShardedTensor) -> CheckpointableShardedTensor:
-        made = torch.empty(0, dtype=sh_ten.dtype).as_subclass(cls)
+        made = torch.empty(0, dtype=sh_ten.dtype, device="cpu").as_subclass(cls)
         made._sh_ten = sh_ten if data is sh_ten.data else replace(sh_ten, data=data)
         return made
 

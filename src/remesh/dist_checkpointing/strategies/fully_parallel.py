@@ -12,18 +12,14 @@ of the group. Objects are not shared out: each rank reads those it wants.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
 from remesh.checkpoint.background.callers import AsyncRequest
 from remesh.checkpoint.errors import CheckpointingException
 from remesh.checkpoint.storage import Directory
-from remesh.checkpoint.values.entities import ShardedObject, ShardedStateDict, ShardedTensor, StateDict
-from remesh.checkpoint.values.nests import (
-    dict_list_map_inplace,
-    dict_list_map_outplace,
-    extract_matching_values,
-    nested_values,
-)
+from remesh.checkpoint.values.entities import ShardedBase, ShardedObject, ShardedStateDict, ShardedTensor, StateDict
+from remesh.checkpoint.values.nests import dict_list_map_inplace, dict_list_map_outplace, nested_values
 from remesh.comm.agreement import Agreements
 from remesh.comm.gather import Group, group_rank, group_size
 from remesh.dist_checkpointing.exchange_utils import (
@@ -57,8 +53,8 @@ class _Sharing(Generic[_Wrapped]):
     """What both wrappers have: the wrapped strategy, the group, and the distribution of the work among its ranks.
 
     With ``do_cache_distribution`` the distribution is computed anew only when the shards of a rank have changed, which
-    one short gather tells. ``pg_cache_path`` is a folder with the distribution of an earlier program, or with
-    ``pg_cache_create`` for a later one.
+    one short gather tells. ``pg_cache_path`` and ``pg_cache_create`` are accepted and change nothing: where nothing is
+    remembered, one gather makes the distribution.
     """
 
     base_strategy: _Wrapped
@@ -66,19 +62,13 @@ class _Sharing(Generic[_Wrapped]):
     cached_distribution: ShardDistribution | None = None
     """The one used last, with ``do_cache_distribution``."""
 
-    def _share(
-        self,
-        strategy: _Wrapped,
-        group: Group,
-        do_cache_distribution: bool,
-        pg_cache_path: Directory | None,
-        pg_cache_create: bool,
-    ) -> None:
+    def _share(self, strategy: _Wrapped, group: Group, do_cache_distribution: bool) -> None:
         self.base_strategy = strategy
         self.parallelization_group = group
         self.do_cache_distribution = do_cache_distribution
-        self.pg_cache_path, self.pg_cache_create = pg_cache_path, pg_cache_create
-        self._distributions = Agreements() if do_cache_distribution else Agreements(max_kept=0)
+        self.can_handle_sharded_objects = strategy.can_handle_sharded_objects
+        self.raises_everywhere = strategy.raises_everywhere
+        self._distributions = Agreements() if do_cache_distribution else None
 
     @property
     def cached_global_metadata(self) -> Any:
@@ -89,22 +79,9 @@ class _Sharing(Generic[_Wrapped]):
     def cached_global_metadata(self, metadata: Any) -> None:
         self.base_strategy.cached_global_metadata = metadata  # type: ignore[attr-defined]
 
-    @property
-    def can_handle_sharded_objects(self) -> bool:
-        return self.base_strategy.can_handle_sharded_objects
-
-    @property
-    def raises_everywhere(self) -> bool:
-        return self.base_strategy.raises_everywhere
-
     def _distribution(self, sharded_state_dict: ShardedStateDict, *, ignore_groups: bool) -> ShardDistribution | None:
         distribution = determine_main_replica_uniform_distribution(
-            sharded_state_dict,
-            self.parallelization_group,
-            ignore_groups,
-            self.pg_cache_path,
-            self.pg_cache_create,
-            plans=self._distributions,
+            sharded_state_dict, self.parallelization_group, ignore_groups, plans=self._distributions
         )
         if self.do_cache_distribution:
             self.cached_distribution = distribution
@@ -131,24 +108,11 @@ class FullyParallelSaveStrategyWrapper(_Sharing[SaveShardedStrategy], AsyncSaveS
                 f"wrapping {strategy}: found backend {backend!r} version {version}, expected those of the wrapped "
                 "strategy, since the wrapper does not change the format"
             )
-        self._share(strategy, parallelization_group, do_cache_distribution, pg_cache_path, pg_cache_create)
+        self._share(strategy, parallelization_group, do_cache_distribution)
         self.validate_access_integrity = validate_access_integrity
 
-    @property
-    def plans(self) -> Agreements:
-        return self.base_strategy.plans
-
-    def check_can_save(self, sharded_state_dict: ShardedStateDict) -> None:
-        self.base_strategy.check_can_save(sharded_state_dict)
-
-    def abandon(self) -> None:
-        self.base_strategy.abandon()
-
-    def ask_for_sums(self) -> None:
-        self.base_strategy.ask_for_sums()
-
-    def take_sums(self) -> dict[str, str]:
-        return self.base_strategy.take_sums()
+    def check_can_save(self, sharded_state_dict: ShardedStateDict) -> Mapping[str, bytes]:
+        return self.base_strategy.check_can_save(sharded_state_dict)
 
     def save(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: Directory, **options: Any) -> None:
         """Share out the writing, then save. Marks in ``replica_id`` of the caller's tensors who writes."""
@@ -197,7 +161,7 @@ class FullyParallelLoadStrategyWrapper(_Sharing[LoadShardedStrategy], LoadSharde
                 f"wrapping {type(strategy).__name__}: unknown exchange algorithm {exchange_algo!r}, expected one of "
                 f"{', '.join(EXCHANGE_ALGOS)}"
             )
-        self._share(strategy, parallelization_group, do_cache_distribution, pg_cache_path, pg_cache_create)
+        self._share(strategy, parallelization_group, do_cache_distribution)
         self.exchange_algo = exchange_algo
         self.per_rank_object_load = per_rank_object_load
 
@@ -216,57 +180,34 @@ class FullyParallelLoadStrategyWrapper(_Sharing[LoadShardedStrategy], LoadSharde
         distribution = self.apply_loading_parallelization(sharded_state_dict)
         assert distribution is not None
         rank = group_rank(self.parallelization_group)
-        mine: list[ShardedTensor] = []
+        readers = distribution.main_rank_for_shard
+        mine: list[ShardedBase] = []
         unloaded: Shards = {}
         for one in nested_values(sharded_state_dict):
-            if isinstance(one, ShardedTensor):
-                shard = _sharded_tensor_shard_id(one)
-                if distribution.main_rank_for_shard[shard] == rank:
-                    mine.append(one)
-                else:
-                    unloaded.setdefault(shard, one)
-        objects, _ = extract_matching_values(
-            sharded_state_dict, lambda leaf: isinstance(leaf, ShardedObject), return_lists_as_dicts=True
-        )
-        read = {"tensors": dict(enumerate(mine)), "objects": objects}
+            shard = _sharded_tensor_shard_id(one) if isinstance(one, ShardedTensor) else None
+            if shard is None or readers[shard] == rank:
+                mine.append(one)
+            else:
+                unloaded.setdefault(shard, one)
+        read: ShardedStateDict = {str(number): one for number, one in enumerate(mine)}
         loaded = call_on_all(
             self.base_strategy,
             lambda: self.base_strategy.load(read, checkpoint_dir, *args, **options),
             self.parallelization_group,
             f"loading checkpoint {checkpoint_dir}",
         )
-        tensors: Tensors = {_sharded_tensor_shard_id(one): loaded["tensors"][index] for index, one in enumerate(mine)}
-        values = {id(one): loaded["tensors"][index] for index, one in enumerate(mine)}
+        values = {id(one): loaded[number] for number, one in read.items()}
+        tensors = {_sharded_tensor_shard_id(one): values[id(one)] for one in mine if isinstance(one, ShardedTensor)}
         everything = exchange_by_distribution(
             tensors, unloaded, distribution, self.parallelization_group, self.exchange_algo
         )
-        self.fill_in_deferred_sharded_tensors(sharded_state_dict, everything, values)
-        values |= _values_of_objects(objects, loaded.get("objects", {}))
+        values |= _values_of_others(sharded_state_dict, everything, values)
         result: StateDict = dict_list_map_outplace(lambda leaf: values.get(id(leaf), leaf), sharded_state_dict)
         return result
 
     def apply_loading_parallelization(self, sharded_state_dict: ShardedStateDict) -> ShardDistribution | None:
         """The distribution of the reading among the group; None for a group of one."""
         return self._distribution(sharded_state_dict, ignore_groups=True)
-
-    def fill_in_deferred_sharded_tensors(
-        self, sharded_state_dict: ShardedStateDict, loaded_tensors: Tensors, values: dict[int, Any]
-    ) -> None:
-        """Add to ``values``, by identity of the entity, every tensor that is not there yet.
-
-        Where a rank wants a shard in several places, each place gets its own tensor filled.
-        """
-        for one in nested_values(sharded_state_dict):
-            if not isinstance(one, ShardedTensor) or id(one) in values:
-                continue
-            shard = _sharded_tensor_shard_id(one)
-            if shard not in loaded_tensors:
-                raise CheckpointingException(f"Missing shards after fully parallel loading: {shard}")
-            found = loaded_tensors[shard]
-            if one.data is None or one.data.data_ptr() == found.data_ptr():
-                values[id(one)] = found
-            else:
-                values[id(one)] = one.data.detach().copy_(found)
 
     def load_tensors_metadata(self, checkpoint_dir: Directory) -> dict[str, ShardedTensor]:
         return self.base_strategy.load_tensors_metadata(checkpoint_dir)
@@ -303,11 +244,12 @@ def distribute_main_replicas_with_precomputed_distribution(
     dict_list_map_inplace(mark, sharded_state_dict)
 
 
-def _values_of_objects(objects: Any, loaded: Any) -> dict[int, Any]:
-    """The loaded value of each object, by its identity; a value may itself be a nest."""
-    if not isinstance(objects, dict):
-        return {id(objects): loaded}
+def _values_of_others(nest: ShardedStateDict, received: Tensors, known: Mapping[int, Any]) -> dict[int, Any]:
+    """The value of each tensor that is not known yet, by its id. Every place of a shard gets its own tensor filled."""
     values: dict[int, Any] = {}
-    for key, inner in objects.items():
-        values |= _values_of_objects(inner, loaded[key])
+    for one in nested_values(nest):
+        if isinstance(one, ShardedTensor) and id(one) not in known:
+            found = received[_sharded_tensor_shard_id(one)]
+            is_apart = one.data is not None and one.data.data_ptr() != found.data_ptr()
+            values[id(one)] = one.data.detach().copy_(found) if is_apart and one.data is not None else found
     return values

@@ -1,4 +1,4 @@
-"""Is the optional resiliency package in use for background saves? Never: workers here need nothing of it."""
+"""Answers to what training loops ask of the optional resiliency package: background saves here never use it."""
 
 from __future__ import annotations
 

@@ -1,115 +1,72 @@
 """Strategies of the format ``torch_dist``: how `save` and `load` write and read sharded data by default.
 
-The names are those that users know; what they do is in `remesh.checkpoint.run.writer` and ``reader``, the bytes in
-``strategies.torch_format``. Each method is called by every rank of the group, and can be called on its own too: then
-it writes or reads the sharded data alone, as a checkpoint of native torch, which has no marker.
+The names are those that users know; what they do is in `remesh.checkpoint.run`, the bytes in
+`remesh.checkpoint.formats.torch_format`. Each method is called by every rank of the group, and can be called on its
+own too: then it writes or reads the sharded data alone, as a checkpoint of native torch, which has no marker.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from remesh.checkpoint.background.callers import AsyncRequest
 from remesh.checkpoint.background.settling import Settling
-from remesh.checkpoint.background.staging import StagingBuffers
-from remesh.checkpoint.errors import (
-    CheckpointingException,
-    CheckpointMismatchError,
-    told_as_checkpoint_errors,
-)
+from remesh.checkpoint.background.staging import Copies, StagingBuffers
+from remesh.checkpoint.errors import CheckpointingException, CheckpointMismatchError
 from remesh.checkpoint.formats.directory import CONFIG_FNAME, METADATA_FNAME
 from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION
 from remesh.checkpoint.plan.manifest import Manifest
-from remesh.checkpoint.run.reader import (
-    Fill,
-    OpenCheckpoint,
-    describe_whole,
-    open_checkpoint,
-    plan_fill,
-    run_fill,
-)
+from remesh.checkpoint.run.reader import Fill, OpenCheckpoint, describe_whole, open_checkpoint, plan_fill, run_fill
 from remesh.checkpoint.run.removal import remove_tensors
 from remesh.checkpoint.run.steps import take_step
 from remesh.checkpoint.run.writer import (
+    SavePart,
+    SaveUnderWay,
     agree_on_index,
     commit_native,
     dump_objects,
     part_of,
+    save_under_way,
     store_entities,
     sums_of,
-    turn_for,
     write_index_of,
     write_part,
 )
 from remesh.checkpoint.storage import Directory, Location, location_of, store_of
-from remesh.checkpoint.storage.turns import Turn
 from remesh.checkpoint.values.entities import ShardedBase, ShardedObject, ShardedStateDict, ShardedTensor, StateDict
 from remesh.checkpoint.values.nests import dict_list_map_outplace, nested_values
 from remesh.comm.agreement import Agreements
 from remesh.comm.gather import Group, group_rank
 from remesh.dist_checkpointing.strategies.base import (
     AsyncSaveShardedStrategy,
-    HandlesObjects,
     LoadShardedStrategy,
-    ReadsOneFormat,
     StrategyAction,
     register_default_strategy,
 )
-from remesh.dist_checkpointing.strategies.torch_faces import (
-    MCoreLoadPlanner,
-    MCoreMetadata,
-    MCoreSavePlan,
-    MCoreSavePlanner,
-    _get_filesystem_reader,
-    _replace_sharded_keys_with_state_dict_keys,
-    _replace_state_dict_keys_with_sharded_keys,
-    _restore_dict_types,
-    _unwrap_pyt_sharded_tensor,
-    flatten_state_dict,
-    get_async_strategy,
-    get_reformulation_metadata,
-    mcore_to_pyt_state_dict,
-    sharded_tensor_to_torch_sharded_tensor,
-)
+from remesh.dist_checkpointing.strategies.torch_faces import *  # noqa: F403 - names of this module, too
 
-__all__ = [
-    "MCoreLoadPlanner",
-    "MCoreMetadata",
-    "MCoreSavePlan",
-    "MCoreSavePlanner",
-    "TorchDistLoadShardedStrategy",
-    "TorchDistSaveShardedStrategy",
-    "_get_filesystem_reader",
-    "_replace_sharded_keys_with_state_dict_keys",
-    "_replace_state_dict_keys_with_sharded_keys",
-    "_restore_dict_types",
-    "_unwrap_pyt_sharded_tensor",
-    "flatten_state_dict",
-    "get_async_strategy",
-    "get_reformulation_metadata",
-    "mcore_to_pyt_state_dict",
-    "register_default_torch_strategies",
-    "sharded_tensor_to_torch_sharded_tensor",
-]
+PLANS = Agreements()
+"""Of the states that this process has saved, so that ranks which save the same again need not tell each other again."""
 
 
-class TorchDistSaveShardedStrategy(HandlesObjects, AsyncSaveShardedStrategy):
+class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
     """Writes ``torch_dist``: one data file per rank, and the index.
 
     ``keep_only_main_replica=False`` writes every replica; readers see one of them. Tensors whose keys start with
     ``separation_hint`` go to files of their own, so that their removal frees all their bytes. ``max_staged_bytes``
-    bounds the copies of background saves on this rank: a save that finds no room waits for those before it. With
-    ``snapshots="guard"`` copies of large tensors are made behind the caller, who waits only where a page is changed
-    before it is copied, see `page_guard`; where the system does not allow that they are made at once.
+    bounds the copies of background saves on this rank: a save that finds no room waits for those before it.
     ``thread_count``, ``cached_metadata`` and ``cpu_shm_mode`` are accepted for the sake of callers and change nothing:
     a rank writes one file, plans are always remembered and always checked, and copies lie in memory that processes can
     share.
     """
+
+    can_handle_sharded_objects = raises_everywhere = True
+    _writes = (BACKEND, BACKEND_VERSION)
 
     def __init__(  # noqa: PLR0913 - the signature that users know
         self,
@@ -122,64 +79,27 @@ class TorchDistSaveShardedStrategy(HandlesObjects, AsyncSaveShardedStrategy):
         cpu_shm_mode: bool = False,
         *,
         max_staged_bytes: int | None = None,
-        snapshots: str = "copy",
     ) -> None:
         super().__init__(backend, version)
-        self._check_writes_only(BACKEND, BACKEND_VERSION)
-        if snapshots not in ("copy", "guard"):
-            raise CheckpointingException(
-                f"making a save strategy: snapshots is {snapshots!r}, expected 'copy' or 'guard'"
-            )
-        if thread_count < 1:
-            raise CheckpointingException(f"making a save strategy: thread_count is {thread_count}, expected at least 1")
-        if separation_hint is not None and (not separation_hint.isprintable() or set(separation_hint) & set("/\\")):
-            raise CheckpointingException(
-                f"making a save strategy: separation_hint is {separation_hint!r}, expected the beginning of a file name"
-            )
+        is_name = separation_hint is None or (separation_hint.isprintable() and not set(separation_hint) & set("/\\"))
+        for is_right, found, expected in (
+            (thread_count >= 1, f"thread_count is {thread_count}", "at least 1"),
+            (is_name, f"separation_hint is {separation_hint!r}", "the beginning of a file name"),
+        ):
+            if not is_right:
+                raise CheckpointingException(f"making a save strategy: {found}, expected {expected}")
         self.separation_hint = separation_hint
         self.keep_only_main_replica = keep_only_main_replica
         self.thread_count = thread_count
         self.use_cached_ckpt_structure = cached_metadata
         self.cpu_shm_mode = cpu_shm_mode
-        self._checked: _Checked | None = None
-        self._asks_for_sums = False
-        self._sums: dict[str, str] = {}
-        self._staging = StagingBuffers(max_staged_bytes, may_guard=snapshots == "guard")
-        self._plans = Agreements()
+        self._staging = StagingBuffers(max_staged_bytes)
         self.cached_global_metadata: Manifest | None = None
         """Accepted from a load strategy for the sake of callers; a plan is used when all ranks know it, not before."""
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> TorchDistSaveShardedStrategy:
-        """One with the same options; what this one has staged and remembers stays with it."""
-        made = copy.copy(self)
-        memo[id(self)] = made
-        made._checked, made._sums = None, {}
-        made._staging, made._plans = self._staging.another(), Agreements()
-        own = vars(TorchDistSaveShardedStrategy()).keys() - {"cached_global_metadata"}
-        for name, value in vars(self).items():
-            if name not in own:
-                setattr(made, name, copy.deepcopy(value, memo))
-        return made
-
-    @property
-    def plans(self) -> Agreements:
-        return self._plans
-
-    def check_can_save(self, sharded_state_dict: ShardedStateDict) -> None:
-        """Serialise the objects, which may fail; the save that follows uses the result."""
-        entities = self._entities_of(sharded_state_dict)
-        self._checked = _Checked(_objects_of(entities), dump_objects(entities))
-
-    def abandon(self) -> None:
-        self._checked = None
-        self._asks_for_sums = False
-
-    def ask_for_sums(self) -> None:
-        self._asks_for_sums = True
-
-    def take_sums(self) -> dict[str, str]:
-        sums, self._sums = self._sums, {}
-        return sums
+    def check_can_save(self, sharded_state_dict: ShardedStateDict) -> Mapping[str, bytes]:
+        """Serialise the objects, which may fail."""
+        return dump_objects(self._entities_of(sharded_state_dict))
 
     def release_staging(self) -> None:
         """Free the memory that is kept for the copies of the next background save."""
@@ -190,21 +110,20 @@ class TorchDistSaveShardedStrategy(HandlesObjects, AsyncSaveShardedStrategy):
     ) -> None:
         """Write this rank's file; the first rank also the index. Blocks until all have written."""
         entities = self._entities_of(sharded_state_dict)
-        blobs = self._take_blobs(entities)
-        with_sha256, self._asks_for_sums = self._asks_for_sums, False
-        turn, is_ours = turn_for(location_of(checkpoint_dir), process_group)
-        self._sums = store_entities(
+        under_way = save_under_way(location_of(checkpoint_dir), process_group)
+        sums = store_entities(
             entities,
-            turn,
-            self._plans,
+            under_way.turn,
+            PLANS,
             process_group,
-            blobs=blobs,
-            with_sha256=with_sha256,
+            blobs=under_way.blobs,
+            with_sha256=under_way.with_sha256,
             separation_hint=self.separation_hint,
         )
-        if is_ours:
-            doing = f"saving checkpoint {turn.directory}"
-            take_step(lambda: commit_native(turn, process_group), process_group, doing)
+        under_way.sums.update(sums)
+        if under_way.is_lone:
+            doing = f"saving checkpoint {under_way.turn.directory}"
+            take_step(partial(commit_native, under_way.turn, process_group), process_group, doing)
 
     def async_save(
         self,
@@ -217,12 +136,13 @@ class TorchDistSaveShardedStrategy(HandlesObjects, AsyncSaveShardedStrategy):
         """Copy this rank's values, and return what is left to do. Later changes of the tensors are not written."""
         directory = location_of(checkpoint_dir)
         entities = self._entities_of(sharded_state_dict)
-        with_sha256, self._asks_for_sums = self._asks_for_sums, False
-        with told_as_checkpoint_errors(f"saving checkpoint {directory}"):
-            part = part_of(entities, self._take_blobs(entities), self.separation_hint)
-            copies = self._staging.copy(part.tensors)
-            part = replace(part, tensors=[])
-        turn, is_ours = turn_for(directory, process_group)
+        under_way = save_under_way(directory, process_group)
+
+        def copy_values() -> tuple[SavePart, Copies]:
+            part = part_of(entities, under_way.blobs, self.separation_hint)
+            return replace(part, tensors=[]), self._staging.copy(part.tensors)
+
+        part, copies = take_step(copy_values, process_group, f"saving checkpoint {directory}").mine
         written: Future[Sequence[Any]] = Future()
 
         def receive(told: Sequence[Any]) -> None:
@@ -231,31 +151,13 @@ class TorchDistSaveShardedStrategy(HandlesObjects, AsyncSaveShardedStrategy):
 
         return AsyncRequest(
             write_part,
-            (part, copies, turn, group_rank(process_group)),
-            [self._settling(written.result, turn, process_group, is_ours)],
-            {"with_sha256": with_sha256},
+            (part, copies, under_way.turn, group_rank(process_group)),
+            [_settling(written.result, under_way, process_group)],
+            {"with_sha256": under_way.with_sha256},
             preload_fn=copies.wait,
             receive_fn=receive,
             total_bytes=sum(one.nbytes for one in copies.tensors) or 1,
         )
-
-    def _settling(self, written: Callable[[], Sequence[Any]], turn: Turn, group: Group, is_ours: bool) -> Settling:
-        """What writes the index of a background save, and ends its turn if that is the strategy's own."""
-
-        def agree() -> Callable[[], None]:
-            agreement = agree_on_index(written, turn.directory, self._plans, group)
-
-            def keep() -> None:
-                self._plans.remember(agreement)
-                self._sums = sums_of(agreement)
-
-            settling.add_on_success(keep)
-            return lambda: write_index_of(agreement, turn, group)
-
-        settling = Settling(agree, group, f"saving checkpoint {turn.directory}")
-        if is_ours:
-            settling.add(partial(commit_native, turn, group))
-        return settling
 
     def _entities_of(self, sharded_state_dict: ShardedStateDict) -> list[ShardedBase]:
         entities = _entities_in(sharded_state_dict)
@@ -263,36 +165,39 @@ class TorchDistSaveShardedStrategy(HandlesObjects, AsyncSaveShardedStrategy):
             return entities
         return [replace(entity, replica_id=0) for entity in entities]  # type: ignore[type-var]
 
-    def _take_blobs(self, entities: Iterable[ShardedBase]) -> Mapping[str, bytes]:
-        checked, self._checked = self._checked, None
-        objects = _objects_of(entities)
-        if checked is None or len(checked.objects) != len(objects):
-            return {}
-        same = all(a[0] == b[0] and a[1] is b[1] for a, b in zip(checked.objects, objects, strict=True))
-        return checked.blobs if same else {}
+
+def _settling(written: Callable[[], Sequence[Any]], under_way: SaveUnderWay, group: Group) -> Settling:
+    """What writes the index of a background save, and ends its turn if that is the strategy's own."""
+    turn = under_way.turn
+
+    def agree() -> Callable[[], None]:
+        agreement = agree_on_index(written, turn.directory, PLANS, group)
+
+        def keep() -> None:
+            PLANS.remember(agreement)
+            under_way.sums.update(sums_of(agreement))
+
+        settling.add_on_success(keep)
+        return lambda: write_index_of(agreement, turn, group)
+
+    settling = Settling(agree, group, f"saving checkpoint {turn.directory}")
+    if under_way.is_lone:
+        settling.add(partial(commit_native, turn, group))
+    return settling
 
 
-@dataclass(frozen=True, slots=True)
-class _Checked:
-    """Objects that were serialised before a save."""
-
-    objects: list[tuple[str, Any]]
-    """Which ones: unique key and value."""
-    blobs: dict[str, bytes]
-
-
-class TorchDistLoadShardedStrategy(HandlesObjects, ReadsOneFormat, LoadShardedStrategy):
+class TorchDistLoadShardedStrategy(LoadShardedStrategy):
     """Reads ``torch_dist`` of all known writers. With ``cache_metadata`` the index of a directory is read once.
 
     ``checkpoint_name`` and ``stream_ckpt_dequant`` are accepted for the sake of callers: tensors are always read
     straight into those of the request.
     """
 
-    _backend, _version = BACKEND, BACKEND_VERSION
-    """What it reads."""
+    can_handle_sharded_objects = raises_everywhere = True
+    _reads = (BACKEND, BACKEND_VERSION)
 
     def __init__(
-        self, cache_metadata: bool = False, checkpoint_name: str | None = None, stream_ckpt_dequant: bool = False
+        self, cache_metadata: bool = False, stream_ckpt_dequant: bool = True, checkpoint_name: str | None = None
     ) -> None:
         self.cache_metadata = cache_metadata
         self.checkpoint_name = checkpoint_name
@@ -329,8 +234,9 @@ class TorchDistLoadShardedStrategy(HandlesObjects, ReadsOneFormat, LoadShardedSt
 
     def for_one_load(self) -> LoadShardedStrategy:
         """One of its own for every load: the index is read once and forgotten with it."""
-        is_child = type(self) is not TorchDistLoadShardedStrategy
-        return self if is_child else TorchDistLoadShardedStrategy(cache_metadata=True)
+        made = copy.copy(self)
+        made.cache_metadata, made._opened = True, None
+        return made
 
     def load_tensors_metadata(
         self, checkpoint_dir: Directory, metadata: Manifest | None = None
@@ -368,10 +274,6 @@ def _entities_in(sharded_state_dict: ShardedStateDict) -> list[ShardedBase]:
             )
         entities.append(leaf)
     return entities
-
-
-def _objects_of(entities: Iterable[ShardedBase]) -> list[tuple[str, Any]]:
-    return [(entity.unique_key, entity.data) for entity in entities if isinstance(entity, ShardedObject)]
 
 
 def _identity(directory: Location) -> tuple[Any, ...]:

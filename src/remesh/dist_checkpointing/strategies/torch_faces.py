@@ -11,9 +11,7 @@ from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner,
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from remesh.checkpoint.errors import CheckpointingException, CheckpointMismatchError
-from remesh.checkpoint.formats.torch_format import read_manifest
 from remesh.checkpoint.plan.flattened import stored_form
-from remesh.checkpoint.storage import Directory, location_of
 from remesh.checkpoint.values.entities import ShardedObject, ShardedStateDict, ShardedTensor, is_main_replica
 from remesh.checkpoint.values.nests import items_of, nested_leaves
 from remesh.dist_checkpointing.strategies.async_utils import AsyncCallsQueue, AsyncRequest
@@ -24,11 +22,26 @@ from remesh.dist_checkpointing.strategies.filesystem_async import (
     _results_queue,
     get_write_results_queue,
 )
-from remesh.dist_checkpointing.strategies.resharding import TensorReformulationMetadata
 from remesh.dist_checkpointing.strategies.state_dict_saver import (
     save_state_dict_async_finalize,
     save_state_dict_async_plan,
 )
+
+__all__ = [
+    "MCoreLoadPlanner",
+    "MCoreMetadata",
+    "MCoreSavePlan",
+    "MCoreSavePlanner",
+    "_get_filesystem_reader",
+    "_replace_sharded_keys_with_state_dict_keys",
+    "_replace_state_dict_keys_with_sharded_keys",
+    "_restore_dict_types",
+    "_unwrap_pyt_sharded_tensor",
+    "flatten_state_dict",
+    "get_async_strategy",
+    "mcore_to_pyt_state_dict",
+    "sharded_tensor_to_torch_sharded_tensor",
+]
 
 _Path = tuple[Any, ...]
 
@@ -146,23 +159,6 @@ def mcore_to_pyt_state_dict(
                 one.init_data(init_device)
         converted[key] = sharded_tensor_to_torch_sharded_tensor(tensors)
     return converted
-
-
-def get_reformulation_metadata(
-    sharded_state_dict: ShardedStateDict, checkpoint_dir: Directory
-) -> dict[str, TensorReformulationMetadata]:
-    """The global shapes of every flattened tensor of the request: before flattening, and as stored."""
-    manifest = read_manifest(location_of(checkpoint_dir))
-    wanted = {
-        leaf.key
-        for _, leaf in nested_leaves(sharded_state_dict)
-        if isinstance(leaf, ShardedTensor) and leaf.flattened_range is not None
-    }
-    return {
-        key: TensorReformulationMetadata(shape, manifest.tensors[key].global_shape)
-        for key, shape in manifest.unflattened_shapes.items()
-        if key in wanted
-    }
 
 
 def _replace_state_dict_keys_with_sharded_keys(

@@ -32,7 +32,7 @@ from remesh.checkpoint.formats.zarr_format import (
     write_object,
 )
 from remesh.checkpoint.run.steps import take_first_step, take_step
-from remesh.checkpoint.run.writer import commit_native, turn_for
+from remesh.checkpoint.run.writer import commit_native, save_under_way
 from remesh.checkpoint.storage import Directory, location_of, store_of
 from remesh.checkpoint.storage.integrity import BLOCKS_FNAME, TABLE_BLOCK_BYTES, Trailer, write_blocks
 from remesh.checkpoint.storage.turns import Turn, held
@@ -45,8 +45,6 @@ from remesh.checkpoint.values.entities import (
 from remesh.checkpoint.values.nests import nested_values
 from remesh.comm.gather import Group, gather_from, group_rank
 from remesh.dist_checkpointing.strategies.base import (
-    HandlesObjects,
-    LoadShardedStrategy,
     SaveShardedStrategy,
     StrategyAction,
     register_default_strategy,
@@ -60,19 +58,21 @@ _Row = Sequence[Any]
 """``(key, dtype, global shape, shape of the cell)`` of a shard."""
 
 
-class ZarrSaveShardedStrategy(HandlesObjects, SaveShardedStrategy):
+class ZarrSaveShardedStrategy(SaveShardedStrategy):
     """Writes ``zarr``: shards of a regular grid, each by its main replica, and objects."""
+
+    can_handle_sharded_objects = raises_everywhere = True
+    _writes = (BACKEND, BACKEND_VERSION)
 
     def __init__(self, backend: str = BACKEND, version: int = BACKEND_VERSION) -> None:
         super().__init__(backend, version)
-        self._check_writes_only(BACKEND, BACKEND_VERSION)
 
-    def check_can_save(self, sharded_state_dict: ShardedStateDict) -> None:
+    def check_can_save(self, sharded_state_dict: ShardedStateDict) -> Mapping[str, bytes]:
         """See that every object can be read back, and every tensor has a place in a grid."""
         part = _part_of(sharded_state_dict)
         for shard in (*part.tensors, *part.slices):
             _row_of(shard)
-        part.blobs()
+        return part.blobs()
 
     def save(
         self, sharded_state_dict: ShardedStateDict, checkpoint_dir: Directory, *, process_group: Group = None
@@ -80,7 +80,8 @@ class ZarrSaveShardedStrategy(HandlesObjects, SaveShardedStrategy):
         """Write this rank's cells and objects; the first rank also the arrays. Blocks until all have written."""
         directory = location_of(checkpoint_dir)
         doing = f"saving checkpoint {directory}"
-        turn, is_ours = turn_for(directory, process_group)
+        under_way = save_under_way(directory, process_group)
+        turn = under_way.turn
         part = _whole_cells(_part_of(sharded_state_dict), process_group, doing)
         told = take_step(part.names, process_group, doing, tell=list).told
         rows = [row for of_rank, _ in told for row in of_rank]
@@ -109,18 +110,14 @@ class ZarrSaveShardedStrategy(HandlesObjects, SaveShardedStrategy):
                 write_blocks(turn.staged(BLOCKS_FNAME), everything)
 
         take_first_step(end, process_group, doing)
-        if is_ours:
+        if under_way.is_lone:
             take_step(lambda: commit_native(turn, process_group), process_group, doing)
 
 
 class ZarrLoadShardedStrategy(TorchDistLoadShardedStrategy):
     """Reads ``zarr`` without compression, as this package and Megatron Core write it."""
 
-    _backend, _version = BACKEND, BACKEND_VERSION
-
-    def for_one_load(self) -> LoadShardedStrategy:
-        is_child = type(self) is not ZarrLoadShardedStrategy
-        return self if is_child else ZarrLoadShardedStrategy(cache_metadata=True)
+    _reads = (BACKEND, BACKEND_VERSION)
 
     def remove_sharded_tensors(self, checkpoint_dir: Directory, key_prefix: str) -> None:
         raise NotImplementedError(

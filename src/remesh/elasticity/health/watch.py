@@ -12,6 +12,8 @@ import traceback
 from dataclasses import dataclass
 from types import FrameType
 
+from remesh.foundation.threads import make_thread
+
 SAMPLE_INTERVAL_S = 0.02
 MAX_STACK_CHARS = 20_000
 _COLLECTIVE_FILES = ("torch/distributed/distributed_c10d.py", "torch/distributed/_functional_collectives.py")
@@ -71,7 +73,7 @@ class BusyMeter:
         self._samples = 0
         self._waiting = 0
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="remesh-meter", daemon=True)
+        self._thread = make_thread("meter", self._run, daemon=True)
 
     def start(self) -> None:
         self._thread.start()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from remesh.elasticity.launch.flags import REAL, WHOLE, Flag
+from remesh.elasticity.store.endpoint import join_endpoint
 from remesh.foundation.errors import ConfigError
 
 _FROM_ONE = ("monitor_interval", "join_timeout", "leave_timeout", "hang_timeout")
@@ -56,10 +57,20 @@ def split_endpoints(text: str) -> list[str]:
     return [one.strip() for one in text.split(",") if one.strip()]
 
 
+def with_port(endpoint: str, port: int) -> str:
+    """An endpoint with this port where it names none.
+
+    >>> with_port("head", 29400), with_port("::1", 29400), with_port("[::1]:7", 29400)
+    ('head:29400', '[::1]:29400', '[::1]:7')
+    """
+    host, given = _parts_of(endpoint)
+    return join_endpoint(host, int(given or port))
+
+
 def _parts_of(endpoint: str) -> tuple[str, str | None]:
     host, colon, port = endpoint.rpartition(":")
-    if not colon or endpoint.endswith("]"):
-        return endpoint.strip("[]"), None
+    if not colon or endpoint.endswith("]") or (":" in host and not host.endswith("]")):
+        return endpoint.strip("[]"), None  # the colons are those of an IPv6 address
     return host.strip("[]"), port
 
 
@@ -89,9 +100,19 @@ def wait_for_names(endpoints: Sequence[str], patience_s: float, tell: Callable[[
         time.sleep(min(_LOOK_UP_PAUSE_S, max(0.0, deadline_s - time.monotonic())))
 
 
+def unquoted(text: str) -> str:
+    """Text without the quotes around it that a shell did not take away, as torchrun's own examples have them.
+
+    >>> unquoted("'join_timeout=5,last_call_timeout=1'")
+    'join_timeout=5,last_call_timeout=1'
+    """
+    text = text.strip()
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
+
+
 def check_conf(text: str) -> None:
     """``--rdzv-conf``: timeouts, intervals and counts are numbers."""
-    for part in filter(None, (one.strip() for one in text.split(","))):
+    for part in filter(None, (one.strip() for one in unquoted(text).split(","))):
         key, _, value = part.partition("=")
         if key.strip().endswith(_NUMERIC_KEYS) and not re.fullmatch(r"\s*\d+(\.\d*)?\s*", value):
             raise ConfigError(f"reading --rdzv-conf {text!r}: found {part!r}, expected a number of 0 or more")

@@ -172,12 +172,6 @@ OUR_FLAGS = (
         "Mode of the job; auto takes in-process if SCRIPT mentions remesh.elastic, else restart.",
         choices=("auto", "in-process", "restart"),
     ),
-    Flag(
-        "no-preload",
-        SWITCH,
-        False,
-        "Start workers in fresh interpreters, not forked from one that has imported torch.",
-    ),
     Flag("node-name", TEXT, "", "Name of this node in logs and reports (default: host name)."),
     Flag("events-dir", TEXT, None, "Folder for the event logs (JSON lines)."),
     Flag("metrics-port", WHOLE, None, "Serve OpenMetrics on this port of 127.0.0.1; 0 takes a free one."),

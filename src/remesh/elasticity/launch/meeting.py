@@ -7,7 +7,6 @@ store cannot make an agent run code. Fixed ranks (static) and backends of other 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
@@ -65,7 +64,39 @@ class SignedBackend(RendezvousBackend):
         return state
 
 
-class StoreForEachAttempt(RendezvousHandler):
+class ForwardingRendezvous(RendezvousHandler):
+    """A rendezvous handler that asks another one; subclasses change what they must."""
+
+    def __init__(self, inner: RendezvousHandler) -> None:
+        self._inner = inner
+
+    @property
+    def use_agent_store(self) -> bool:
+        return bool(self._inner.use_agent_store)
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        return self._inner.next_rendezvous()
+
+    def get_backend(self) -> str:
+        return str(self._inner.get_backend())
+
+    def is_closed(self) -> bool:
+        return bool(self._inner.is_closed())
+
+    def set_closed(self) -> None:
+        self._inner.set_closed()  # type: ignore[no-untyped-call]
+
+    def num_nodes_waiting(self) -> int:
+        return int(self._inner.num_nodes_waiting())
+
+    def get_run_id(self) -> str:
+        return str(self._inner.get_run_id())
+
+    def shutdown(self) -> bool:
+        return bool(self._inner.shutdown())
+
+
+class StoreForEachAttempt(ForwardingRendezvous):
     """A handler after whose every meeting workers find an empty store.
 
     ``names_rounds`` says whether each meeting of the handler has keys of its own. Where it has none (fixed ranks) the
@@ -73,7 +104,7 @@ class StoreForEachAttempt(RendezvousHandler):
     """
 
     def __init__(self, inner: RendezvousHandler, *, names_rounds: bool) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._names_rounds = names_rounds
         self._num_attempts = 0
         self._store: dist.Store | None = None
@@ -98,35 +129,8 @@ class StoreForEachAttempt(RendezvousHandler):
         where = RendezvousStoreInfo(info.bootstrap_store_info.master_addr, port)
         return RendezvousInfo(info.store, info.rank, info.world_size, where)
 
-    def get_backend(self) -> str:
-        return str(self._inner.get_backend())
 
-    def is_closed(self) -> bool:
-        return bool(self._inner.is_closed())
-
-    def set_closed(self) -> None:
-        self._inner.set_closed()  # type: ignore[no-untyped-call]
-
-    def num_nodes_waiting(self) -> int:
-        return int(self._inner.num_nodes_waiting())
-
-    def get_run_id(self) -> str:
-        return str(self._inner.get_run_id())
-
-    def shutdown(self) -> bool:
-        return bool(self._inner.shutdown())
-
-
-@dataclass(frozen=True, slots=True)
-class MeetingPlace:
-    """A rendezvous handler, and the store beneath it."""
-
-    handler: RendezvousHandler
-    store: dist.Store | None
-    """None where a handler keeps its store to itself until the first meeting (static)."""
-
-
-def open_meeting(parameters: RendezvousParameters, token: Token, card: JobCard) -> MeetingPlace:
+def open_meeting(parameters: RendezvousParameters, token: Token, card: JobCard) -> RendezvousHandler:
     """Connect to the meeting place and show the card.
 
     ConfigError when another job is there, RendezvousError when no store answers.
@@ -138,7 +142,7 @@ def open_meeting(parameters: RendezvousParameters, token: Token, card: JobCard) 
     elif parameters.backend in ("etcd", "etcd-v2"):
         backend, store = connect_etcd(parameters)
     else:
-        return MeetingPlace(StoreForEachAttempt(handlers.get_rendezvous_handler(parameters), names_rounds=False), None)
+        return StoreForEachAttempt(handlers.get_rendezvous_handler(parameters), names_rounds=False)
     bound = show_card(store, token, card)
     handler = create_handler(store, SignedBackend(backend, bound), parameters)
-    return MeetingPlace(StoreForEachAttempt(handler, names_rounds=True), store)
+    return StoreForEachAttempt(handler, names_rounds=True)

@@ -29,6 +29,8 @@ from remesh.elasticity.launch.checks import (
     check_writable,
     find_main,
     split_endpoints,
+    unquoted,
+    with_port,
 )
 from remesh.elasticity.launch.flags import FLAGS, TORCHRUN_FLAGS, find_flag
 from remesh.elasticity.launch.mode import Mode, ModeChoice, decide_mode
@@ -85,7 +87,7 @@ def choose_mode(request: Request) -> ModeChoice:
         return ModeChoice(Mode(asked), "asked for")
     if request.values["no_python"]:
         return ModeChoice(Mode.RESTART, "a program is started without Python")
-    return decide_mode(read_script(request))
+    return decide_mode(_read_script(request))
 
 
 def check_request(request: Request, mode: Mode) -> None:
@@ -137,6 +139,7 @@ def restart_job(request: Request, spare_folder: Path) -> RestartJob:
     if values["standalone"] or is_alone:
         # As torchrun: a job of one node that names no port gets a free one.
         values |= {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "rdzv_id": uuid.uuid4().hex}
+    values["rdzv_conf"] = unquoted(values["rdzv_conf"])
     values["log_dir"] = values["log_dir"] or str(spare_folder)
     values["master_port"] = values["master_port"] or DEFAULT_MASTER_PORT
     values["duplicate_stdout_filters"] = list(values["duplicate_stdout_filters"])
@@ -253,8 +256,7 @@ def parse_nnodes(text: str) -> tuple[int, int]:
 def complete_endpoint(endpoint: str) -> str:
     """Each endpoint with its port; a free port of loopback when there is none at all."""
     if endpoint:
-        each = [one.strip() for one in endpoint.split(",")]
-        return ",".join(one if ":" in one else f"{one}:{DEFAULT_PORT}" for one in each)
+        return ",".join(with_port(one, DEFAULT_PORT) for one in split_endpoints(endpoint))
     return f"127.0.0.1:{free_port()}"
 
 
@@ -281,7 +283,7 @@ def _meeting_place(request: Request) -> tuple[str, bool | None]:
 
 
 def _parse_conf(text: str) -> dict[str, str]:
-    pairs = [one.partition("=") for one in filter(None, (part.strip() for part in text.split(",")))]
+    pairs = [one.partition("=") for one in filter(None, (part.strip() for part in unquoted(text).split(",")))]
     conf = {key.strip(): value.strip() for key, _, value in pairs}
     wrong = sorted(key for key, value in conf.items() if key not in _CONF_KEYS or not value)
     if wrong:
@@ -319,16 +321,16 @@ def _card_of(request: Request, mode: Mode) -> JobCard:
     return JobCard(mode.value, min_nodes, max_nodes, Path(request.script).name)
 
 
-def read_script(request: Request) -> str:
+def _read_script(request: Request) -> str:
     """The text of the script; empty where there is none that can be read."""
-    path = find_module(request.script) if request.values["module"] else find_main(request.script)
+    path = _find_module(request.script) if request.values["module"] else find_main(request.script)
     try:
         return path.read_text(errors="replace") if path else ""
     except OSError:
         return ""
 
 
-def find_module(name: str) -> Path | None:
+def _find_module(name: str) -> Path | None:
     """The file that ``python -m name`` runs. Looked for by name alone: importing a parent package may do anything."""
     parts = name.split(".")
     for root in ("", *sys.path):

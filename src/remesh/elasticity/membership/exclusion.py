@@ -78,7 +78,7 @@ def decide_leave_out(
     """Whether the job is better off without a worker that works ``ratio`` times as long per step as the others."""
     slow = plan.members[rank]
     who = f"worker {slow.slot} of {plan.hosts[slow.node]} (rank {rank}) works {ratio:.2f} x as long as the others"
-    rest = (member for member in plan.standby if member.pid not in plan.resting)
+    rest = (member for member in plan.standby if (member.node, member.pid) not in plan.resting)
     others = [member for member in (*plan.members, *rest) if member != slow]
     choice = decide_mesh(template, len(others))
     if isinstance(choice, str):

@@ -75,6 +75,7 @@ from remesh.elasticity.model.generation import (
     WorkerReport,
 )
 from remesh.elasticity.model.outcome import Category, Outcome, shortened
+from remesh.foundation.exit_codes import ExitCode
 
 PATIENCE_S = 0.5
 """How long a meeting may take before those who wait for its leader look whether it lives."""
@@ -103,6 +104,8 @@ class AgentMachine:
     """What this node said of its present generation for good, by key: said again in a new store."""
     _stay: Stay = field(default_factory=Stay)
     _is_leaving: bool = False
+    _lost_while_leaving: list[int] = field(default_factory=list)
+    """Slots whose worker ended before it had handed over what it held."""
     _failures_seen: int = 0
     """How many failures of this node it last held off for, and since when."""
     _failures_seen_s: float = 0.0
@@ -419,9 +422,17 @@ class AgentMachine:
     def _depart(self, now_s: float) -> list[Instruction]:
         """Come to the next meeting with nobody, so that nobody waits for this node, and end."""
         view = self._view
-        self._end = {"ok": True, "text": "left on request"}
+        self._end = self._end_of_leaving()
         absence = [Publish(f"gen/{view.latest + 1}/here/{self.index}", {"workers": []}, once=False)] if view else []
         return [*absence, *self._enter_ending(now_s)]
+
+    def _end_of_leaving(self) -> dict[str, Any]:
+        lost = sorted({*self._lost_while_leaving, *self._roster.unsaved()})
+        if not lost:
+            return {"ok": True, "text": "left on request", "code": ExitCode.LEFT}
+        workers = ", ".join(map(str, lost))
+        text = f"left on request; what its workers {workers} held was not handed over, and nobody may hold it now"
+        return {"ok": True, "text": text, "code": ExitCode.LEFT_WITHOUT_STATE}
 
     def _all_done_here(self, states: list[WorkerState]) -> bool:
         return bool(states) and all(state is WorkerState.DONE for state in states)
@@ -445,15 +456,23 @@ class AgentMachine:
         return list(known.values())
 
     def _worker_exited(self, slot: int, code: int, now_s: float) -> list[Instruction]:
+        out: list[Instruction] = []
+        is_unsaved = slot in self._roster.unsaved()
         had_called_in = self._roster.lose(slot)
         if self.phase is Phase.ENDING:
             return []
+        if self._is_leaving:
+            # What takes the node away may have told its workers, too. None is started in its place.
+            self._lost_while_leaving += [slot] if is_unsaved else []
+            if self.phase is Phase.RUNNING and self._was_placed(slot):
+                out += self._break(f"worker {slot} of {self.name}, which leaves, ended before it was out")
+            return out if self._roster.alive() else [*out, *self._depart(now_s)]
         if code >= 0:
             what = "raised or exited" if had_called_in else "ended before it called remesh.elastic"
             text = f"worker {slot} of {self.name} {what} (exit code {code}); see its log"
             return [self._end_of_worker(slot, text)]
         name = signal.Signals(-code).name
-        out: list[Instruction] = [Note("worker-killed", {"slot": slot, "signal": name})]
+        out = [Note("worker-killed", {"slot": slot, "signal": name})]
         if self.phase is Phase.RUNNING and self._was_placed(slot):
             out += self._break(f"worker {slot} of {self.name} was killed by {name}")
         if self.restarts_left > 0:
@@ -487,7 +506,7 @@ class AgentMachine:
     def _outcome(self) -> Outcome:
         assert self._end is not None
         category = None if self._end["ok"] else Category(self._end["category"])
-        return Outcome(category, str(self._end["text"]))
+        return Outcome(category, str(self._end["text"]), code=self._end.get("code", ExitCode.OK))
 
     def _tell_exit(self, slot: int) -> Tell:
         assert self._end is not None

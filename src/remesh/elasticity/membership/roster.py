@@ -86,6 +86,15 @@ class Roster:
         """Slots of those that are in a generation."""
         return [slot for slot, worker in self.workers.items() if worker.state is WorkerState.TRAINING]
 
+    def unsaved(self) -> list[int]:
+        """Slots of workers that may hold what is nowhere else: they train, or are out and have not handed it over."""
+        found = self.training()
+        for slot, worker in self.workers.items():
+            report = worker.report if worker.state is WorkerState.IDLE else None
+            if report is not None and report.step is not None and not report.is_dispensable:
+                found.append(slot)
+        return found
+
     def process_in(self, slot: int) -> int | None:
         """The process that called in from a slot; None when there is none."""
         report = self.workers[slot].report

@@ -93,8 +93,8 @@ class Generation:
     without the others."""
     failures: dict[str, int] = field(default_factory=dict)
     """Node name -> how often it died, lost workers or had a slow one left out, in this job so far."""
-    resting: tuple[int, ...] = ()
-    """Processes that stand by for being slow."""
+    resting: tuple[tuple[int, int], ...] = ()
+    """Processes that stand by for being slow: node, and process id there."""
     is_behind: bool = False
     """Whether those who hold state stand before the step that the generation before began with."""
     place: Place = FIRST_PLACE
@@ -120,7 +120,7 @@ class Generation:
         told = dict(value)
         told["members"] = tuple(MeshMember(**member) for member in value["members"])
         told["standby"] = tuple(MeshMember(**member) for member in value["standby"])
-        told["resting"] = tuple(value["resting"])
+        told["resting"] = tuple((int(node), int(pid)) for node, pid in value["resting"])
         told["place"] = Place(**value["place"])
         told["bases"] = tuple(Base.from_json(base) for base in value["bases"])
         told["hosts"] = {int(index): name for index, name in value["hosts"].items()}
@@ -226,7 +226,7 @@ def decide_generation(
         return _wait_or_give_up(choice, rules, waited_s)
     step, taken = decide_step([report for _, report in workers])
     known_step = max(step, last.known_step if last else 0, *(report.known_step for _, report in workers))
-    num_stalls = _count_stalls(last, {report.pid for _, report in workers}, step)
+    num_stalls = _count_stalls(last, {(node, report.pid) for node, report in workers}, step)
     if num_stalls >= MAX_STALLS:
         error = next((f" (last of all {one.error})" for _, one in workers if one.error), "")
         return GiveUp(
@@ -254,7 +254,7 @@ def decide_generation(
         num_stalls=num_stalls,
         in_place=in_place,
         failures=_count_failures(last, here, dead),
-        resting=tuple(one.pid for _, one in seated[choice.size :] if one.is_slow),
+        resting=tuple((node, one.pid) for node, one in seated[choice.size :] if one.is_slow),
         is_behind=last is not None and step < last.step,
         reason=_explain(last, nodes, here, {**dead, **dict.fromkeys(absent, "did not come in time")}, choice.reason),
         known_step=known_step,
@@ -334,8 +334,9 @@ def _member_json(member: MeshMember) -> dict[str, int]:
     return {"rank": member.rank, "node": member.node, "slot": member.slot, "pid": member.pid}
 
 
-def _count_stalls(last: Generation | None, pids: set[int], step: int) -> int:
-    if last is None or step > last.step or pids != {member.pid for member in (*last.members, *last.standby)}:
+def _count_stalls(last: Generation | None, here: set[tuple[int, int]], step: int) -> int:
+    """``here``: node and process id of each worker; in containers all nodes have the same process ids."""
+    if last is None or step > last.step or here != {(one.node, one.pid) for one in (*last.members, *last.standby)}:
         return 0
     return last.num_stalls + 1
 
@@ -435,7 +436,7 @@ def _explain(
         if len(parts) > _MAX_REASONS:
             parts = [*parts[:_MAX_REASONS], f"and {len(parts) - _MAX_REASONS} more such changes"]
     for node in sorted(here):
-        rested = [one for one in here[node] if last and one.pid in last.resting and not one.is_slow]
+        rested = [one for one in here[node] if last and (node, one.pid) in last.resting and not one.is_slow]
         parts += [f"worker {one.slot} of {nodes[node].name} was slow" for one in here[node] if one.is_slow]
         parts += [f"worker {one.slot} of {nodes[node].name} has rested" for one in rested]
     if last and all(report.step is None for reports in here.values() for report in reports):

@@ -6,7 +6,9 @@
     platform        70          the authors of Remesh: the agent itself failed
     infrastructure  75          the operator: hosts, network, store, disk; the same command may work next time
 
-An agent that a signal ended exits with 128 + its number. Where the codes come from: `remesh.foundation.exit_codes`.
+A node that was asked to leave ends with 80, or with 81 where what it held was not handed over: 0 is for jobs that are
+done. An agent that a signal ended exits with 128 + its number. Where the codes come from:
+`remesh.foundation.exit_codes`.
 
 The cause of a failed job is the earliest failure that is no *consequence*: ranks whose peer died fail too, with a
 network error or because they were told to end. Times are compared within a node only, for clocks of hosts differ:
@@ -76,6 +78,8 @@ class Outcome:
     text: str
     detail: str = ""
     """A traceback, where there is one."""
+    code: ExitCode = ExitCode.OK
+    """The code of an end that is no failure: a node that left has codes of its own."""
 
     @property
     def is_ok(self) -> bool:
@@ -83,12 +87,14 @@ class Outcome:
 
     @property
     def exit_code(self) -> int:
-        return ExitCode.OK if self.category is None else self.category.exit_code
+        return self.code if self.category is None else self.category.exit_code
 
     def describe(self, node: str) -> str:
         """The text that the agent prints at the end: the detail, then one line."""
-        who = "" if self.category is None else f" [{self.category.who}]"
-        return "\n".join(filter(None, [self.detail.rstrip(), f"remesh: job failed on {node}{who}: {self.text}"]))
+        if self.category is None:
+            return f"remesh: {node} {self.text}"
+        last = f"remesh: job failed on {node} [{self.category.who}]: {self.text}"
+        return "\n".join(filter(None, [self.detail.rstrip(), last]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,9 +27,8 @@ from remesh.elasticity.membership.phases import Phase
 from remesh.elasticity.model.generation import NodeInfo
 from remesh.elasticity.model.outcome import Outcome, describe_signal
 from remesh.elasticity.node.config import DEFAULT_THREADS, AgentConfig
-from remesh.elasticity.node.preload import Preload
 from remesh.elasticity.node.processes import ProcessSpec, WorkerProcesses
-from remesh.elasticity.node.store_side import StoreSide
+from remesh.elasticity.node.store_side import MovedBeforeError, StoreSide
 from remesh.elasticity.node.switchboard import SEND_TIMEOUT_S, Deaf, HungUp, SnapshotOffer, Switchboard
 from remesh.elasticity.own_folder import own_folder
 from remesh.elasticity.snapshots.keeper import SnapshotKeeper
@@ -38,6 +37,7 @@ from remesh.elasticity.store.home import StoreHome
 from remesh.elasticity.store.server import StoreWatch
 from remesh.elasticity.telemetry.events import EventLog
 from remesh.foundation.exit_codes import of_signal
+from remesh.foundation.settings import AGENT, EVENTS, LINK, NODE
 from remesh.wire.messages import Message
 
 
@@ -52,22 +52,29 @@ class Equipment:
     log: EventLog
 
 
-def run_agent(
-    config: AgentConfig, listener: Callable[[dict[str, Any]], None] | None = None, preload: Preload | None = None
-) -> Outcome:
+def run_agent(config: AgentConfig, listener: Callable[[dict[str, Any]], None] | None = None) -> Outcome:
     """Run one node's part of a job; blocks until the job ends, and says how.
 
-    ``listener`` sees every event of the agent, as the log does. Workers are forked of ``preload`` where it can be.
+    ``listener`` sees every event of the agent, as the log does.
     """
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    while True:
+        try:
+            return _run_once(config, listener)
+        except MovedBeforeError as moved:
+            # It asks there, too, and takes another number: numbers belong to a store. Its workers hold nothing yet.
+            config = replace(config, endpoint=f"{config.endpoint},{moved.endpoint}")
+
+
+def _run_once(config: AgentConfig, listener: Callable[[dict[str, Any]], None] | None) -> Outcome:
     address = config.local_address
     with own_folder() as folder, contextlib.ExitStack() as stack:
         board = stack.enter_context(Switchboard(folder, address))
-        processes = WorkerProcesses(_process_spec(config, board.path, folder), preload)
         keeper = stack.enter_context(SnapshotKeeper(address, config.token, config.tls))
         watch = stack.enter_context(StoreWatch())
         home = stack.enter_context(StoreHome(config.store_address, watch))
         store = StoreSide.join(home)
+        processes = WorkerProcesses(_process_spec(config, store.index, board.path, folder))
         num_slots = config.rules.num_slots
         store.register(
             NodeInfo(store.index, config.node_name, address, board.pulse_port, num_slots, keeper.port, home.port)
@@ -167,15 +174,16 @@ class Agent:
     def _start_workers(self) -> None:
         now_s = time.monotonic()
         due = [slot for slot, due_s in self._to_start.items() if due_s <= now_s]
-        if not due or self._processes.are_loading:
-            return
         for slot in due:
             del self._to_start[slot]
+            if self._leave_asked:
+                self._feed([do.WorkerExited(slot, -signal.SIGTERM)])  # it was to replace one that ended
+                continue
             pid = self._processes.start(slot)
             # Starting processes installs torch's own handlers.
             self._handle_signals()
             self._board.watch(slot, pid)
-            self._log.write("worker-started", slot=slot, pid=pid, forked=self._processes.is_forked(pid))
+            self._log.write("worker-started", slot=slot, pid=pid)
 
     def _kill_worker(self, slot: int, reason: str) -> None:
         self._log.write("kill-worker", slot=slot, reason=reason)
@@ -243,14 +251,15 @@ class Agent:
         self._leave_asked = True
 
 
-def _process_spec(config: AgentConfig, link: Path, folder: Path) -> ProcessSpec:
+def _process_spec(config: AgentConfig, index: int, link: Path, folder: Path) -> ProcessSpec:
     environment = {
         "LOCAL_WORLD_SIZE": str(config.rules.num_slots),
         "TORCHELASTIC_RUN_ID": config.run_id,
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", DEFAULT_THREADS),
-        "REMESH_LINK": str(link),
-        "REMESH_NODE": config.node_name,
-        "REMESH_EVENTS": str(config.events_folder or ""),
+        LINK.name: str(link),
+        AGENT.name: str(index),
+        NODE.name: config.node_name,
+        EVENTS.name: str(config.events_folder or ""),
     }
     logs = config.log_folder or folder
     return ProcessSpec(config.command, config.node_name, environment, logs, config.redirects, config.tee)

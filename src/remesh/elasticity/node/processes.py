@@ -12,7 +12,7 @@ from pathlib import Path
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, PContext, ProcessFailure, Std, start_processes
 from torch.distributed.elastic.utils import macros
 
-from remesh.elasticity.node.preload import Preload, forked_subprocesses
+from remesh.foundation.settings import SLOT
 
 END_TIMEOUT_S = 5
 """How long a killed process may take to be gone."""
@@ -47,20 +47,10 @@ class Exited:
 class WorkerProcesses:
     """The workers of one node, by slot. Not to be used from several threads."""
 
-    def __init__(self, spec: ProcessSpec, preload: Preload | None = None) -> None:
+    def __init__(self, spec: ProcessSpec) -> None:
         self._spec = spec
-        self._preload = preload
         self._contexts: dict[int, PContext] = {}
         self._num_starts = 0
-
-    @property
-    def are_loading(self) -> bool:
-        """Whether a start would have to wait for modules that are being loaded."""
-        return self._preload is not None and self._preload.is_loading
-
-    def is_forked(self, pid: int) -> bool:
-        """Whether a worker was forked of the preloaded process."""
-        return self._preload is not None and pid in self._preload.pids
 
     def start(self, slot: int) -> int:
         """Start a worker; its process id. Installs torch's own handlers of signals."""
@@ -68,15 +58,14 @@ class WorkerProcesses:
         self._num_starts += 1
         place = spec.log_folder / f"{spec.node_name}-worker{slot}-start{self._num_starts}"
         place.mkdir(parents=True, exist_ok=True)
-        with forked_subprocesses(self._preload):
-            context = self._contexts[slot] = start_processes(
-                name=f"{spec.node_name}/{slot}",
-                entrypoint=spec.command[0],
-                args={0: tuple(macros.substitute(list(spec.command[1:]), str(slot)))},
-                envs={0: {**spec.environment, "LOCAL_RANK": str(slot), "REMESH_SLOT": str(slot)}},
-                logs_specs=DefaultLogsSpecs(log_dir=str(place), redirects=spec.redirects, tee=spec.tee),
-                log_line_prefixes={0: f"[{spec.node_name}/{slot}]: "},
-            )
+        context = self._contexts[slot] = start_processes(
+            name=f"{spec.node_name}/{slot}",
+            entrypoint=spec.command[0],
+            args={0: tuple(macros.substitute(list(spec.command[1:]), str(slot)))},
+            envs={0: {**spec.environment, "LOCAL_RANK": str(slot), SLOT.name: str(slot)}},
+            logs_specs=DefaultLogsSpecs(log_dir=str(place), redirects=spec.redirects, tee=spec.tee),
+            log_line_prefixes={0: f"[{spec.node_name}/{slot}]: "},
+        )
         return int(context.pids()[0])
 
     def poll(self) -> list[Exited]:

@@ -35,6 +35,14 @@ EXIT_BARRIER_S = 300.0
 _LOOK_S = 0.01
 
 
+class MovedBeforeError(Exception):
+    """The job went on in another store before this node was in any generation of it: it is to join there, anew."""
+
+    def __init__(self, endpoint: str) -> None:
+        super().__init__(f"the job goes on at {endpoint}")
+        self.endpoint = endpoint
+
+
 class Heartbeats:
     """What an agent has seen of the heartbeats of others."""
 
@@ -202,10 +210,10 @@ class StoreSide:
         return [StoreMoved(), *(NodeDead(index, reason, is_certain=False) for index in silent)]
 
     def _follow(self, place: Place, endpoint: str, log: EventLog) -> list[Event]:
-        """The job went on elsewhere without this node: come back to it."""
+        """The job went on elsewhere without this node: come back to it, or join it there."""
         if self._reader.plan is None:
-            text = f"this job goes on in another store: start this node with --rdzv-endpoint {endpoint}"
-            return [OutOfReach(Outcome(Category.INPUT, text))]
+            log.write("store-moved", endpoint=endpoint, epoch=place.epoch, host=place.host, seconds=0.0)
+            raise MovedBeforeError(endpoint)
         with contextlib.suppress(RuntimeError, OSError, PeerError):
             return self._settle(self._home.follow(self._mover(), place, endpoint), 0.0, log)
         return []

@@ -28,6 +28,7 @@ from remesh.elasticity.membership.instructions import (
 from remesh.elasticity.model.generation import WorkerReport
 from remesh.elasticity.model.outcome import Category
 from remesh.foundation.errors import FormatError
+from remesh.wire.listening import listen_at
 from remesh.wire.messages import Message
 from remesh.wire.server import Peer, Server
 from remesh.wire.token import Token
@@ -85,7 +86,7 @@ class Switchboard:
         links.bind(str(self.path))
         links.listen()
         self._server.listen(links)
-        pulse = socket.create_server((address, 0))
+        pulse = listen_at(address)
         self._server.show_life(pulse)
         self.pulse_port: int = pulse.getsockname()[1]
         """A connection there that is refused proves that this agent is gone."""

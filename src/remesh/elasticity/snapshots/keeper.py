@@ -19,6 +19,7 @@ from remesh.elasticity.snapshots.shared_memory import SnapshotBuffer
 from remesh.elasticity.snapshots.shelves import Key, decide_retired
 from remesh.elasticity.snapshots.wire import SEND_TIMEOUT_S, Parcel, receive_parcel, tell_kept
 from remesh.foundation.errors import FormatError, PeerError
+from remesh.wire.listening import listen_at
 from remesh.wire.messages import Line
 from remesh.wire.reception import Reception
 from remesh.wire.tls import Tls
@@ -39,8 +40,8 @@ class SnapshotKeeper:
         self._lock = threading.Lock()
         self._shelves: dict[Key, list[SnapshotBuffer]] = {}
         """Up to two buffers each."""
-        listener = socket.create_server((address, 0))
-        self._reception = Reception(listener, self._take, name="remesh-keeper", max_callers=MAX_CONNECTIONS)
+        listener = listen_at(address)
+        self._reception = Reception(listener, self._take, name="keeper", max_callers=MAX_CONNECTIONS)
         self.port = self._reception.port
 
     def __enter__(self) -> SnapshotKeeper:

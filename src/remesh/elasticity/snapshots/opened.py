@@ -24,7 +24,8 @@ def read_snapshot(buffer: SnapshotBuffer) -> HeldState | None:
         count = entry.nbytes
         start = data_start + entry.start
         # An empty tensor has no bytes to look at.
-        raw = torch.frombuffer(buffer.memory, dtype=torch.uint8, count=count, offset=start) if count else torch.empty(0)
-        tensor = raw.view(torch_dtype(entry.dtype)) if count else raw.to(torch_dtype(entry.dtype))
+        none = torch.empty(0, dtype=torch.uint8, device="cpu")
+        raw = torch.frombuffer(buffer.memory, dtype=torch.uint8, count=count, offset=start) if count else none
+        tensor = raw.view(torch_dtype(entry.dtype))
         pieces[entry.name] = Piece(tensor.view(entry.local_shape), entry.global_shape, entry.shards)
     return HeldState(snapshot.step, snapshot.samples, pieces, dict(snapshot.values), snapshot.line)

@@ -31,6 +31,7 @@ from remesh.elasticity.snapshots.shared_memory import SnapshotBuffer
 from remesh.elasticity.snapshots.wire import SEND_TIMEOUT_S, send_parcel
 from remesh.elasticity.state import HeldState
 from remesh.foundation.errors import Error
+from remesh.foundation.threads import make_thread
 from remesh.layout.from_torch import Piece, dtype_name
 from remesh.wire.messages import Line
 from remesh.wire.tls import Tls
@@ -171,7 +172,7 @@ class SnapshotTaker:
             return
         self._busy = True
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="remesh-snapshots", daemon=True)
+            self._thread = make_thread("snapshots", self._run, daemon=True)
             self._thread.start()
         self._pending.put(begun)
 

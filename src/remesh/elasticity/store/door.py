@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import torch.distributed as dist
 
 from remesh.elasticity.store.card import JobCard, describe_difference
 from remesh.foundation.errors import ConfigError
+from remesh.foundation.settings import TOKEN
 from remesh.wire.token import MIN_SECRET_BYTES, Token
 
 CARD_KEY = "card"
@@ -19,9 +19,9 @@ MAX_CARD_BYTES = 64 << 10
 
 def read_token(run_id: str, file: str | None = None) -> Token:
     """The job's secret, from a file or REMESH_TOKEN; never from the command line, which others can read."""
-    source = f"--token-file {file}" if file else "REMESH_TOKEN"
+    source = f"--token-file {file}" if file else TOKEN.name
     try:
-        secret = Path(file).read_bytes().strip() if file else os.environ.get("REMESH_TOKEN", "").encode()
+        secret = Path(file).read_bytes().strip() if file else TOKEN.read().encode()
     except OSError as error:
         raise ConfigError(f"reading {source}: {error}; give a file that this user can read") from error
     if (file or secret) and len(secret) < MIN_SECRET_BYTES:

@@ -17,6 +17,15 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def join_endpoint(host: str, port: int) -> str:
+    """``host:port``, with the brackets that an IPv6 address needs.
+
+    >>> join_endpoint("head", 29400), join_endpoint("::1", 29400)
+    ('head:29400', '[::1]:29400')
+    """
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def split_endpoint(endpoint: str) -> tuple[str, int]:
     """Host and port.
 

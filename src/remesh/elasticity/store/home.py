@@ -38,7 +38,7 @@ from remesh.elasticity.model.failover import (
 from remesh.elasticity.model.generation import Generation, NodeInfo
 from remesh.elasticity.store.card import JobCard
 from remesh.elasticity.store.door import CARD_KEY, show_card
-from remesh.elasticity.store.endpoint import split_endpoint
+from remesh.elasticity.store.endpoint import join_endpoint, split_endpoint
 from remesh.elasticity.store.server import (
     STORE_SILENCE_S,
     StoreClient,
@@ -50,7 +50,8 @@ from remesh.elasticity.store.server import (
 from remesh.elasticity.store.shared import JobStore
 from remesh.elasticity.store.tunnel import Refusal, Tunnels
 from remesh.foundation.errors import ConfigError, PeerError
-from remesh.wire.listening import PROBE_TIMEOUT_S, is_listening
+from remesh.foundation.threads import make_thread
+from remesh.wire.listening import PROBE_TIMEOUT_S, is_listening, listen_at
 from remesh.wire.tls import Tls
 from remesh.wire.token import Token
 
@@ -199,7 +200,7 @@ class StoreHome:
                     raise ConfigError(
                         f"hosting the store: port {port} is taken, perhaps by another job ({error}); give another port"
                     ) from error
-        return socket.create_server((address.local_address, 0))
+        return listen_at(address.local_address)
 
     def _scan(self) -> JobStore | None:
         """The store to join if one can be told now."""
@@ -276,7 +277,7 @@ class StoreHome:
             case Join(place):
                 info = me.nodes[place.host]
                 host = self.address.local_address if place.host == me.index else info.address
-                return self.follow(me, place, f"{host}:{info.store_port}")
+                return self.follow(me, place, join_endpoint(host, info.store_port))
             case Register(host):
                 self._bring(self._client_of(host, me), me)
                 self._store_of(host, me).put_once(f"{_MOVERS}{me.index}", {})
@@ -356,7 +357,7 @@ class StoreHome:
             # The store's own client tries a refused connection again and again.
             if not self._probe(info.address, info.store_port):
                 raise ConnectionRefusedError(f"no store answers at {info.address}:{info.store_port}")
-            self._clients[node] = self._connect(f"{info.address}:{info.store_port}", ASK_TIMEOUT_S)
+            self._clients[node] = self._connect(join_endpoint(info.address, info.store_port), ASK_TIMEOUT_S)
         return self._clients[node]
 
     def _store_of(self, node: int, me: MovingNode) -> JobStore:
@@ -395,11 +396,11 @@ class StoreHome:
         self._stop_knocking()
         if self.place.host != me.index:
             return
-        own = f"{self.address.local_address}:{self.port}"
-        others = {f"{info.address}:{info.store_port}" for index, info in me.nodes.items() if index != me.index}
+        own = join_endpoint(self.address.local_address, self.port)
+        others = {join_endpoint(info.address, info.store_port) for index, info in me.nodes.items() if index != me.index}
         targets = others.union(self.address.endpoints) - {own, self.endpoint}
         note = {"place": self.place.to_json(), "endpoint": own}
-        self._knocker = threading.Thread(target=self._knock, args=(targets, note), name="remesh-knock", daemon=True)
+        self._knocker = make_thread("knock", self._knock, targets, note, daemon=True)
         self._knocker.start()
 
     def _stop_knocking(self) -> None:

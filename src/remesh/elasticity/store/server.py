@@ -19,6 +19,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from remesh.elasticity.store.endpoint import is_loopback, split_endpoint
+from remesh.foundation.threads import make_thread
 from remesh.foundation.torch_private import matches_machine_hostname
 
 STORE_SILENCE_S = 5.0
@@ -81,7 +82,7 @@ class StoreWatch:
         self._ended = threading.Event()
 
     def __enter__(self) -> StoreWatch:
-        threading.Thread(target=self._run, name="remesh-store-watch", daemon=True).start()
+        make_thread("store-watch", self._run, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -25,7 +25,9 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from remesh.elasticity.store.endpoint import split_endpoint
 from remesh.foundation.errors import PeerError
+from remesh.foundation.threads import make_thread
 from remesh.groups.gloo_sockets import Socket, cut_connections, open_sockets
 from remesh.wire.listening import is_listening
 
@@ -50,9 +52,8 @@ class StoreLine:
         is_over: Callable[[], bool] = lambda: False,
         try_s: float = TRY_S,
     ) -> None:
-        host, _, port = endpoint.rpartition(":")
+        host, self._port = split_endpoint(endpoint)
         self.endpoint = endpoint
-        self._port = int(port)
         deadline_s = time.monotonic() + patience_s
         limit = timedelta(seconds=min(try_s, patience_s))
         was_cut, error = True, None
@@ -104,7 +105,7 @@ class StoreLine:
                     was_cut.set()
                     cut_connections(found)
 
-        watching = threading.Thread(target=watch, name="remesh-store-line", daemon=True)
+        watching = make_thread("store-line", watch, daemon=True)
         watching.start()
         try:
             yield was_cut

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 from remesh.elasticity.store.endpoint import split_endpoint
+from remesh.foundation.threads import make_thread
 from remesh.wire.tls import Tls
 
 HANDSHAKE_S = 5.0
@@ -63,7 +64,7 @@ class Tunnels:
         self._server_context = tls.context(is_server=True)
         self._client_context = tls.context(is_server=False)
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="remesh-tunnels", daemon=True)
+        self._thread = make_thread("tunnels", self._loop.run_forever, daemon=True)
         self._tasks: set[asyncio.Task[None]] = set()
         self._transports: weakref.WeakSet[asyncio.WriteTransport] = weakref.WeakSet()
         self._listeners: list[socket.socket] = []

@@ -1,14 +1,17 @@
 """What happened: one JSON line per event, one file per process, for people, reports and dashboards.
 
 Every line has ``t`` (seconds since the epoch), ``who`` and ``kind``; the rest depends on the kind. A line is written
-with one call, so that a process killed in the middle leaves at most one cut line, which readers skip.
+with one call, so that a process killed in the middle leaves at most one cut line, which readers skip. A log does not
+stop what it logs: where a line cannot be written, as on a full disk, it is lost, and one line of stderr says so.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +19,7 @@ from typing import Any
 
 from remesh.foundation.errors import ConfigError, StorageError
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _MOST_DIGITS = 18
 """Of numbers below 2^63."""
 
@@ -27,11 +31,16 @@ class EventLog:
         self._who = who
         self._listener = listener
         self._descriptor: int | None = None
+        self._is_cut = self._told_lost = False
+        """Whether the last line was not written whole; whether it was said that lines are lost."""
         if folder is not None:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 self._descriptor = os.open(folder / f"{who}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
             except OSError as error:
+                if error.errno in _FULL:
+                    self._note_lost(error)
+                    return
                 raise StorageError(
                     f"opening the event log of {who}: folder {folder} cannot be written ({error}); give another "
                     "--events-dir, or leave it out"
@@ -46,7 +55,16 @@ class EventLog:
         if self._listener is not None:
             self._listener(event)
         if self._descriptor is not None:
-            os.write(self._descriptor, json.dumps(event).encode() + b"\n")
+            line = b"\n" * self._is_cut + json.dumps(event).encode() + b"\n"
+            try:
+                self._is_cut = os.write(self._descriptor, line) < len(line)
+            except OSError as error:
+                self._note_lost(error)
+
+    def _note_lost(self, error: OSError) -> None:
+        if not self._told_lost:
+            self._told_lost = True
+            sys.stderr.write(f"remesh: the event log of {self._who} loses lines, and the job goes on: {error}\n")
 
     def close(self) -> None:
         """Give the file back; a closed log keeps nothing."""

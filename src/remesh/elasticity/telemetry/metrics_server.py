@@ -32,7 +32,7 @@ class MetricsServer(Reception):
             raise ConfigError(
                 f"serving metrics: port {port} of {LOOPBACK} cannot be used ({error}); give another --metrics-port"
             ) from error
-        super().__init__(listener, self._answer_one, name="remesh-metrics", max_callers=MAX_CONNECTIONS)
+        super().__init__(listener, self._answer_one, name="metrics", max_callers=MAX_CONNECTIONS)
 
     def _answer_one(self, connection: socket.socket) -> None:
         if request := _read_request(connection):

@@ -270,7 +270,7 @@ class Stint:
     def _exchange(self, says: list[bool]) -> _Heard:
         """Tell all ranks `_NUM_SAID` things, and hear them. Called by every rank."""
         digest = self._digest_of_batch()
-        vote = torch.tensor([*says, digest, -digest], dtype=torch.int64)
+        vote = torch.tensor([*says, digest, -digest], dtype=torch.int64, device="cpu")
         dist.all_reduce(vote, dist.ReduceOp.MAX, group=self._lower.control)
         *said, largest, smallest_negated = vote.tolist()
         return _Heard([bool(one) for one in said], largest == -smallest_negated)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -41,6 +40,8 @@ from remesh.elasticity.training.position import derive_seed
 from remesh.elasticity.training.seeds import seed_everything
 from remesh.elasticity.training.stint import Stint
 from remesh.foundation.errors import FormatError, PeerError
+from remesh.foundation.settings import AGENT, EVENTS, NODE, SLOT
+from remesh.foundation.threads import make_thread
 from remesh.groups.blame import is_network_error
 from remesh.groups.lower import LowerHalf
 from remesh.layout.from_torch import forget_meshes
@@ -72,9 +73,11 @@ class TrainingWorker:
     """The worker's side of the membership protocol."""
 
     def __init__(self, line: Line, template: Template, options: JobOptions) -> None:
-        self._slot = int(os.environ["REMESH_SLOT"])
-        events = os.environ.get("REMESH_EVENTS")
-        self._log = EventLog(Path(events) if events else None, f"worker-{os.getpid()}")
+        self._slot = int(SLOT.read())
+        events = EVENTS.read()
+        # In containers every node counts its processes from 1, and all nodes may write into one folder.
+        who = f"worker-{AGENT.read()}-{os.getpid()}"
+        self._log = EventLog(Path(events) if events else None, who)
         self._template = template.to_json()
         self._options = options
         self._link = WorkerLink(line, self._on_urgent)
@@ -106,7 +109,7 @@ class TrainingWorker:
         """Go from generation to generation; ends by raising :class:`Exit`."""
         self._link.start()
         self._meter.start()
-        self._log.write("worker", pid=os.getpid(), slot=self._slot, node=os.environ.get("REMESH_NODE", ""))
+        self._log.write("worker", pid=os.getpid(), slot=self._slot, node=NODE.read())
         self._link.send({"type": "ready", "report": asdict(self._report())})
         try:
             while True:
@@ -344,7 +347,7 @@ class TrainingWorker:
             self._broken = int(message["generation"])
             if self._broken == self._generation:
                 self._lower.sever()
-                threading.Timer(STILL_INSIDE_S, self._tell_if_inside, (self._broken,)).start()
+                make_thread("still-inside", self._tell_if_inside, self._broken, daemon=True).start()
             return True
         if message["type"] == "stacks":
             self._tell_stack(int(message["generation"]))
@@ -369,6 +372,7 @@ class TrainingWorker:
 
     def _tell_if_inside(self, generation: int) -> None:
         """Leave a trace of where this worker sits although its generation is broken: it may be killed for it."""
+        time.sleep(STILL_INSIDE_S)
         if self._stint is not None and self._generation == generation:
             standing = look_at_main_thread()
             self._log.write("still-inside", generation=generation, place=standing.place, stack=standing.text)

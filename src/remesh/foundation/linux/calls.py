@@ -42,9 +42,6 @@ PR_SET_CHILD_SUBREAPER: Final = 36
 PR_GET_CHILD_SUBREAPER: Final = 37
 PR_GET_TID_ADDRESS: Final = 40
 PR_SET_THP_DISABLE: Final = 41
-PR_SET_PTRACER: Final = 0x59616D61
-
-MADV_COLLAPSE: Final = 25
 
 # Numbers of system calls.
 SYS: Final = {
@@ -119,14 +116,9 @@ def _raise_errno(what: str) -> None:
 
 def system_call(name: str, *args: int) -> int:
     """Perform a system call of `SYS` in this process; returns its result. Raises `OSError`."""
-    return raw_system_call(SYS[name], *args)
-
-
-def raw_system_call(number: int, *args: int) -> int:
-    """Perform a system call by its number on this processor; returns its result. Raises `OSError`."""
-    result = int(_libc.syscall(ctypes.c_long(number), *(ctypes.c_long(arg) for arg in args)))
+    result = int(_libc.syscall(ctypes.c_long(SYS[name]), *(ctypes.c_long(arg) for arg in args)))
     if result == -1:
-        _raise_errno(f"system call {number}")
+        _raise_errno(f"system call {name}")
     return result
 
 
@@ -219,12 +211,6 @@ def write_process(pid: int, address: int, data: memoryview) -> int:
     if result == -1:
         _raise_errno("process_vm_writev")
     return int(result)
-
-
-def madvise(start: int, num_bytes: int, advice: int) -> None:
-    """Tell the kernel what memory of this process is for. Raises `OSError`."""
-    if _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(num_bytes), advice) == -1:
-        _raise_errno(f"madvise {advice}")
 
 
 def give_back_memory() -> None:

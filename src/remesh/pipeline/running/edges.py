@@ -30,6 +30,7 @@ import torch
 
 from remesh.comm.gather import Group
 from remesh.device.streams import CallersStreams
+from remesh.foundation.threads import make_thread
 from remesh.layout import Box, Layout, Shard
 from remesh.layout.from_torch import Piece, dtype_name, torch_dtype
 from remesh.pipeline.pipeline_error import PipelineError
@@ -253,11 +254,7 @@ class Lane:
         """In the order in which they ended."""
         # Every thread has its own share of the micro-batches, and a tag: their messages never mix.
         shares = [range(len(order))] if end.gives else [range(at, len(order), _NUM_AHEAD) for at in range(_NUM_AHEAD)]
-        self._threads = [
-            threading.Thread(target=self._work, args=(share,), name=f"remesh-lane-{number}", daemon=True)
-            for share in shares
-            if share
-        ]
+        self._threads = [make_thread(f"lane-{number}", self._work, share, daemon=True) for share in shares if share]
 
     def start(self) -> None:
         """Begin to carry."""

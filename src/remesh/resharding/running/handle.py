@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 
 from remesh.device.streams import CallersStreams
+from remesh.foundation.threads import make_thread
 from remesh.resharding.running.run import BoundTransfer, Moved
 
 
@@ -27,7 +28,7 @@ class Handle:
         self._moved: Moved | None = None
         self._error: BaseException | None = None
         self._streams = CallersStreams()
-        self._thread = threading.Thread(target=self._work, name="remesh-reshard", daemon=True)
+        self._thread = make_thread("reshard", self._work, daemon=True)
 
     def start(self) -> Handle:
         """Begin; the handle itself."""

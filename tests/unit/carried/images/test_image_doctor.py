@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from remesh.carried.images import criu, doctor
+from remesh.carried.images import doctor
 
 
 def _by_name(findings: list[doctor.Finding]) -> dict[str, doctor.Finding]:
@@ -14,7 +14,6 @@ def _by_name(findings: list[doctor.Finding]) -> dict[str, doctor.Finding]:
 @pytest.fixture
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_trial", lambda: iter([]))
-    monkeypatch.setattr(doctor, "find_criu", lambda: criu.Criu("/usr/sbin/criu", "3.17.1"))
 
 
 def test_another_platform_ends_the_examination(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,13 +36,6 @@ def test_a_machine_without_user_namespaces_gets_the_command_that_mends_it(
 def test_yama_may_forbid_tracing(quiet: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_text", lambda path: "3" if "yama" in path else None)
     assert not _by_name(doctor.examine_machine())["tracing"].good
-
-
-def test_an_old_criu_is_not_taken_for_a_second_engine(quiet: None) -> None:
-    finding = _by_name(doctor.examine_machine())["CRIU"]
-    assert not finding.good
-    assert not finding.needed
-    assert "4.1" in finding.advice
 
 
 def test_what_is_good_needs_no_advice_and_what_is_not_has_some(quiet: None) -> None:

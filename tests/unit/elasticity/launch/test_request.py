@@ -55,6 +55,24 @@ def test_senseless_numbers_of_nodes_are_refused(text: str) -> None:
         parse_nnodes(text)
 
 
+def test_quotes_around_the_options_of_a_rendezvous_are_taken_away(script: str) -> None:
+    """torch's own tests and examples have them where no shell does."""
+    line = ["--nnodes", "1:2", "--rdzv-conf", "'join_timeout=7,last_call_timeout=2'"]
+    place = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "head:1", "--rdzv-id", "x"]
+    request = request_of(script, *line, *place)
+    for mode in Mode:
+        check_request(request, mode)
+    meeting = in_process_job(request).rules.meeting
+    assert (meeting.join_timeout_s, meeting.last_call_s) == (7.0, 2.0)
+    configs = restart_job(request, Path(script).parent).config.rdzv_configs
+    assert (configs["join_timeout"], configs["last_call_timeout"]) == ("7", "2")
+
+
+@pytest.mark.parametrize("text", ["::1", "[::1]", "fe80::2%lo"])
+def test_an_address_of_ipv6_gets_a_port_too(text: str) -> None:
+    assert complete_endpoint(text) == f"[{text.strip('[]')}]:29400"
+
+
 def test_endpoint_gets_torchruns_port_or_a_free_one() -> None:
     assert complete_endpoint("head") == "head:29400"
     assert complete_endpoint("head:1234") == "head:1234"

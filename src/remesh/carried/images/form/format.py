@@ -47,8 +47,6 @@ CHANNEL_FILE: Final = "channel.bin"
 TREE_FILE: Final = "tree.json"
 CARRIED_FILE: Final = "carried.bin"
 LOCKS_FILE: Final = "locks.json"
-CRIU_FILE: Final = "criu.json"
-"""The file that stands in the folder of an image by CRIU, and in no other."""
 RECORD_FILES: Final = (PROCESS_FILE, THREADS_FILE, AREAS_FILE, FILES_FILE, PAGES_INDEX_FILE, CHUNKS_FILE)
 """The files that are JSON, besides the header."""
 _OF_THE_TREE: Final = (PAGES_FILE, TREE_FILE, CHANNEL_FILE, CARRIED_FILE, LOCKS_FILE)

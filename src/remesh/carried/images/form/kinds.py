@@ -31,7 +31,6 @@ class Command:
     argv: tuple[str, ...]  # argv[0] is looked up on the PATH of `environment`; not empty
     environment: Mapping[str, str]  # the whole environment of the program
     folder: str  # its working directory, absolute
-    leads_session: bool = False  # a session of its own, which CRIU wants; else it is in its starter's
     input_file: str = "/dev/null"  # its stdin, opened for reading
     input_position: int = 0  # from where on it reads that
     pid: int = INNER_PID  # its process id in its own pid namespace; not 1, which has signal rules of its own

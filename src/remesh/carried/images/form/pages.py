@@ -22,7 +22,6 @@ import threading
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -34,6 +33,7 @@ from remesh.carried.images.form.ranges import PageSet
 from remesh.foundation.checksums import compress, crc32
 from remesh.foundation.errors import FormatError
 from remesh.foundation.linux.calls import address_of, make_buffer, read_process
+from remesh.foundation.threads import PooledExecutor, make_thread
 
 _NUM_WRITERS: Final = 3
 _NUM_READERS: Final = 2
@@ -105,8 +105,8 @@ class PageWriter:
         self._descriptor = _open_new(self._path, direct=not self._compress)
         for number in range(_NUM_WRITERS):
             self._rooms.append(_SPARE.pop() if _SPARE else make_buffer(CHUNK_BYTES))
-            arguments, name = (self._rooms[-1],), f"remesh-page-writer-{number}"
-            self._threads.append(threading.Thread(target=self._work, args=arguments, name=name, daemon=True))
+            name = f"page-writer-{number}"
+            self._threads.append(make_thread(name, self._work, self._rooms[-1], daemon=True))
             self._threads[-1].start()
         return self
 
@@ -296,7 +296,7 @@ def read_chunks(path: Path, state: ChunksState, compressed: bool) -> Iterator[tu
     rooms = [make_buffer(largest) for _ in range(_NUM_READERS + 1)]
     starts = list(itertools.accumulate((chunk.num_stored_bytes for chunk in chunks), initial=0))
     raw_offset = 0
-    with open(path, "rb", buffering=0) as file, ThreadPoolExecutor(_NUM_READERS, "remesh-page-reader") as readers:
+    with open(path, "rb", buffering=0) as file, PooledExecutor(_NUM_READERS, "page-reader") as readers:
         if not compressed:
             _go_direct(file.fileno())
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
@@ -16,9 +16,10 @@ from remesh.carried.images.form.format import Ancestor, ChunksState, Header, Mac
 from remesh.carried.images.form.records import to_json
 from remesh.foundation.errors import StorageError
 from remesh.foundation.files import flush, write_new
+from remesh.foundation.threads import PooledExecutor
 
-_FLUSHERS: Final = ThreadPoolExecutor(4, "remesh-flush")
-"""A pool for all images: a new thread would run late, by milliseconds where more is to run than cores."""
+_FLUSHERS: Final = PooledExecutor(4, "flush")
+"""For all images."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from itertools import filterfalse
 from pathlib import Path
 from typing import Final
@@ -30,13 +30,14 @@ from remesh.carried.images.look.tree import tree_of
 from remesh.foundation.errors import PeerError
 from remesh.foundation.linux.proc_text import Area
 from remesh.foundation.linux.procfs import read_areas, read_descriptors
+from remesh.foundation.threads import PooledExecutor, make_thread
 
 _PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 """Pauses between looks: a program loads most libraries as it starts, some later. A later look finds hashes known."""
 _NICE: Final = 10
 """A tenth of a processor where all are busy: at the lowest priority, hashes take a minute beside ranks that compute."""
-_BESIDE: Final = ThreadPoolExecutor(1, "remesh-hash")
-"""For hashes that are found while pages are written. A pool: a new thread would run late."""
+_BESIDE: Final = PooledExecutor(1, "hash")
+"""For hashes that are found while pages are written."""
 
 
 def share_hashes(folder: Path) -> None:
@@ -83,7 +84,7 @@ def _open_to_read(pid: int) -> Iterator[str]:
 
 def start_hashing_ahead(pid: int, pauses_s: Sequence[float] = _PAUSES_S) -> threading.Thread:
     """Run `hash_ahead` in a thread that leaves most of the processors to others, again after each of these pauses."""
-    thread = threading.Thread(target=_hash_aside, args=(pid, pauses_s), name="remesh-hash-ahead", daemon=True)
+    thread = make_thread("hash-ahead", _hash_aside, pid, pauses_s, daemon=True)
     thread.start()
     return thread
 

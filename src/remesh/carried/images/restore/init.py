@@ -93,7 +93,7 @@ def _start_in_namespaces(order: dict[str, Any], orders: int, news: int) -> int:
 
 
 def _be_init(order: dict[str, Any], image: Comeback | None, orders: int, news: int) -> NoReturn:
-    namespaces.leave_group(leads_session=False)
+    namespaces.leave_group()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     namespaces.mount_room(Site(**order["site"]))
@@ -115,7 +115,7 @@ def _start_program(order: dict[str, Any]) -> None:
     pid = os.fork()
     if pid == 0:
         try:
-            namespaces.leave_group(leads_session=order["leads_session"])
+            namespaces.leave_group()
             _become_clean(order["input_file"])
             if order["input_position"]:
                 os.lseek(0, order["input_position"], os.SEEK_SET)

@@ -63,16 +63,13 @@ def mount_room(site: Site) -> None:
         os.close(source)
 
 
-def leave_group(*, leads_session: bool) -> None:
-    """Put this process out of reach of signals for its parent's group, in a session of its own if it is to lead one.
+def leave_group() -> None:
+    """Put this process out of reach of signals for its parent's group.
 
-    Else it stays in one session with the lower half: the kernel divides cores among sessions, and the two halves are to
-    take turns on theirs.
+    It stays in one session with the lower half: the kernel divides cores among sessions, and the two halves are to take
+    turns on theirs.
     """
-    if leads_session:
-        os.setsid()
-    else:
-        os.setpgid(0, 0)
+    os.setpgid(0, 0)
 
 
 def forget_signal_actions() -> None:

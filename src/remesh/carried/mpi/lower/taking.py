@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import shutil
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from remesh.carried.mpi.lower.state_file import write_state
 from remesh.carried.rounds.job_folder import rank_name
 from remesh.foundation.errors import Error
 from remesh.foundation.files import flush
+from remesh.foundation.threads import PooledExecutor
 from remesh.wire.messages import Message
 
 
@@ -47,7 +48,7 @@ class ImageTaker:
         self._outputs = outputs
         self._has_ended = has_ended
         self._frozen: Frozen | None = None
-        self._writer = ThreadPoolExecutor(1, "remesh-state")
+        self._writer = PooledExecutor(1, "state")
 
     def refusals(self) -> list[str]:
         """The reasons against an image of the program."""
