@@ -12,7 +12,8 @@ ROOT = Path(__file__).resolve().parents[1]
 _SOURCE = ROOT / "src" / "remesh"
 _OPENED = ("carried",)
 """Packages whose own packages have a line each."""
-_LANGUAGES = {"Python": (".py",), "C": (".c", ".h")}
+_SUFFIXES = ((".py",), (".c", ".h"))
+"""Of Python, and of C."""
 
 
 def find_rooms() -> list[str]:
@@ -22,10 +23,13 @@ def find_rooms() -> list[str]:
     return sorted([top for top in tops if top not in _OPENED] + opened)
 
 
-def count_lines(folder: Path, language: str, pattern: str = "**/*") -> int:
-    """Lines of the files of a language in a folder; what a build has made there is not counted."""
-    files = (path for path in folder.glob(pattern) if path.suffix in _LANGUAGES[language] and "built" not in path.parts)
-    return sum(path.read_bytes().count(b"\n") for path in files)
+def count_lines(folder: Path, pattern: str = "**/*") -> tuple[int, int]:
+    """Lines of Python and of C in a folder; what a build has made there is not counted."""
+    files = [path for path in folder.glob(pattern) if "built" not in path.relative_to(folder).parts]
+    python, c = (
+        sum(path.read_bytes().count(b"\n") for path in files if path.suffix in suffixes) for suffixes in _SUFFIXES
+    )
+    return python, c
 
 
 def count_words(folder: Path) -> int:
@@ -36,18 +40,15 @@ def count_words(folder: Path) -> int:
 def lines_of_rooms() -> Iterator[tuple[str, int, int]]:
     """Each room of the source with its lines of Python and of C, then what lies beside the packages, and all of it."""
     for room in find_rooms():
-        yield room, count_lines(_SOURCE / room, "Python"), count_lines(_SOURCE / room, "C")
+        yield room, *count_lines(_SOURCE / room)
     for folder in ("", *_OPENED):
-        yield f"{folder or 'remesh'}/*", *(count_lines(_SOURCE / folder, language, "*") for language in _LANGUAGES)
-    yield "src", count_lines(ROOT / "src", "Python"), count_lines(ROOT / "src", "C")
+        yield f"{folder or 'remesh'}/*", *count_lines(_SOURCE / folder, "*")
+    yield "src", *count_lines(ROOT / "src")
 
 
 def table() -> str:
     """The table as text."""
-    rows = [*lines_of_rooms()]
-    rows += [
-        (name, *(count_lines(ROOT / name, one) for one in _LANGUAGES)) for name in ("tests", "benchmarks", "examples")
-    ]
+    rows = [*lines_of_rooms(), *((name, *count_lines(ROOT / name)) for name in ("tests", "benchmarks", "examples"))]
     lines = [f"{name:<20} {python:>8,} {c:>8,}" for name, python, c in rows]
     head, words = f"{'room':<20} {'Python':>8} {'C':>8}", f"{'docs, words':<20} {count_words(ROOT / 'docs'):>8,}"
     return "\n".join([head, *lines, words])

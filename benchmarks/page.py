@@ -226,7 +226,7 @@ class Page:
         """Where the benchmark leaves its report."""
         return OUT / f"{self.report or self.name.partition('/')[0]}.json"
 
-    def find(self, report: Report) -> dict[str, Found]:
+    def find(self, report: Report) -> Mapping[str, Found]:
         """Rows by table: each is in the first that takes it."""
         found: dict[str, list[tuple[re.Match[str], Row]]] = {name: [] for name in self.tables}
         order = sorted(self.tables, key=lambda name: not self.tables[name].rows)
