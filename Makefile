@@ -49,7 +49,7 @@ DEBIAN_PROGRAMS := lammps hpcc netpipe-mpich2 netpipe-openmpi gromacs quantum-es
                    libmpich-dev libopenmpi-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-unit test-procs test-slow test-long test-mpi test-netns test-gpu test-browser test-hosts interop peers mpi mpi-programs mpi4py-suite mpich-suite check format bench pictures docs \
+.PHONY: help demo test test-unit test-procs test-slow test-long test-mpi test-netns test-gpu test-browser test-hosts interop peers mpi mpi-programs mpi4py-suite mpich-suite check format bench lines pictures docs \
         hosts hosts-vllm matrix wheel wheel-check clean
 
 help:  ## this list
@@ -204,6 +204,9 @@ BENCH_RUN := $(if $(filter integrations,$(ROOM)),.hosts/bin/python,$(RUN))
 
 bench: $(if $(filter integrations,$(ROOM)),.hosts/.installed,$(STAMP))  ## the benchmarks of one room: make bench ROOM=layout [QUICK=1]; benchmarks/out/
 	QUICK=$(QUICK) $(BENCH_RUN) -m benchmarks.$(ROOM)
+
+lines:  ## the table of lines by room, and the words of the documentation
+	@$(PYTHON) .ci/lines.py
 
 pictures: demo  ## the pictures of README and docs, from a run of the demo; Chromium as for test-browser
 	$(RUN) -m pip install --quiet --constraint constraints.txt --editable '.[browser]'

@@ -1,4 +1,7 @@
-"""How does something grow? Curves over sizes, both axes logarithmic: linear growth is a straight line of slope 1."""
+"""Pictures of tables as SVG: groups of bars, and curves over sizes.
+
+Both axes of curves are logarithmic: linear growth is a straight line of slope 1.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +35,7 @@ def plot_growth(
         share = (math.log10(value) - low) / ((high - low) or 1)
         return _HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM)
 
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}" '
-        'font-family="sans-serif" font-size="11">',
-        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#ffffff"/>',
-        f'<text x="{_LEFT}" y="14" font-size="12">{title}</text>',
-    ]
+    parts = _begin(_WIDTH, _HEIGHT, _LEFT, title)
     for power in range(low, high + 1):
         y = y_of(10.0**power)
         parts.append(f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
@@ -61,3 +59,43 @@ def plot_growth(
         parts.append(f'<line x1="{left}" x2="{left + 24}" y1="{middle}" y2="{middle}" {style}/>')
         parts.append(f'<text x="{left + 30}" y="{middle + 4}">{name}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def plot_bars(table: Mapping[str, Mapping[str, float]], title: str) -> str:
+    """A table as groups of bars, by case and name; the dashed line is at 1, the bound."""
+    names = list(dict.fromkeys(name for by_name in table.values() for name in by_name))
+    height, left, bar, gap = 220, 40, 11, 16
+    entry = max(95, 20 + 6 * max(map(len, names)))
+    group = bar * len(names) + gap
+    width = max(left + group * len(table) + 10, 8 + entry * len(names))
+    highest = max(value for by_name in table.values() for value in by_name.values())
+    scale = (height - 70) / highest
+    base = height - 24
+    parts = _begin(width, height, 8, title)
+    for number, name in enumerate(names):
+        x = 8 + number * entry
+        parts.append(f'<rect x="{x}" y="22" width="9" height="9" fill="{_COLOURS[number % len(_COLOURS)]}"/>')
+        parts.append(f'<text x="{x + 12}" y="30">{name}</text>')
+    for at, (case, by_name) in enumerate(table.items()):
+        start = left + at * group
+        for name, value in by_name.items():
+            number, tall = names.index(name), value * scale
+            parts.append(
+                f'<rect x="{start + number * bar}" y="{base - tall:.1f}" width="{bar - 1}" height="{tall:.1f}" '
+                f'fill="{_COLOURS[number % len(_COLOURS)]}"><title>{case}, {name}: {value:.3f}</title></rect>'
+            )
+        parts.append(f'<text x="{start}" y="{base + 14}">{case}</text>')
+    for value in (1, highest):
+        parts.append(f'<text x="4" y="{base - value * scale + 3:.1f}">{value:.2f}</text>')
+    y = f"{base - scale:.1f}"
+    parts.append(f'<line x1="{left - 6}" x2="{width - 6}" y1="{y}" y2="{y}" stroke="#000" stroke-dasharray="4 3"/>')
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _begin(width: int, height: int, left: int, title: str) -> list[str]:
+    return [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        'font-family="sans-serif" font-size="11">',
+        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
+        f'<text x="{left}" y="14" font-size="12">{title}</text>',
+    ]

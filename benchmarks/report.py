@@ -1,7 +1,7 @@
-"""Where do measured numbers go? The rows of one room, with what is needed to judge them, in benchmarks/out/.
+"""Report of a room's benchmarks: rows with what is needed to judge them, in benchmarks/out/.
 
-A row tells one case of one experiment. Wherever a peer or a bound exists in the same run, its value is the
-ratio against it, because ratios survive a change of machine. A row that misses its goal stays in.
+A row is one case of one experiment. Wherever a peer or a bound exists in the same run, its value is the ratio against
+it, because ratios survive a change of machine. A row that misses its goal stays in.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,8 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+import remesh
 
 _ROOT = Path(__file__).resolve().parent.parent
 OUT = _ROOT / "benchmarks" / "out"
@@ -57,9 +60,14 @@ def at_least(case: str, value: float, unit: str, goal: float | None, **more: Any
     return Row(case, value, unit, goal=goal, ok=None if goal is None else value >= goal, **more)
 
 
-def verdict_of(row: Mapping[str, Any]) -> str:
-    """Whether a row of a report, as read from its file, reached its goal: for pages."""
-    return "reached" if row["ok"] else "**missed**"
+def spread_of(values: Sequence[float]) -> float:
+    """Largest over smallest, minus 1."""
+    return max(values) / min(values) - 1
+
+
+def median_of(case: str, values: Sequence[float], unit: str, goal: float | None = None, **more: Any) -> Row:
+    """The row of repeated measurements, whose goal is an upper limit: their median, with their spread."""
+    return at_most(case, statistics.median(values), unit, goal, spread=spread_of(values), **more)
 
 
 def describe_value(value: float, unit: str) -> str:
@@ -68,7 +76,7 @@ def describe_value(value: float, unit: str) -> str:
         return f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.3g} s"
     if unit == "bytes":
         return f"{value / (1 << 20):.3g} MiB" if value >= 1 << 20 else f"{value / (1 << 10):.3g} KiB"
-    return f"{value:.3g}" if unit == "ratio" else f"{value:.3g} {unit}"
+    return f"{value:.3g}" if unit in ("ratio", "fraction", "share") else f"{value:.3g} {unit}"
 
 
 def is_quick() -> bool:
@@ -76,10 +84,15 @@ def is_quick() -> bool:
     return os.environ.get("QUICK", "") not in ("", "0")
 
 
+def is_kept() -> bool:
+    """Whether rows of the last report stay where they are not measured anew (``KEEP=1``)."""
+    return os.environ.get("KEEP", "") not in ("", "0")
+
+
 def describe_run(seed: int | None) -> dict[str, Any]:
     """Commit, machine, load and versions: without these a number means nothing."""
     return {
-        "commit": _commit(),
+        "commit": find_commit(),
         "machine": {
             "system": platform.platform(),
             "processor": platform.processor() or platform.machine(),
@@ -87,27 +100,14 @@ def describe_run(seed: int | None) -> dict[str, Any]:
         },
         "load_before": list(_LOAD_BEFORE),
         "load": list(os.getloadavg()),
-        "versions": {name: version(name) for name in ("remesh", "numpy", "torch")} | {"python": sys.version.split()[0]},
+        "versions": {
+            "remesh": remesh.__version__,
+            **{name: version(name) for name in ("numpy", "torch")},
+            "python": sys.version.split()[0],
+        },
         "seed": seed,
         "quick": is_quick(),
     }
-
-
-def header_of(report: Mapping[str, Any], verb: str, runs: str) -> str:
-    """The paragraph under the title of a measured page: what repeats it, from which commit, where, under which load.
-
-    ``report`` is what `describe_run` says, by itself or in a report; ``runs`` how often each value was measured and
-    which of the measurements stands on the page.
-    """
-    machine, versions = report["machine"], report["versions"]
-    before, after = (", ".join(f"{value:.1f}" for value in report[key]) for key in ("load_before", "load"))
-    torch = f", torch {versions['torch']}" if "torch" in versions else ""
-    return (
-        f"*Written by `{verb}`, which repeats it; do not edit. Commit {(report['commit'] or 'unknown')[:12]}; "
-        f"{machine['num_cores']} cores, {machine['system']}, Python {versions['python'].split()[0]}{torch}; "
-        f"load {before} before, {after} after (1, 5, 15 minutes). Runs: {runs}"
-        f"{'; the small set of `QUICK=1`' if report['quick'] else ''}.*"
-    )
 
 
 def write_report(room: str, rows: Sequence[Row], seed: int | None = None, folder: Path = OUT, **more: Any) -> Path:
@@ -138,11 +138,42 @@ def print_rows(rows: Sequence[Row]) -> None:
         print(f"{row.case:<60} {row.value:>12.6g} {row.unit:<8} {goal:<16} {verdict}", flush=True)
 
 
-def _commit() -> str | None:
-    """The commit of the tree, with ``+`` when it has changes; None outside a repository."""
+class Journal:
+    """A report that is written again whenever rows come, so that an interrupted run keeps what it has."""
+
+    def __init__(
+        self, room: str, seed: int | None = None, folder: Path = OUT, *, keeps: bool = False, **more: Any
+    ) -> None:
+        """``keeps`` begins with the rows of the last report, which must be of this commit, with the same ``more``."""
+        self._room, self._seed, self._folder, self._more = room, seed, folder, more
+        self._rows: dict[str, Row] = {}
+        path = folder / f"{room}.json"
+        if keeps and path.exists():
+            report = json.loads(path.read_text())
+            for name, expected in {"commit": find_commit(), **more}.items():
+                if report.get(name) != expected:
+                    raise ValueError(
+                        f"keeping the rows of {path.name}: its {name} is {report.get(name)}, expected {expected}; "
+                        "measure all of it anew, without KEEP=1 or that file"
+                    )
+            self._rows = {row["case"]: Row(**row) for row in report["rows"]}
+
+    @property
+    def rows(self) -> list[Row]:
+        """In the order in which their cases came first."""
+        return list(self._rows.values())
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Write the report with these; a row takes the place of the earlier one of its case."""
+        self._rows |= {row.case: row for row in rows}
+        save_report(self._room, [asdict(row) for row in self.rows], self._seed, self._folder, **self._more)
+
+
+def find_commit() -> str | None:
+    """The commit of the tree, with ``+`` when more than its pages has changed since; None outside a repository."""
     try:
         head = _git("rev-parse", "HEAD").strip()
-        return head + ("+" if _git("status", "--porcelain").strip() else "")
+        return head + ("+" if _git("status", "--porcelain", "--", ".", ":!docs", ":!*.md").strip() else "")
     except (OSError, subprocess.CalledProcessError):
         return None
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.report import Row, at_most
+from benchmarks.report import Row, at_most, spread_of
 from remesh import dist_checkpointing
 from remesh.dist_checkpointing import ShardedTensor
 from remesh.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
@@ -61,7 +61,7 @@ def blocked_time(
         # Who copies cannot be blocked for less than the copy takes.
         bound = copy_s / foreground_s
         over = blocked_s / foreground_s
-        spread = max(blocked[_WARM_UP:]) / min(blocked[_WARM_UP:]) - 1
+        spread = spread_of(blocked[_WARM_UP:])
         case = f"{size} in the background by a {worker}"
         rows.append(at_most(f"{case}: blocked over foreground save", over, "ratio", 1 / 20, spread=spread, bound=bound))
         rows.append(Row(f"{case}: a plain copy over foreground save", bound, "ratio"))

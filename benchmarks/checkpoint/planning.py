@@ -1,14 +1,14 @@
-"""How long does it take to agree on what a thousand ranks save? One of them, with what the others would tell it.
+"""Time to agree on what a thousand ranks save: one of them, with what the others would send it.
 
-First time: read what each rank tells (JSON), check that all shards fill their tensors exactly once, and on the first
-rank put the index together from what was written. With the plan remembered: see that nothing has changed here, and
-read the short answers of all. The network is not in it. Half of the tensors are cut in rows, half in columns with
-replicas, so that ranks have several forms.
+First time: read what each rank sends (JSON), check that all shards fill their tensors exactly once, and on the first
+rank put the index together from what was written. With the plan remembered: see that nothing has changed here, and read
+the short answers of all. The network is not in it. Half of the tensors are cut in rows, half in columns with replicas,
+so that ranks have several forms.
 
 Beside it, two choices of who writes: among replicas in a data-parallel group, and for plain states.
 
-`python -m benchmarks.checkpoint.planning` writes a report of this alone, and from it the page and the plot
-(`planning_page`). Times are of one thread that computes; where the machine is busy, those of the processor tell more.
+`python -m benchmarks.checkpoint.planning` writes the report of docs/checkpoint/planning.md. Times are of one thread
+that computes; where the machine is busy, those of the processor are more reliable.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 
-from benchmarks.checkpoint.planning_page import write_page
 from benchmarks.report import Row, at_most, is_quick, write_report
 from remesh.checkpoint.formats.index_files import encode_index
 from remesh.checkpoint.plan.writes import HeldBoxes, Written, assemble_index, choose_writers
@@ -173,4 +172,4 @@ def _cached(entities: list[ShardedTensor], num_ranks: int) -> float:
 
 
 if __name__ == "__main__":
-    write_page(write_report("checkpoint-planning", experiment(is_quick())))
+    write_report("checkpoint-planning", experiment(is_quick()))

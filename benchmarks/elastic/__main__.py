@@ -4,11 +4,9 @@ Rows are written as they come, so an interrupted run keeps what it has. ``python
 tells how long it will take.
 """
 
-import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.elastic import (
@@ -23,7 +21,8 @@ from benchmarks.elastic import (
 )
 from benchmarks.elastic.settings import Settings, estimate_minutes
 from benchmarks.elastic.sides import CASES
-from benchmarks.report import OUT, Row, print_rows, save_report
+from benchmarks.report import OUT, Journal, Row, print_rows
+from benchmarks.reshard.netns import why_not
 
 
 def experiments(settings: Settings) -> Iterator[Sequence[Row]]:
@@ -43,7 +42,7 @@ def experiments(settings: Settings) -> Iterator[Sequence[Row]]:
     if "plane" in settings.parts:
         yield control_plane.rows(quick=quick)
     if "shaped" in settings.parts:
-        if missing := shaped.why_not():
+        if missing := why_not():
             print(f"left out: recovery on shaped links, which {missing}")
         else:
             yield shaped.rows(quick=quick)
@@ -51,15 +50,11 @@ def experiments(settings: Settings) -> Iterator[Sequence[Row]]:
 
 def run(settings: Settings, folder: Path = OUT) -> None:
     """Measure; the report is written again whenever rows come."""
-    path = folder / "elastic.json"
-    rows = {}
-    if settings.keeps and path.exists():
-        rows = {row["case"]: row for row in json.loads(path.read_text())["rows"]}
-    for new in experiments(settings):
-        rows |= {row.case: asdict(row) for row in new}
-        save_report("elastic", list(rows.values()), None, folder, peers=peers.find_versions())
-    print_rows([Row(**row) for row in rows.values()])
-    print(f"written to {path}")
+    versions = [f"{name} {version}" for name, version in peers.find_versions().items()]
+    journal = Journal("elastic", None, folder, keeps=settings.keeps, notes=versions)
+    for rows in experiments(settings):
+        journal.add(rows)
+    print_rows(journal.rows)
 
 
 def print_estimate(settings: Settings) -> None:

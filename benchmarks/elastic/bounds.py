@@ -12,12 +12,11 @@ same machine, so that what else it does falls on both:
 - *moved*: model and optimizer made, the empty step that makes moments, and one small gather;
 - *first step*: the step of a program without elasticity, in new groups.
 
-The report and a page are written to ``benchmarks/out``; docs/elastic/recovery.md is that page, of a quiet machine.
+docs/elastic/recovery.md is the page of its report, of a quiet machine.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
@@ -26,8 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -39,13 +37,12 @@ from benchmarks.elastic.model import BATCH_SIZE, Samples, make_model
 from benchmarks.elastic.phases import PHASES, Recovery
 from benchmarks.elastic.settings import Settings
 from benchmarks.elastic.sides import NotRecovered, RemeshSide, hurt_often
-from benchmarks.report import OUT, Row, at_most, header_of, print_rows, save_report
+from benchmarks.report import OUT, Row, median_of, write_report
 from remesh.comm.gather import all_gather_json
 from remesh.testbed.pool import RankPool
 
 NUM_SURVIVORS = RemeshSide.survivors["worker"]
 GOAL_S = 0.06
-ROOM = "elastic-recovery"
 _WHOLE = "kill to next step"
 _SLEEPER = "import sys, time, torch\nsys.stdout.write('here\\n')\nsys.stdout.flush()\ntime.sleep(600)"
 _TIMEOUT = timedelta(seconds=60)
@@ -155,8 +152,7 @@ def rows_of(recoveries: Sequence[Recovery], bounds: Sequence[Times]) -> list[Row
         rows.append(Row(phase, statistics.median(one.phases[phase] for one in recoveries), "s", bound=bound))
     seconds = [one.seconds for one in recoveries]
     bound = statistics.median(sum(each.values()) for each in bounds)
-    spread = max(seconds) / min(seconds) - 1
-    rows.append(at_most(_WHOLE, statistics.median(seconds), "s", GOAL_S, bound=bound, spread=spread))
+    rows.append(median_of(_WHOLE, seconds, "s", GOAL_S, bound=bound))
     after = [one.seconds - one.phases["computing"] for one in recoveries]
     least = statistics.median(sum(each.values()) - each["computing"] for each in bounds)
     rows.append(Row(f"{_WHOLE}, without computing", statistics.median(after), "s", bound=least))
@@ -164,54 +160,10 @@ def rows_of(recoveries: Sequence[Recovery], bounds: Sequence[Times]) -> list[Row
     return rows
 
 
-def make_page(report: Mapping[str, Any]) -> str:
-    """The page as text."""
-    at = {row["case"]: row for row in report["rows"]}
-    whole, kills = at[_WHOLE], at["kills"]["value"]
-    verb = "python -m benchmarks.elastic.bounds"
-    lines = [
-        "# A recovery beside its bound",
-        "",
-        header_of(report, verb, f"{kills:.0f} kills; medians, of each phase by itself"),
-        "",
-        "One worker of four is killed (SIGKILL) on two nodes of one machine, steps of 50 ms. After each recovery the",
-        "bound of each phase is measured on the same machine, under the same load: ratios carry over to a quieter one,",
-        "milliseconds do not.",
-        "",
-        "| phase | took, ms | bound, ms | over it | the bound is |",
-        "|---|---|---|---|---|",
-    ]
-    for phase, about in _ABOUT.items():
-        row = at[phase]
-        over = row["value"] / row["bound"] if row["bound"] else 1.0
-        lines.append(f"| {phase} | {row['value'] * 1e3:.1f} | {row['bound'] * 1e3:.1f} | {over:.1f} | {about} |")
-    reached = "reached" if whole["ok"] else "**missed**"
-    if not whole["ok"] and whole["bound"] > whole["goal"]:
-        reached += "; its bound in this run lies above the goal"
-    return "\n".join([*lines, "", f"Goal for the whole: {whole['goal'] * 1e3:.0f} ms, {reached}.", ""])
-
-
-_ABOUT = {
-    "computing": "the program's own: what was left of its step before it communicates",
-    "noticed": "a killed process with torch in it, until the kernel says that it has ended",
-    "met": "each of three processes writes a key of a store and reads another's",
-    "planned": "the same",
-    "rebuilt": "two gloo groups made by the backend alone",
-    "moved": "model, optimizer and its moments made, and one small gather",
-    "first step": "a step of the same model in these groups, without elasticity",
-    _WHOLE: "the sum",
-    f"{_WHOLE}, without computing": "the sum of the others",
-}
-"""What the page says of each row's bound."""
-
-
 def main(settings: Settings, folder: Path = OUT) -> None:
-    """Measure, write the report and the page."""
+    """Measure, and write the report."""
     with tempfile.TemporaryDirectory() as name:
-        rows = rows_of(*measure(settings.num_kills, Path(name)))
-    path = save_report(ROOM, [asdict(row) for row in rows], None, folder)
-    path.with_suffix(".md").write_text(make_page(json.loads(path.read_text())))
-    print_rows(rows)
+        write_report("elastic-recovery", rows_of(*measure(settings.num_kills, Path(name))), folder=folder)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.elastic.overhead_script import STEP_S
-from benchmarks.report import Row, at_most
+from benchmarks.report import Row, at_most, spread_of
 from remesh.testbed.local_job import LocalJob
 
 SNAPSHOT_EVERY = 10
@@ -47,7 +47,7 @@ def rows(num_steps: int, state_mib: int) -> list[Row]:
             snapshots_s / STEP_S,
             "ratio",
             GOAL_SNAPSHOTS,
-            spread=max(windows) / min(windows) - 1,
+            spread=spread_of(windows),
         ),
     ]
 

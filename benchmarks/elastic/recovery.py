@@ -24,7 +24,7 @@ from benchmarks.elastic.sides import (
     TorchrunSide,
     hurt_often,
 )
-from benchmarks.report import Row, at_least, at_most
+from benchmarks.report import Row, at_least, at_most, spread_of
 
 GOAL_RATIO = 20.0
 MAX_LOST = 2
@@ -117,7 +117,7 @@ _SHARES = (("p50", 0.5), ("p95", 0.95))
 
 def _times_of(about: str, who: str, found: Sequence[Recovery]) -> list[Row]:
     seconds = [one.seconds for one in found]
-    spread = max(seconds) / min(seconds) - 1
+    spread = spread_of(seconds)
     rows = [
         Row(f"{about}: {who}, kill to next step, {name}", _quantile(seconds, share), "s", spread=spread)
         for name, share in _SHARES

@@ -8,7 +8,7 @@
 | ``KILLS`` | kills of each case for each program | 20 |
 | ``PEER_MINUTES`` | how long another program may take for one case; it has the kills that it came to by then | 2 |
 | ``PEERS`` | some of ``torchrun,torchft,nvrx``, or ``none`` | all that are there |
-| ``KEEP`` | ``1``: rows of the last report stay where they are not measured anew | 0 |
+| ``KEEP`` | ``1``: rows of the last report, of the same commit, stay where they are not measured anew | 0 |
 | ``QUICK`` | ``1``: one kill of each, fewer steps, smaller jobs | 0 |
 
 ``python -m benchmarks.elastic estimate`` only tells how long it will take.

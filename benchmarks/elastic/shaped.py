@@ -23,12 +23,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.report import Row, at_most
-from benchmarks.reshard.netns import why_not
+from benchmarks.report import Row, at_most, spread_of
 from remesh.elasticity.telemetry.events import EventReader
 from remesh.testbed import BedSpec, Testbed
-
-__all__ = ["rows", "why_not"]
 
 NODES, STORE, RATE, PORT = ("a", "b", "c", "d"), "store", "100mbit", 29500
 GOAL = 1.1
@@ -64,7 +61,7 @@ def _rows_of(bed: Testbed, about: str, fills: list[Event]) -> list[Row]:
     plain_s = [max(bed.run(pass_bytes, {"a": 1, "b": 1}, (bound_bytes,))) for _ in range(3)]
     move_s = max(fill["move_seconds"] for fill in fills)
     fill_s = max(fill["seconds"] for fill in fills)
-    spread = max(plain_s) / min(plain_s) - 1
+    spread = spread_of(plain_s)
     bound_s = statistics.median(plain_s)
     return [
         at_most(f"{about}: state moved over its bound", move_s / bound_s, "x bound", GOAL, bound=1.0, spread=spread),

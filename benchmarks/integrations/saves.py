@@ -16,7 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.report import Row
+from benchmarks.report import Row, median_of, spread_of
 
 HOSTS = ("dcp", "lightning", "accelerate")
 _SCRIPT = Path(__file__).with_name("script.py")
@@ -47,9 +47,8 @@ def rows_of(host: str, root: Path, mebibytes: int, repeat: int) -> list[Row]:
         ours = seconds["ours"][name]
         case = f"{host}, {mebibytes} MiB, {name}"
         gain = statistics.median(theirs) / statistics.median(ours)
-        rows.append(Row(f"{case}: host over ours", gain, "ratio", peer=host, spread=max(ours) / min(ours) - 1))
-        rows.append(Row(f"{case}: host", statistics.median(theirs), "s", peer=host))
-        rows.append(Row(f"{case}: ours", statistics.median(ours), "s"))
+        rows.append(Row(f"{case}: host over ours", gain, "ratio", peer=host, spread=spread_of(ours)))
+        rows += [median_of(f"{case}: host", theirs, "s", peer=host), median_of(f"{case}: ours", ours, "s")]
     return rows
 
 

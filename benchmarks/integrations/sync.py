@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from benchmarks.report import Row, at_least, at_most
+from benchmarks.report import Row, at_least, at_most, spread_of
 from benchmarks.reshard.netns import MAX_LOAD, MAX_T_SPREAD
 from benchmarks.reshard.netns_ranks import nic_bytes, plain_message, timed
 from remesh.integrations.fused_weights import EnginePlace, map_weights
@@ -87,7 +87,7 @@ def rows(sizes: Sizes) -> list[Row]:
     num_bytes = 4 * sum(torch.Size(shape).numel() for shape in shapes_of(sizes).values())
     case = f"sync of {num_bytes / (1 << 20):.0f} MiB to 2 engines"
     t = statistics.median(times["t"])
-    spread = {name: max(runs) / min(runs) - 1 for name, runs in times.items()}
+    spread = {name: spread_of(runs) for name, runs in times.items()}
     over_t = {name: [one / base for one, base in zip(runs, times["t"], strict=True)] for name, runs in times.items()}
     # A machine that is busy with something else says nothing of a bound.
     goal = _GOAL if load <= MAX_LOAD and spread["t"] <= MAX_T_SPREAD else None
@@ -107,7 +107,8 @@ def rows(sizes: Sizes) -> list[Row]:
                 most = max(told[rank].nic[name][at] for rank in ranks)
                 found.append(Row(f"{case}: bytes {way} the busiest {side}'s NIC, {name}", most, "bytes"))
     found.append(Row(f"{case}: seconds, {FIXED}", statistics.median(times[FIXED]), "s"))
-    return [*found, Row(f"{case}: t", t, "s", spread=spread["t"]), Row(f"{case}: load", load, "load")]
+    busy = "" if goal else ", too busy for a verdict"
+    return [*found, Row(f"{case}: t", t, "s", spread=spread["t"]), Row(f"{case}: load{busy}", load, "load")]
 
 
 def measure(sizes: Sizes) -> SyncTold:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from benchmarks.report import Row, at_least, at_most
+from benchmarks.report import Row, at_least, at_most, spread_of
 from remesh.layout import (
     FlatRange,
     Layout,
@@ -41,7 +41,7 @@ def time_of(run: Callable[[], object], num_runs: int = 5) -> Timing:
         start = time.perf_counter()
         run()
         seconds.append(time.perf_counter() - start)
-    return Timing(min(seconds), max(seconds) / min(seconds) - 1)
+    return Timing(min(seconds), spread_of(seconds))
 
 
 def overlap_of_fresh(src: Layout, dst: Layout) -> int:

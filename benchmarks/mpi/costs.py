@@ -1,7 +1,7 @@
 """What does a program pay when nothing happens? Small calls, bandwidth, and one call per millisecond, beside native.
 
 ``python -m benchmarks.mpi.costs [MPI:NETWORK ...]`` (all of them in twelve minutes on a quiet machine, with ``QUICK=1``
-in seven) measures and writes docs/mpi/measured.md. Parts are told with the time that each took.
+in seven) writes the report of docs/mpi/measured.md. Parts are printed with the time that each took.
 
 Programs in C are in :mod:`benchmarks.mpi.c_programs`: small calls, start and end, memory. Whole runs are in
 :mod:`~benchmarks.mpi.whole_runs`, checkpoints and restarts in :mod:`~benchmarks.mpi.images`. The programs here are
@@ -31,8 +31,7 @@ from pathlib import Path
 
 from benchmarks.mpi import c_programs, images, whole_runs
 from benchmarks.mpi.chain import ENVIRONMENT, PROGRAMS
-from benchmarks.mpi.tables import write_costs_page
-from benchmarks.report import Row, at_least, at_most, is_quick, write_report
+from benchmarks.report import Row, at_least, at_most, is_quick, spread_of, write_report
 from remesh.carried.hosts.ground import make_bed
 from remesh.carried.hosts.hosts import Host
 from remesh.carried.mpi.launch import LaunchCommand, Reach, plan_start
@@ -156,7 +155,7 @@ def compare(case: str, network: str, runs: Mapping[str, list[Measured]]) -> list
         return statistics.median(run[name] for run in runs[way])
 
     latencies = [run["latency"] for run in runs["carried"]]
-    spread = max(latencies) / min(latencies) - 1
+    spread = spread_of(latencies)
     found = []
     for name in ("latency", "allreduce"):
         added = (median("carried", name) - median("native", name)) * 1e6
@@ -291,7 +290,7 @@ def parts(turns: Turns, repeat: int, networks: list[tuple[str, str]]) -> Mapping
 
 
 def main(wanted: list[str]) -> None:
-    """Measure the configurations ``mpi:network`` that are named, or all; write the report and the page."""
+    """Measure the configurations ``mpi:network`` that are named, or all, and write the report."""
     networks = [(mpi, network) for mpi, network in ONE_HOST if not wanted or f"{mpi}:{network}" in wanted]
     quick = is_quick()
     turns = Turns(small=3, large=1, whole=1, hosts=1) if quick else Turns(small=5, large=2, whole=3, hosts=1)
@@ -300,8 +299,9 @@ def main(wanted: list[str]) -> None:
         began_s = time.monotonic()
         found += measure()
         print(f"{said}: measured in {time.monotonic() - began_s:.0f} s", flush=True)
-    write_report("mpi_costs", found, not_run=whole_runs.find_missing())
-    write_costs_page()
+    missing = whole_runs.find_missing()
+    notes = [f"not run, for want of `make mpi-programs`: {', '.join(missing)}"] if missing else []
+    write_report("mpi_costs", found, notes=notes)
 
 
 if __name__ == "__main__":

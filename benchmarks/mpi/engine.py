@@ -25,8 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.mpi import images_page
-from benchmarks.report import Row, at_most, is_quick, write_report
+from benchmarks.report import Journal, Row, is_quick, median_of, print_rows
 from remesh.carried.images import (
     Command,
     ImageReport,
@@ -162,10 +161,6 @@ def _make_block(num_bytes: int) -> memoryview:
     return block
 
 
-def _spread(values: list[float]) -> float:
-    return max(values) / min(values) - 1
-
-
 def image_rows(bench: Bench, repeat: int) -> list[Row]:
     """Full images against the disk, in turn."""
     ratios, direct_ratios, stills, seconds = [], [], [], []
@@ -176,25 +171,13 @@ def image_rows(bench: Bench, repeat: int) -> list[Row]:
         stills.append(took - report.seconds["inspect"])
         seconds.append(took)
         shutil.rmtree(bench.folder / "image")
-    size = f"{bench.num_mib} MiB"
+    case = f"full image of {bench.num_mib} MiB"
+    past_cache = f"{case} / the same past the page cache"
     return [
-        at_most(
-            f"full image of {size} / the same bytes written and flushed",
-            statistics.median(ratios),
-            "ratio",
-            1.25,
-            peer="write, fsync",
-            spread=_spread(ratios),
-        ),
-        Row(
-            f"full image of {size} / the same past the page cache",
-            statistics.median(direct_ratios),
-            "ratio",
-            peer="write with O_DIRECT, fsync",
-            spread=_spread(direct_ratios),
-        ),
-        Row(f"full image of {size}", statistics.median(seconds), "s", spread=_spread(seconds)),
-        Row(f"full image of {size}: the program stands still", statistics.median(stills), "s", spread=_spread(stills)),
+        median_of(f"{case} / the same bytes written and flushed", ratios, "ratio", 1.25, peer="write, fsync"),
+        median_of(past_cache, direct_ratios, "ratio", peer="write with O_DIRECT, fsync"),
+        median_of(case, seconds, "s"),
+        median_of(f"{case}: the program stands still", stills, "s"),
     ]
 
 
@@ -215,14 +198,12 @@ def increment_rows(bench: Bench, repeat: int) -> list[Row]:
             shutil.rmtree(bench.folder / "full")
             shutil.rmtree(bench.folder / "part")
         what = f"increment, 10 % of {bench.num_mib} MiB changed {how}"
-        bound, time_spread = statistics.median(bounds), _spread(times)
+        bound = statistics.median(bounds)
         rows += [
-            at_most(f"{what} / full image: bytes", statistics.median(sizes), "ratio", 0.15, spread=_spread(sizes)),
-            at_most(
-                f"{what} / full image: time", statistics.median(times), "ratio", 0.15, bound=bound, spread=time_spread
-            ),
+            median_of(f"{what} / full image: bytes", sizes, "ratio", 0.15),
+            median_of(f"{what} / full image: time", times, "ratio", 0.15, bound=bound),
             Row(f"the same pages copied, written, flushed / full image: time, {how}", bound, "ratio"),
-            Row(f"{what} / these alone: time", statistics.median(over), "ratio", bound=1.0, spread=_spread(over)),
+            median_of(f"{what} / these alone: time", over, "ratio", bound=1.0),
         ]
     return rows
 
@@ -238,7 +219,7 @@ def restore_rows(bench: Bench, repeat: int) -> list[Row]:
         bench.upper = restore_upper(image, bench.site)
         seconds.append(time.perf_counter() - began)
         bench.upper.close()
-    return [Row(f"restore of {bench.num_mib} MiB", statistics.median(seconds), "s", spread=_spread(seconds))]
+    return [median_of(f"restore of {bench.num_mib} MiB", seconds, "s")]
 
 
 def rows(*, num_mib: int, repeat: int) -> list[Row]:
@@ -255,10 +236,11 @@ def rows(*, num_mib: int, repeat: int) -> list[Row]:
 
 
 def main() -> None:
-    """Measure and write the report and the page."""
+    """Measure, and put rows beside those of `benchmarks.mpi.images`, which is measured first."""
     quick = is_quick()
-    write_report("mpi_engine", rows(num_mib=64 if quick else 512, repeat=3 if quick else 7))
-    images_page.main()
+    found = rows(num_mib=64 if quick else 512, repeat=3 if quick else 7)
+    print_rows(found)
+    Journal("mpi_images", keeps=True).add(found)
 
 
 if __name__ == "__main__":

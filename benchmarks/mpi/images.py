@@ -20,9 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks.mpi import images_page
 from benchmarks.mpi.chain import ENVIRONMENT, PROGRAMS
-from benchmarks.report import Row, at_most, is_quick, write_report
+from benchmarks.report import Row, at_most, is_quick, median_of, write_report
 from remesh.carried.mpi.launch import SHM, Reach, plan_start
 from remesh.carried.mpi.mpis import KINDS, find_mpi
 from remesh.carried.mpi.stay import JobStay, Placement, StaySettings, run_stay
@@ -123,15 +122,13 @@ def _full_rows(name: str, taken: list[dict], plain_s: list[float], direct_s: lis
     past_cache = [total / bound for total, bound in zip(totals, direct_s, strict=True)]
     cuts = [each["seconds"]["cut"] for each in taken]
     return [
-        at_most(f"{name}: checkpoint over write and fsync", statistics.median(against[1:]), "ratio", _OVER_WRITING,
-                bound=1.0, spread=_spread(against[1:])),
+        median_of(f"{name}: checkpoint over write and fsync", against[1:], "ratio", _OVER_WRITING, bound=1.0),
         Row(f"{name}: the first checkpoint over write and fsync", against[0], "ratio"),
-        Row(f"{name}: checkpoint over write past the page cache and fsync", statistics.median(past_cache[1:]), "ratio",
-            bound=1.0, spread=_spread(past_cache[1:])),
-        at_most(f"{name}: quiesce and drain", statistics.median(cuts), "s", 0.1, spread=_spread(cuts)),
-        Row(f"{name}: checkpoint", statistics.median(totals[1:]), "s", spread=_spread(totals[1:])),
-        Row(f"{name}: images in it", statistics.median(each["seconds"]["images"] for each in taken[1:]), "s"),
-    ]  # fmt: skip
+        median_of(f"{name}: checkpoint over write past the page cache and fsync", past_cache[1:], "ratio", bound=1.0),
+        median_of(f"{name}: quiesce and drain", cuts, "s", 0.1),
+        median_of(f"{name}: checkpoint", totals[1:], "s"),
+        median_of(f"{name}: images in it", [each["seconds"]["images"] for each in taken[1:]], "s"),
+    ]
 
 
 def _increment_rows(name: str, full: list[dict], parts: list[dict]) -> list[Row]:
@@ -142,12 +139,10 @@ def _increment_rows(name: str, full: list[dict], parts: list[dict]) -> list[Row]
     times = [part["seconds"]["total"] / whole_s for part in parts[1:]]
     images = [part["seconds"]["images"] / whole_images_s for part in parts[1:]]
     return [
-        at_most(f"{name}: size with 10 % changed over full", statistics.median(sizes), "ratio", 0.15,
-                spread=_spread(sizes)),
-        at_most(f"{name}: time with 10 % changed over full", statistics.median(times), "ratio", 0.15,
-                spread=_spread(times)),
-        Row(f"{name}: images in it, over those of full", statistics.median(images), "ratio", spread=_spread(images)),
-    ]  # fmt: skip
+        median_of(f"{name}: size with 10 % changed over full", sizes, "ratio", 0.15),
+        median_of(f"{name}: time with 10 % changed over full", times, "ratio", 0.15),
+        median_of(f"{name}: images in it, over those of full", images, "ratio"),
+    ]
 
 
 def restart_rows(mib: int = _LARGE_MIB, num_ranks: int = 1) -> list[Row]:
@@ -162,8 +157,7 @@ def restart_rows(mib: int = _LARGE_MIB, num_ranks: int = 1) -> list[Row]:
         name = f"{num_ranks} x {mib} MiB"
         # The first one also hashes all mapped files.
         ratios = [each["seconds"]["total"] / bound for each, bound in zip(first.taken, bounds_s, strict=True)][1:]
-        found = [at_most(f"{name}: checkpoint over write and fsync", statistics.median(ratios), "ratio", _OVER_WRITING,
-                         bound=1.0, spread=_spread(ratios))]  # fmt: skip
+        found = [median_of(f"{name}: checkpoint over write and fsync", ratios, "ratio", _OVER_WRITING, bound=1.0)]
         for mpi in KINDS:
             stay = _stay(job, mpi, StaySettings(keep=1), _Take(out, 1))
             native_s = native_init_s(mpi, num_ranks)
@@ -198,10 +192,6 @@ def native_init_s(mpi: str, num_ranks: int, repeat: int = 3) -> float:
     for run in runs:
         run.check_returncode()
     return statistics.median(max(map(float, run.stdout.split())) for run in runs)
-
-
-def _spread(values: list[float]) -> float:
-    return max(values) / min(values) - 1
 
 
 def object_rows(num_objects: int = _NUM_OBJECTS) -> list[Row]:
@@ -252,7 +242,7 @@ def write_as_much(folder: Path, mib: int, num_ranks: int, flags: int = 0) -> flo
 
 
 def main() -> None:
-    """Measure and write the report and the page; needs 4 GiB of memory and 8 GiB of disk."""
+    """Measure, and write the report; needs 4 GiB of memory and 8 GiB of disk."""
     cases = ((64, 2, 5),) if is_quick() else ((256, 2, 5), (256, 4, 5), (1024, 1, 3), (1024, 2, 3))
     found = []
     for mib, num_ranks, repeat in cases:
@@ -260,7 +250,6 @@ def main() -> None:
         found += rows(mib, num_ranks, repeat)
         print(f"{num_ranks} x {mib} MiB: measured in {time.monotonic() - began_s:.0f} s", flush=True)
     write_report("mpi_images", [*found, *object_rows()])
-    images_page.main()
 
 
 if __name__ == "__main__":

@@ -15,13 +15,14 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks.mpi.chain import ALL, Config, Walk, all_pairs_walk, run_command
 from benchmarks.mpi.matrix_programs import Program, make_programs
-from benchmarks.report import OUT, Row, at_least, describe_run, save_report
+from benchmarks.report import OUT, Row, at_least, find_commit, save_report
 
 SEED = 4
 SEGMENT = 17
@@ -29,8 +30,8 @@ SEGMENT = 17
 RANDOM = "random"
 """Kind of the jobs that do not belong to the walk over the pairs; the others have that of their language."""
 _KINDS = ("Python", "C", "Fortran", RANDOM)
-_TOLD = OUT / "mpi_walks.json"
-"""What jobs came to, of all parts that were run on one commit."""
+_REPORT = "mpi_matrix"
+"""It has what jobs came to, of all parts that were run on one commit."""
 
 
 def segments() -> list[list[Config]]:
@@ -55,17 +56,17 @@ def jobs(programs: dict[str, list[Program]]) -> list[tuple[str, Program, list[Co
     return found + [(RANDOM, next(turns), each) for each in random_chains(3, 20)]
 
 
-def main(arguments: list[str]) -> None:
+def main(arguments: list[str], folder: Path = OUT) -> None:
     """Run the jobs of a part; the report is written after each, so that an interrupted run tells what it has seen."""
     parts, kinds = [each for each in arguments if "/" in each], [each for each in arguments if "/" not in each]
     if unknown := {*kinds} - {*_KINDS}:
         raise SystemExit(f"jobs of kind {', '.join(sorted(unknown))}: expected {', '.join(_KINDS)}")
     part, num_parts = map(int, parts[0].split("/")) if parts else (1, 1)
-    told = read_told()
+    told = read_jobs(folder)
     # By the command of the native run: programs of several faces have one.
     answers: dict[tuple[str, ...], str] = {}
-    with tempfile.TemporaryDirectory(prefix="remesh-matrix-") as folder:
-        for number, (kind, program, configs) in enumerate(jobs(make_programs(Path(folder)))):
+    with tempfile.TemporaryDirectory(prefix="remesh-matrix-") as built:
+        for number, (kind, program, configs) in enumerate(jobs(make_programs(Path(built)))):
             if number % num_parts != part - 1 or (kinds and kind not in kinds):
                 continue
             began_s = time.monotonic()
@@ -78,7 +79,7 @@ def main(arguments: list[str]) -> None:
             print(f"{number:3d} {kind:7} {program.name:21} {len(walk.cut_s):3d} restarts {took} {verdict}", flush=True)
             if not told[number]["good"]:
                 print(f"    expected {expected}, found {walk.answer!r}; {walk.cause}", flush=True)
-            write(told)
+            write(told, folder)
 
 
 def tell(kind: str, walk: Walk, *, good: bool) -> dict[str, Any]:
@@ -92,28 +93,31 @@ def tell(kind: str, walk: Walk, *, good: bool) -> dict[str, Any]:
     }
 
 
-def read_told() -> dict[int, dict[str, Any]]:
+def read_jobs(folder: Path) -> dict[int, dict[str, Any]]:
     """By number, the jobs that were run on this commit."""
-    if not _TOLD.exists():
-        return {}
-    report = json.loads(_TOLD.read_text())
-    commit = describe_run(SEED)["commit"]
-    return {int(number): job for number, job in report["jobs"].items()} if report["commit"] == commit else {}
+    path = folder / f"{_REPORT}.json"
+    report = json.loads(path.read_text()) if path.exists() else {"commit": None, "jobs": {}}
+    return {int(number): job for number, job in report["jobs"].items()} if report["commit"] == find_commit() else {}
 
 
-def write(told: dict[int, dict[str, Any]]) -> None:
-    """Rows for the report, and every pair for the documentation."""
-    _TOLD.parent.mkdir(parents=True, exist_ok=True)
-    _TOLD.write_text(json.dumps({**describe_run(SEED), "jobs": told}, indent=1) + "\n")
+def pairs_of(jobs: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, bool]]:
+    """By language, the ordered pairs that were walked, and whether the job's answer was right."""
     pairs: dict[str, dict[str, bool]] = {}
-    caught: Counter[str] = Counter()
-    for job in told.values():
-        caught.update(job["caught"])
+    for job in jobs:
         if job["kind"] != RANDOM:
             walked = {f"{before} -> {after}": job["good"] for before, after in itertools.pairwise(job["configs"])}
             pairs.setdefault(job["kind"], {}).update(walked)
-    cuts = sorted(cut_s for job in told.values() for cut_s in job["cut_s"])
-    num_good = sum(len(job["cut_s"]) for job in told.values() if job["good"])
+    return pairs
+
+
+def write(jobs: Mapping[int, Mapping[str, Any]], folder: Path) -> None:
+    """The report: rows over all jobs, and the jobs themselves."""
+    caught: Counter[str] = Counter()
+    for job in jobs.values():
+        caught.update(job["caught"])
+    pairs = pairs_of(jobs.values())
+    cuts = sorted(cut_s for job in jobs.values() for cut_s in job["cut_s"])
+    num_good = sum(len(job["cut_s"]) for job in jobs.values() if job["good"])
     rows = [
         at_least("restarts with the answer of an uninterrupted run", num_good / max(len(cuts), 1), "share", 1.0),
         *(
@@ -123,10 +127,13 @@ def write(told: dict[int, dict[str, Any]]) -> None:
         Row("quiesce and drain, median", cuts[len(cuts) // 2] if cuts else 0.0, "s"),
         Row("quiesce and drain, nine of ten", cuts[len(cuts) * 9 // 10] if cuts else 0.0, "s"),
         *(at_least(f"caught: {what}", count, "times", 1) for what, count in sorted(caught.items())),
+        *(
+            at_least(f"pair {pair}", float(all(of.get(pair, True) for of in pairs.values())), "right", 1.0)
+            for pair in (f"{before} -> {after}" for before, after in itertools.permutations(ALL, 2))
+            if any(pair in of for of in pairs.values())
+        ),
     ]
-    save_report("mpi_matrix", [asdict(row) for row in rows], SEED)
-    path = Path(OUT) / "mpi_pairs.json"
-    path.write_text(json.dumps({**describe_run(SEED), "pairs": pairs}, indent=1) + "\n")
+    save_report(_REPORT, [asdict(row) for row in rows], SEED, folder, jobs=jobs)
 
 
 if __name__ == "__main__":

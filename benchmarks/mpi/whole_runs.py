@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.mpi.c_programs import CCase, compile_program, run_carried, run_native
-from benchmarks.report import Row, at_most
+from benchmarks.report import Row, median_of
 from remesh.carried.mpi.mpis import find_mpi
 from remesh.carried.mpi.stay import Placement, StaySettings, run_stay
 from remesh.carried.rounds.job_folder import JobFolder, JobSpec
@@ -86,9 +85,7 @@ def find_missing() -> list[str]:
 
 def _row(said: str, turns: Sequence[tuple[float, float]]) -> Row:
     ratios = [carried_s / native_s for native_s, carried_s in turns]
-    spread = max(ratios) / min(ratios) - 1
-    return at_most(f"openmpi shm: whole run of {said}", statistics.median(ratios), "ratio", _LONGER, peer="native",
-                   spread=spread)  # fmt: skip
+    return median_of(f"openmpi shm: whole run of {said}", ratios, "ratio", _LONGER, peer="native")
 
 
 def _own_rows(turns: int, share: float) -> Iterator[Row]:

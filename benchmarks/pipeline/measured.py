@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import functools
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -32,8 +31,7 @@ import torch
 
 from benchmarks.pipeline.measured_ranks import Contestant, Make, Part, Told, measure, measure_torch
 from benchmarks.pipeline.stubs import Pace, Stub
-from benchmarks.report import Row, at_least, at_most, describe_run, header_of, is_quick, write_report
-from benchmarks.reshard.ablation import plot_svg, table_text
+from benchmarks.report import Row, at_least, at_most, spread_of
 from remesh.pipeline import (
     Costs,
     EdgeCost,
@@ -65,7 +63,6 @@ _WIRE = 1.046
 _TIMEOUT_S = 900.0
 _NUM_PROBES = 7
 _PACED_FORWARD_S = 0.08
-_DOCS = Path(__file__).resolve().parents[2] / "docs" / "pipeline"
 _EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "pipeline"
 
 
@@ -84,14 +81,6 @@ class Case:
     lines: Lines = Lines.NIC
     goals: Mapping[str, float] = field(default_factory=dict)
     """Of `OURS` against `BOUND` and against `BLOCKING`, by those names."""
-
-
-def why_not() -> str:
-    """What this machine lacks for a testbed; empty when it lacks nothing."""
-    absent = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
-    if absent:
-        return f"needs {' and '.join(absent)}, not on the path"
-    return "" if os.geteuid() == 0 else "needs root, for network namespaces"
 
 
 # --- cases ---
@@ -317,22 +306,15 @@ def rows_of(measured: Measured) -> list[Row]:
         if contestant not in seconds:
             continue
         value, spread = _ratio(seconds[BOUND], seconds[contestant])
-        about: dict[str, Any] = {"peer": None if contestant == OURS else contestant, "bound": 1.0, "spread": spread}
-        text = f"{name}: fraction of the signal bound, {contestant}"
         goal = case.goals.get(BOUND) if contestant == OURS and quiet else None
-        if goal is None:
-            rows.append(Row(text, value, "fraction", **about))
-        else:
-            rows.append(at_least(text, value, "fraction", goal, **about))
+        peer = None if contestant == OURS else contestant
+        text = f"{name}: fraction of the signal bound, {contestant}"
+        rows.append(at_least(text, value, "fraction", goal, peer=peer, bound=1.0, spread=spread))
     own, spread = _ratio(seconds[OWN_BOUND], seconds[OURS])
     rows.append(Row(f"{name}: of its own bound, {measured.schedule.name}", own, "fraction", bound=1.0, spread=spread))
     gain, spread = _ratio(seconds[BLOCKING], seconds[OURS])
     goal = case.goals.get(BLOCKING) if quiet else None
-    text = f"{name}: gain over {BLOCKING}"
-    if goal is None:
-        rows.append(Row(text, gain, "ratio", peer=BLOCKING, spread=spread))
-    else:
-        rows.append(at_least(text, gain, "ratio", goal, peer=BLOCKING, spread=spread))
+    rows.append(at_least(f"{name}: gain over {BLOCKING}", gain, "ratio", goal, peer=BLOCKING, spread=spread))
     rows += _simulator_rows(measured, quiet)
     if not quiet:
         rows.append(Row(f"{name}: no verdict, the machine was busy", os.getloadavg()[0], "load"))
@@ -361,13 +343,13 @@ def _simulator_rows(measured: Measured, quiet: bool) -> list[Row]:
 def is_quiet(measured: Measured) -> bool:
     """Whether the bound, which nothing but the machine can disturb, was the same in every step."""
     bound = measured.seconds[BOUND]
-    return max(bound) / min(bound) - 1 <= _MAX_SPREAD
+    return spread_of(bound) <= _MAX_SPREAD
 
 
 def _ratio(above: Sequence[float], below: Sequence[float]) -> tuple[float, float]:
     """Median of the ratios of steps that followed each other, and their spread."""
     ratios = [a / b for a, b in zip(above, below, strict=True)]
-    return statistics.median(ratios), max(ratios) / min(ratios) - 1
+    return statistics.median(ratios), spread_of(ratios)
 
 
 def ablation_of(case: Case, repeat: int) -> dict[str, float]:
@@ -422,54 +404,3 @@ def rows(*, quick: bool, models: bool) -> list[Row]:
         found += rows_of(measure_case(case, repeat=2 if quick else 3, with_torch=with_torch))
         print(f"{case.name}: {len(found)} rows so far, load {os.getloadavg()[0]:.1f}", flush=True)
     return found + ablation_rows(quick=quick)
-
-
-def write_page(found: Sequence[Row], about: str, folder: Path = _DOCS) -> None:
-    """Write the page of measured numbers, and the plot of the ablation; ``about`` says how they were measured."""
-    fractions: dict[str, dict[str, str]] = {}
-    others: list[str] = []
-    ablation: dict[str, dict[str, float]] = {}
-    for row in found:
-        case, _, what = row.case.partition(": ")
-        if case.startswith("ablation"):
-            ablation.setdefault(case.rpartition("M=")[2], {})[what] = row.value
-        elif what.startswith("fraction of the signal bound, "):
-            fractions.setdefault(case, {})[what.rpartition("bound, ")[2]] = f"{row.value:.2f}"
-        elif not what.startswith("stages whose"):
-            goal = "" if row.goal is None else f" (goal {row.goal:g}: {'reached' if row.ok else 'missed'})"
-            others.append(f"| {case} | {what} | {row.value:.3f}{goal} |")
-    names = [OURS, EAGER, ASYNC, BLOCKING, TORCH]
-    lines = [f"| case | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
-    lines += [f"| {case} | {' | '.join(by.get(name, '') for name in names)} |" for case, by in fractions.items()]
-    parts = [
-        f"# Pipelines, measured\n\n{about}\n\n"
-        "The table has fractions of the signal bound: the step time of 1F1B with messages of one byte, over that "
-        "of each schedule, in the same run. Above 1, weight gradients fill bubbles that 1F1B leaves. `c` is the "
-        "time of a micro-batch's values on the link, `F` that of a forward. Stub stages sleep instead of "
-        "computing, and send real bytes over shaped links; paced stubs take the times of the model's stages, "
-        "multiplied by one factor, and send the same bytes. Rows with only a model's name have stages that "
-        "compute, on one thread each; on two cores, they compete with the threads that carry the values. Torch's "
-        "runtime supports only chains, so it has no value for models with skip connections.",
-        "\n".join(lines),
-        "\n".join(["| case | | |", "|---|---|---|", *others]),
-    ]
-    if ablation:
-        (folder / "measured-ablation.svg").write_text(plot_svg(ablation, "Throughput over Broadcast, U-Transformer"))
-        parts.append(
-            "## What each part brings\n\nThe U-Transformer in two stages, paced, with transfers as long as a forward: "
-            "throughput over blocking 1F1B, by the number of micro-batches, as Fig. 9 of arXiv 2211.05322. Beside it "
-            f"the signal bound of 1F1B.\n\n{table_text(ablation, 'micro-batches')}\n\n"
-            "![ablation](measured-ablation.svg)"
-        )
-    (folder / "measured.md").write_text("\n\n".join(parts) + "\n")
-
-
-def main() -> None:
-    """Measure, write the report and the page."""
-    found = rows(quick=is_quick(), models=os.environ.get("MODELS", "") == "1")
-    write_report("pipeline-measured", found)
-    write_page(found, header_of(describe_run(None), "python -m benchmarks.pipeline.measured", "three, the median"))
-
-
-if __name__ == "__main__":
-    main()

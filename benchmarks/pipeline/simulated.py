@@ -5,20 +5,18 @@ unless a case says more. *Signal bound*: the same schedule with transfers that t
 says so. *Bound*: what no schedule beats (`remesh.pipeline.bound`). *Blocking*: ranks stand still while they send and
 receive, one value at a time; *exchange*: all values that are due at once, as torch's ``Schedule1F1B``.
 
-``python -m benchmarks.pipeline.simulated`` writes the tables and pictures of ``docs/pipeline``.
+``python -m benchmarks.pipeline.simulated`` draws the pictures of docs/pipeline/schedules.md.
 """
 
 from __future__ import annotations
 
 import itertools
 import random
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.report import Row, at_least, at_most
-from benchmarks.reshard.ablation import plot_svg, table_text
+from benchmarks.report import Row, at_least, at_most, median_of
 from remesh.pipeline.costs import Costs, EdgeCost, Lines, StageCost
 from remesh.pipeline.draw import draw_svg
 from remesh.pipeline.graph import Edge, StageGraph
@@ -76,6 +74,7 @@ def rows(*, quick: bool) -> list[Row]:
         *_smallest_rows(4 if quick else 12),
         *_time_rows(repeat=2 if quick else 5),
         *_model_rows(),
+        *_frontier_rows(),
         *_ablation_rows(NUM_MICROBATCHES[:3] if quick else NUM_MICROBATCHES),
     ]
 
@@ -185,8 +184,7 @@ def _time_rows(repeat: int) -> list[Row]:
             begin_s = time.perf_counter()
             search_schedule(graph, costs, 64)
             seconds.append(time.perf_counter() - begin_s)
-        spread = max(seconds) / min(seconds) - 1
-        made.append(at_most(f"search S=8 M=64, {case}", statistics.median(seconds), "s", 1.0, spread=spread))
+        made.append(median_of(f"search S=8 M=64, {case}", seconds, "s", 1.0))
     return made
 
 
@@ -253,14 +251,19 @@ def frontier(num_stages: int, num: int, ratio: float) -> list[Found]:
     return found
 
 
-def _frontier_text(found: Sequence[Found], signal_s: float) -> str:
-    lines = ["| live micro-batches on a rank, at most | step | of 1F1B's signal bound | warm-up + delay by stage |"]
-    lines.append("|---|---|---|---|")
-    for each in found:
+def _frontier_rows() -> list[Row]:
+    """Steps of four stages and 16 micro-batches, transfers as long as a forward; beside them 1F1B, which keeps 4."""
+    graph, num = StageGraph.chain(4), 16
+    signal_s = compute_signal_bound_s(one_f_one_b(4, num), graph, Costs.uniform(graph))
+    steps = {"at most 4 live, 1F1B": step_s("1f1b", graph, Costs.uniform(graph, transfer_s=1), num)}
+    for each in frontier(4, num, 1.0):
         live = max(peak.num_live for peak in each.peaks)
-        knobs = ", ".join(map(str, each.knobs))
-        lines.append(f"| {live} | {each.step_s:g} | {signal_s / each.step_s:.3f} | {knobs} |")
-    return "\n".join(lines)
+        steps[f"at most {live} live, warm-up + delay {', '.join(map(str, each.knobs))}"] = each.step_s
+    made = []
+    for case, value in steps.items():
+        made.append(Row(f"frontier S=4 M={num} c=1F, {case}: step over F", value, "ratio"))
+        made.append(Row(f"frontier S=4 M={num} c=1F, {case}: of 1F1B's signal bound", signal_s / value, "ratio"))
+    return made
 
 
 def pictures() -> Mapping[str, str]:
@@ -285,41 +288,11 @@ def pictures() -> Mapping[str, str]:
     return made
 
 
-def main(
-    folder: Path = _DOCS, sizes: Sequence[tuple[int, int]] = SIZES, nums: Sequence[int] = NUM_MICROBATCHES
-) -> None:
-    """Write the page of tables, its plot, and the pictures."""
-    folder.mkdir(parents=True, exist_ok=True)
+def write_pictures(folder: Path = _DOCS) -> None:
+    """Write the pictures of docs/pipeline/schedules.md."""
     for name, svg in pictures().items():
         (folder / f"step-{name}.svg").write_text(svg)
-    parts = [
-        "# Schedules, simulated\n\n*Written by `python -m benchmarks.pipeline.simulated`, which repeats it; do not "
-        "edit. Nothing is measured: a model, the same on every machine.*\n\nUniform stages, F = I = W = "
-        "1; a transfer takes `c` times F on a line of its own for each hop and direction. Fractions are the signal "
-        "bound of 1F1B (transfers in no time) over the step: above 1 where weight gradients fill the bubbles of fill "
-        "and drain. *Blocking* 1F1B handles one value at a time, *exchange* all that are due at once, as torch's "
-        "`Schedule1F1B` does. The searched schedule keeps least among those within 1 % of the fastest."
-    ]
-    for num_stages, num in sizes:
-        parts.append(
-            f"## {num_stages} stages, {num} micro-batches\n\n{table_text(fractions(num_stages, num), 'c / F')}"
-        )
-    graph = StageGraph.chain(4)
-    signal_s = compute_signal_bound_s(one_f_one_b(4, 16), graph, Costs.uniform(graph))
-    parts.append(
-        "## Time against memory\n\nFour stages, 16 micro-batches, c = F: the fastest schedule found under each limit. "
-        f"1F1B takes {step_s('1f1b', graph, Costs.uniform(graph, transfer_s=1), 16):g} and keeps 4.\n\n"
-        + _frontier_text(frontier(4, 16, 1.0), signal_s)
-    )
-    table = ablation(nums)
-    (folder / "ablation.svg").write_text(plot_svg(table, "Throughput over blocking 1F1B, U-shaped model, simulated"))
-    parts.append(
-        "## What each part brings\n\nA U-shaped model in four stages with skip connections, every transfer half a "
-        "forward: throughput over blocking 1F1B, as Fig. 9 of arXiv 2211.05322.\n\n"
-        f"{table_text(table, 'micro-batches')}\n\n![ablation](ablation.svg)"
-    )
-    (folder / "simulated.md").write_text("\n\n".join(parts) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    write_pictures()

@@ -9,9 +9,8 @@ import os
 import sys
 from collections.abc import Iterator
 
-from benchmarks.report import Row
+from benchmarks.report import Journal, Row, print_rows
 from benchmarks.reshard import ablation, loopback, netns, planning
-from benchmarks.reshard.journal import Journal
 from benchmarks.reshard.settings import Settings
 from remesh.testbed.pool import RankPool
 
@@ -41,8 +40,9 @@ def main() -> None:
     if sys.argv[1:] == ["estimate"]:
         netns.print_estimate(settings)
         return
-    journal = Journal(settings, planning.SEED)
+    journal = Journal("reshard", planning.SEED, keeps=settings.keeps, notes=[f"links: {settings.links}"])
     for rows in experiments(settings):
+        print_rows(rows)
         journal.add(rows)
 
 

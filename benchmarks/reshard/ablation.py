@@ -1,10 +1,10 @@
-"""What does each part of the planner bring? Sender choice, order, splitting and routing, simulated at host level.
+"""Ablation of the planner: sender choice, order, splitting and routing, simulated at host level.
 
 Two experiments, both without any process. *Orders*: the published cases and random pairs of specs under each
 algorithm for senders and order, and under our plan; a value is a finish over the lower bound (Fig. 8 of
 arXiv 2211.05322 as ratios). *Ways*: one sender to growing meshes, each way beside the chain, over one copy's time.
 
-``python -m benchmarks.reshard.ablation`` writes the tables and plots of ``docs/reshard``.
+``python -m benchmarks.reshard.ablation`` writes the report of docs/reshard/ablation.md.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import functools
 import random
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-from benchmarks.report import Row, at_most
+from benchmarks.report import Row, at_most, write_report
 from benchmarks.reshard.planning import TABLE_2, pair_of_specs
 from remesh.resharding import TensorMove, compute_tasks, plan_reshard
 from remesh.resharding.planning.simulate import simulate_plan
@@ -29,8 +28,6 @@ WAYS = ("send_recv", "local_allgather", "global_allgather", "broadcast")
 MESHES = ((1, 1), (1, 2), (1, 3), (1, 4), (2, 2), (3, 2), (4, 2))
 _MAX_TASKS = 64
 _SPECS = [f"{a}{b}{c}" for a in ("R", "S0", "S1", "S01") for b in ("R", "S0", "S1") for c in ("R", "S0", "S1")]
-_DOCS = Path(__file__).resolve().parents[2] / "docs" / "reshard"
-_COLOURS = ("#b0b0b0", "#8fb5d9", "#7fc4a3", "#e0b060", "#d98080", "#5566bb")
 
 
 @functools.cache
@@ -118,67 +115,5 @@ def _summary(ratios: Sequence[float]) -> dict[str, float]:
     }
 
 
-def table_text(table: Mapping[str, Mapping[str, float]], first: str) -> str:
-    """A table as Markdown, one line for each case."""
-    names = list(next(iter(table.values())))
-    lines = [f"| {first} | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
-    lines += [f"| {case} | {' | '.join(f'{by_name[n]:.2f}' for n in names)} |" for case, by_name in table.items()]
-    return "\n".join(lines)
-
-
-def plot_svg(table: Mapping[str, Mapping[str, float]], title: str) -> str:
-    """A table as groups of bars; the dashed line is the bound."""
-    names = list(next(iter(table.values())))
-    height, left, bar, gap = 220, 40, 11, 16
-    entry = max(95, 20 + 6 * max(map(len, names)))
-    group = bar * len(names) + gap
-    width = max(left + group * len(table) + 10, 8 + entry * len(names))
-    highest = max(value for by_name in table.values() for value in by_name.values())
-    scale = (height - 70) / highest
-    base = height - 24
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        'font-family="sans-serif" font-size="10">',
-        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
-        f'<text x="8" y="14" font-size="12">{title}</text>',
-    ]
-    for number, name in enumerate(names):
-        x = 8 + number * entry
-        parts.append(f'<rect x="{x}" y="22" width="9" height="9" fill="{_COLOURS[number]}"/>')
-        parts.append(f'<text x="{x + 12}" y="30">{name}</text>')
-    for at, (case, by_name) in enumerate(table.items()):
-        start = left + at * group
-        for number, (name, value) in enumerate(by_name.items()):
-            tall = value * scale
-            parts.append(
-                f'<rect x="{start + number * bar}" y="{base - tall:.1f}" width="{bar - 1}" height="{tall:.1f}" '
-                f'fill="{_COLOURS[number]}"><title>{case}, {name}: {value:.3f}</title></rect>'
-            )
-        parts.append(f'<text x="{start}" y="{base + 14}">{case}</text>')
-    for value in (1, highest):
-        parts.append(f'<text x="4" y="{base - value * scale + 3:.1f}">{value:.2f}</text>')
-    y = f"{base - scale:.1f}"
-    parts.append(f'<line x1="{left - 6}" x2="{width - 6}" y1="{y}" y2="{y}" stroke="#000" stroke-dasharray="4 3"/>')
-    return "\n".join([*parts, "</svg>"]) + "\n"
-
-
-def main(folder: Path = _DOCS, num_pairs: int = 1000) -> None:
-    """Write the page and its plots."""
-    orders, ways = orders_of_table_2(), ways_of_one_sender()
-    pairs = {name: _summary(ratios) for name, ratios in orders_of_random_pairs(num_pairs).items()}
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "ablation-orders.svg").write_text(plot_svg(orders, "Finish over lower bound, by sender choice and order"))
-    (folder / "ablation-ways.svg").write_text(plot_svg(ways, "Time over one copy, one sender to (hosts, devices)"))
-    (folder / "ablation.md").write_text(
-        "# What each part brings\n\n*Written by `python -m benchmarks.reshard.ablation`, which repeats it; do not "
-        "edit. Nothing is measured: a model, the same on every machine.*\n\nSimulated at host level, over "
-        "the lower bound; 1.00 is what no schedule beats.\n\n## Senders and order: Table 2 of arXiv 2211.05322\n\n"
-        f"{table_text(orders, 'case')}\n\n![orders](ablation-orders.svg)\n\n## {num_pairs} random pairs of specs\n\n"
-        "Three dims, 1 to 4 hosts of 4 devices on either side, at most 64 slices; ours is the certified ratio.\n\n"
-        f"{table_text(pairs, 'algorithm')}\n\n## Ways: one sender to (hosts, devices)\n\n"
-        f"{table_text(ways, 'mesh')}\n\n![ways](ablation-ways.svg)\n"
-    )
-
-
 if __name__ == "__main__":
-    main()
+    write_report("reshard-ablation", rows(1000), SEED)

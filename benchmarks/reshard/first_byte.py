@@ -1,7 +1,7 @@
-"""What does the whole way to the first byte take? From layouts to a checked plan, its digest, and one rank's steps.
+"""Time to the first byte: from layouts to a checked plan, its digest, and one rank's steps.
 
-``python -m benchmarks.reshard.first_byte`` measures each case in a process of its own, and writes
-``docs/reshard/first_byte.md``; about a minute. The model is measured as `plan_reshard` plans it, tensor by tensor, and
+``python -m benchmarks.reshard.first_byte`` measures each case in a process of its own, and writes the report of
+docs/reshard/first_byte.md; about a minute. The model is measured as `plan_reshard` plans it, tensor by tensor, and
 as ranks do, who plan tensors that are alike as one. Beside it stands what ``remesh plan`` takes for the largest pair.
 """
 
@@ -12,16 +12,14 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from benchmarks.report import describe_run, header_of
+from benchmarks.report import Row, write_report
 from remesh.layout import Layout, Mesh, layout_from_spec
 from remesh.resharding import Plan, TensorMove, Transfer, plan_reshard
 from remesh.resharding.planning.transfer import plan_stacked
 
-_PAGE = Path(__file__).resolve().parents[2] / "docs" / "reshard" / "first_byte.md"
 _DEVICES = 8
 
 # Spec, mesh, spec, mesh, shape: pairs that are awkward, for no dim divides as the other side's does.
@@ -132,48 +130,28 @@ def measure_command(arguments: Sequence[str]) -> tuple[float, float]:
     return taken_s, after.ru_maxrss / 1024
 
 
-_REASONS = """
-
-Where pieces of both sides lie within hosts and there are more than 8,192 slices, a plan follows a rule and names none
-of them ([decision 2](../decisions/0002-plans.md)): most of the time is that of the layouts,
-their hosts and the digest, and the rest grows with what one rank gives and takes. Ranks plan tensors that are alike as
-one ([decision 2](../decisions/0002-plans.md)). Other plans name every slice in
-columns, nine numbers of eight bytes each, and every pair of hosts
-([decision 2](../decisions/0002-plans.md)): `S01R` to `RS1`, whose pieces every host wants, and the
-model, whose streams are longer than a message.
-"""
+def rows_of(costs: Sequence[Cost]) -> Iterator[Row]:
+    """Four rows of each case."""
+    for cost in costs:
+        yield Row(f"{cost.name}: messages", cost.messages, "messages")
+        yield Row(f"{cost.name}: to the plan", cost.plan_s, "s")
+        yield Row(f"{cost.name}: to the first byte", cost.rest_s, "s")
+        yield Row(f"{cost.name}: memory", cost.peak_mib * (1 << 20), "bytes")
 
 
-def page_text(costs: Sequence[Cost], command: tuple[float, float], about: str = "") -> str:
-    """The costs as Markdown, and what the command takes."""
-    rows = [
-        f"| {each.name} | {each.messages:,} | {each.plan_s:.2f} | {each.rest_s:.2f} | {each.peak_mib:.0f} |"
-        for each in costs
-    ]
-    return (
-        "# The way to the first byte\n\n"
-        f"{about}\n\nSeconds of processor time, from the layouts to a checked plan, and from there to the digest "
-        "and the steps of two\nranks; MiB beyond what imports take. Goals at 1,024 hosts: 2 s and 300 MiB; for the "
-        "model 5 s and 512 MiB.\n\n| move | messages | to the plan, s | to the first byte, s | MiB |\n"
-        "|---|---|---|---|---|\n"
-        + "\n".join(rows)
-        + f"\n\n`remesh plan {' '.join(COMMAND)}` takes {command[0]:.1f} s of processor time and {command[1]:.0f} MiB, "
-        "with all that it loads." + _REASONS
-    )
-
-
-def main(page: Path = _PAGE) -> None:
-    """Measure every case, and write the page."""
+def main() -> None:
+    """Measure every case, and write the report."""
     context = multiprocessing.get_context("spawn")
-    costs = []
     # Before the others, so that the largest child there has been is this one.
-    command = measure_command(COMMAND)
+    command_s, command_mib = measure_command(COMMAND)
+    rows = []
     for number in range(len(PAIRS) + 2):
         with context.Pool(1) as pool:
-            costs.append(pool.apply(measure_case, (number,)))
-        print(costs[-1], flush=True)
-    about = header_of(describe_run(None), "python -m benchmarks.reshard.first_byte", "one of each move")
-    page.write_text(page_text(costs, command, about))
+            rows += rows_of([pool.apply(measure_case, (number,))])
+    about = f"`remesh plan {' '.join(COMMAND)}`"
+    rows.append(Row(f"{about}: to the plan", command_s, "s"))
+    rows.append(Row(f"{about}: memory", command_mib * (1 << 20), "bytes"))
+    write_report("reshard-first-byte", rows)
 
 
 def _mesh(shape: Sequence[int], first: int) -> Mesh:

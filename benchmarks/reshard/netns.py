@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from benchmarks.report import Row, at_least, at_most
+from benchmarks.report import Row, at_least, at_most, median_of, spread_of
 from benchmarks.reshard.netns_cases import GLOO, MIB, ONE_BY_ONE, Case, all_cases
 from benchmarks.reshard.netns_ranks import Told, Work, measure
 from benchmarks.reshard.settings import Settings, choose
@@ -67,7 +67,7 @@ def rows_of(case: Case, *, rate_mbit: int = 100, repeat: int = 3) -> list[Row]:
     times = {
         name: [max(run) for run in zip(*(each.seconds[name] for each in told), strict=True)] for name in told[0].seconds
     }
-    t = Row(f"{case.name}: t", statistics.median(times["t"]), "s", spread=_spread(times["t"]))
+    t = median_of(f"{case.name}: t", times["t"], "s")
     return [*_against_bound(case, times, load), _nic_row(case, work, told), t, Row(f"{case.name}: load", load, "load")]
 
 
@@ -120,7 +120,7 @@ def work_of(case: Case, network: Network, repeat: int) -> Work:
 
 def _against_bound(case: Case, times: Mapping[str, list[float]], load: float) -> list[Row]:
     plain = times["t"]
-    t_spread = _spread(plain)
+    t_spread = spread_of(plain)
     quiet = t_spread <= MAX_T_SPREAD and load <= MAX_LOAD
     found = []
     for name, runs in times.items():
@@ -128,7 +128,7 @@ def _against_bound(case: Case, times: Mapping[str, list[float]], load: float) ->
             continue
         ratios = [run / t for run, t in zip(runs, plain, strict=True)]
         value = statistics.median(ratios)
-        about = {"peer": name if name != OURS else None, "bound": 1.0, "spread": _spread(ratios)}
+        about = {"peer": name if name != OURS else None, "bound": 1.0, "spread": spread_of(ratios)}
         goal = case.goal if name == OURS and quiet else None
         found.append(at_most(f"{case.name}, {name}", value, "x bound", goal, **about))
     if not quiet:
@@ -151,7 +151,3 @@ def _nic_row(case: Case, work: Work, told: Sequence[Told]) -> Row:
             if planned > plan.busiest_nic_bytes / 10:
                 worst = max(worst, carried / planned)
     return at_most(f"{case.name}: bytes over NICs, counted over planned", worst, "ratio", _PROTOCOL)
-
-
-def _spread(values: Sequence[float]) -> float:
-    return max(values) / min(values) - 1

@@ -13,7 +13,7 @@ Fixed costs and the share of the processor shrink with slower links and larger t
 | ``CASES`` | beginnings of the names of cases: ``F5``, ``F5(4,2)``, ``F6-3``, ``N`` | all |
 | ``PEERS`` | ``0``: only ours, and the plain message that it is measured by | 1 |
 | ``PARTS`` | some of ``planning,loopback,links`` | all |
-| ``KEEP`` | ``1``: rows of the last report stay where they are not measured anew | 0 |
+| ``KEEP`` | ``1``: rows of the last report, of the same commit, stay where they are not measured anew | 0 |
 | ``QUICK`` | ``1``: smaller, and a handful of cases | 0 |
 """
 

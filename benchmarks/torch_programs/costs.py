@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import Row, at_most, describe_run, describe_value, header_of, verdict_of
+from benchmarks.report import Row, at_most, spread_of
 from remesh.carried.rounds.job_folder import JobFolder
 from remesh.foundation.linux.calls import make_buffer
 from remesh.wire.free_ports import free_port
@@ -23,7 +23,6 @@ from remesh.wire.free_ports import free_port
 _WORKER = str(Path(__file__).with_name("worker.py"))
 _CALLS = str(Path(__file__).with_name("calls.py"))
 _GROWTH = str(Path(__file__).with_name("growth.py"))
-_PAGE = Path(__file__).parents[2] / "docs" / "torch_programs" / "measured.md"
 _REMESH = (sys.executable, "-m", "remesh", "torch")
 _PATIENCE_S = 300.0
 _RANKS = 2
@@ -81,33 +80,6 @@ def rows(turns: int) -> list[Row]:
     ]
 
 
-def write_page(rows: list[Row]) -> None:
-    """The page of the documentation, from these rows."""
-    how = "the least of interleaved turns; of calls, the median of bursts that take turns, and of their differences"
-    head = header_of(describe_run(None), "python -m benchmarks.torch_programs --page", how)
-    lines = [
-        "# What carrying programs of torch costs",
-        "",
-        head,
-        "",
-        "Native and carried runs of one program take turns on one host, gloo over the loopback. Steps in turns are of",
-        "one carried program, with a group of ours and one of torch's own, in turns: the median of their ratios.",
-        "All_reduces are of two ranks, and those of torch alone go through the real group beneath ours in the same",
-        "processes. Where Linux puts both ranks on one processor, a call takes as long as both together compute. A",
-        "group that only forwards, and ours without its extension in C, say where the time goes.",
-        "Checkpoints and restarts are of two ranks, beside one process that writes or reads as many bytes; of two ways",
-        "to read, the faster. Groups are grown again after checkpoints that go on: the world and two halves of it.",
-        "",
-        "| case | value | goal | |",
-        "|---|---|---|---|",
-    ]
-    for row in rows:
-        goal = "" if row.goal is None else describe_value(row.goal, row.unit)
-        verdict = "" if row.ok is None else verdict_of({"ok": row.ok})
-        lines.append(f"| {row.case} | {describe_value(row.value, row.unit)} | {goal} | {verdict} |")
-    _PAGE.write_text("\n".join(lines) + "\n")
-
-
 # --- rows ---
 
 
@@ -131,7 +103,7 @@ def _compare(cases: str, num_ranks: int, turns: int, *, saves: bool) -> tuple[di
     compared = {}
     for case in cases.split(","):
         alone, with_us = ([each[case] for each in runs] for runs in (native, carried))
-        compared[case] = _Compared(min(alone), min(with_us), max(alone) / min(alone) - 1)
+        compared[case] = _Compared(min(alone), min(with_us), spread_of(alone))
     return compared, saved
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.rules.source_tree import ROOT
 
 _DOCS = ROOT / "docs"
-_HEAD = re.compile(r"^\*Written by `([^`]+)`, which repeats it; do not edit\. (.*)\*$", re.MULTILINE)
+_HEAD = re.compile(r"^\*Figures written by `([^`]+)`, which repeats them\. (.*)\*$", re.MULTILINE)
 _MODEL = "Nothing is measured: a model"
 _NEEDED = (r"Commit [0-9a-f]{7}", r"\d+ cores", r"load \d", r"Runs: \w")
 PAGES = sorted(set(re.findall(r"\]\(([^)#]+\.md)", (_DOCS / "measured.md").read_text())))
@@ -18,7 +18,7 @@ PAGES = sorted(set(re.findall(r"\]\(([^)#]+\.md)", (_DOCS / "measured.md").read_
 @pytest.mark.parametrize("page", PAGES)
 def test_a_measured_page_says_what_its_figures_need_to_be_judged(page: str) -> None:
     heads = _HEAD.findall((_DOCS / page).read_text())
-    assert heads, f"docs/{page}: no line as benchmarks.report.header_of writes it"
+    assert heads, f"docs/{page}: no line as benchmarks.page.Page.head writes it"
     for verb, told in heads:
         missing = [] if told.startswith(_MODEL) else [one for one in _NEEDED if not re.search(one, told)]
         assert not missing, f"docs/{page}: its head lacks {missing}"

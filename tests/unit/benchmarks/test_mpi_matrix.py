@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks import report
-from benchmarks.mpi import matrix, tables
+from benchmarks.mpi import matrix
 from benchmarks.mpi.chain import ALL, Config, Walk
 from benchmarks.mpi.matrix_programs import Program
+from benchmarks.pages import PAGES
 
 _BROKEN_SEED = matrix.SEED + 3
 
@@ -23,15 +24,9 @@ def _walk(argv: Sequence[str], _environment: Mapping[str, str], configs: Sequenc
 
 @pytest.fixture
 def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(matrix, "OUT", tmp_path)
-    monkeypatch.setattr(matrix, "_TOLD", tmp_path / "mpi_walks.json")
     monkeypatch.setattr(matrix, "run_command", _walk)
     monkeypatch.setattr(matrix, "make_programs", lambda folder: {language: [_program(language)] for language in "AB"})
     monkeypatch.setattr(Program, "native_answer", lambda self: f"answer of {self.name}")
-    monkeypatch.setattr(matrix, "describe_run", lambda seed: {**_DESCRIBED, "seed": seed})
-    monkeypatch.setattr(
-        matrix, "save_report", lambda room, rows, seed: report.save_report(room, rows, seed, folder=tmp_path)
-    )
     return tmp_path
 
 
@@ -39,29 +34,32 @@ def _program(name: str) -> Program:
     return Program(name, (name,), {}, ((name,), {}))
 
 
-_DESCRIBED = report.describe_run(None)
+def _report(out: Path) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads((out / "mpi_matrix.json").read_text())
+    return report
 
 
 @pytest.mark.procs
 def test_parts_make_the_whole(out: Path) -> None:
     for part in ("1/3", "2/3", "3/3"):
-        matrix.main([part])
-    pairs = json.loads((out / "mpi_pairs.json").read_text())
-    whole = json.loads((out / "mpi_matrix.json").read_text())
+        matrix.main([part], out)
+    report = _report(out)
+    pairs = matrix.pairs_of(report["jobs"].values())
     num_pairs = len(ALL) * (len(ALL) - 1)
-    assert {language: len(of) for language, of in pairs["pairs"].items()} == {"A": num_pairs, "B": num_pairs}
-    assert sum(pairs["pairs"]["A"].values()) == num_pairs - matrix.SEGMENT
-    assert all(pairs["pairs"]["B"].values())
-    share = whole["rows"][0]
+    assert {language: len(of) for language, of in pairs.items()} == {"A": num_pairs, "B": num_pairs}
+    assert sum(pairs["A"].values()) == num_pairs - matrix.SEGMENT
+    assert all(pairs["B"].values())
+    share = report["rows"][0]
     assert share["value"] == pytest.approx(1 - matrix.SEGMENT / (2 * num_pairs + 60)) and not share["ok"]
-    page = tables.make_page(pairs, whole)
-    assert page.count("**x**") == matrix.SEGMENT and "·" not in page.split("| 1 |")[1]
+    (page,) = (page for page in PAGES if page.name == "mpi/matrix")
+    lines = page.tables["pairs"].lines(page.find(report)["pairs"])
+    assert len(lines) == 2 + len(ALL)
+    assert sum(line.count("**x**") for line in lines) == matrix.SEGMENT and not any("·" in line for line in lines)
 
 
 @pytest.mark.procs
 def test_what_was_run_on_another_commit_does_not_count(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    matrix.main(["1/21"])
-    monkeypatch.setattr(matrix, "describe_run", lambda seed: {**_DESCRIBED, "commit": "another", "seed": seed})
-    matrix.main(["2/21"])
-    pairs = json.loads((out / "mpi_pairs.json").read_text())
-    assert len(pairs["pairs"]["A"]) == matrix.SEGMENT
+    matrix.main(["1/21"], out)
+    monkeypatch.setattr(matrix, "find_commit", lambda: "another")
+    matrix.main(["2/21"], out)
+    assert len(matrix.pairs_of(_report(out)["jobs"].values())["A"]) == matrix.SEGMENT

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from benchmarks.report import Row, at_least, at_most, header_of, write_report
-from tests.unit.benchmarks.described import DESCRIBED
+import remesh
+from benchmarks import report as reports
+from benchmarks.report import Row, at_least, at_most, write_report
 
 
 @pytest.mark.procs
@@ -20,16 +22,26 @@ def test_a_row_that_misses_its_goal_stays_in(tmp_path: Path) -> None:
     assert set(report["rows"][0]) == {"case", "value", "unit", "goal", "ok", "peer", "bound", "spread"}
     assert report["seed"] == 7
     assert {"commit", "machine", "load", "load_before", "versions"} <= set(report)
-
-
-def test_the_header_of_a_page_says_what_a_number_needs_to_be_judged() -> None:
-    told = header_of(DESCRIBED, "make bench ROOM=layout", "five, the median")
-    for part in ("make bench ROOM=layout", "0123456789ab", "2 cores, Linux-6.1", "Python 3.11.7", "torch 2.13.0"):
-        assert part in told
-    assert "load 0.1, 0.2, 0.3 before, 2.0, 1.0, 0.5 after" in told
-    assert "Runs: five, the median" in told
+    assert report["versions"]["remesh"] == remesh.__version__
 
 
 def test_a_goal_needs_a_verdict() -> None:
     with pytest.raises(ValueError, match="must both be there"):
         Row("case", 1.0, "s", goal=2.0)
+
+
+@pytest.mark.procs
+def test_a_commit_has_a_mark_when_more_than_pages_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reports, "_ROOT", tmp_path)
+    assert reports.find_commit() is None
+    named = ("-c", "user.name=a", "-c", "user.email=a@b")
+    for command in (("init", "-q"), (*named, "commit", "-q", "--allow-empty", "-m", "first")):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    commit = reports.find_commit()
+    assert commit is not None and not commit.endswith("+")
+    for page in ("docs/room.svg", "README.md"):
+        (tmp_path / page).parent.mkdir(exist_ok=True)
+        (tmp_path / page).touch()
+    assert reports.find_commit() == commit
+    (tmp_path / "code.py").touch()
+    assert reports.find_commit() == f"{commit}+"

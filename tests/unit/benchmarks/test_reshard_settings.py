@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.report import Row
-from benchmarks.reshard.journal import Journal
+from benchmarks.report import Journal, Row
 from benchmarks.reshard.netns import chosen_cases
 from benchmarks.reshard.settings import Settings
 
@@ -51,18 +50,26 @@ def test_the_quick_set_is_a_handful_of_the_whole() -> None:
 
 
 @pytest.mark.procs
-def test_rows_are_written_as_they_come_and_kept_when_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_are_written_as_they_come_and_kept_when_they_are_of_one_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def cases() -> dict[str, float]:
         return {row["case"]: row["value"] for row in json.loads((tmp_path / "reshard.json").read_text())["rows"]}
 
-    journal = Journal(Settings(), 1, tmp_path)
-    journal.add([Row("a", 1.0, "s")])
-    assert cases() == {"a": 1.0} and "a" in capsys.readouterr().out
-    journal.add([Row("b", 2.0, "s")])
+    def journal(*, keeps: bool = False, links: str = "16 MiB") -> Journal:
+        return Journal("reshard", 1, tmp_path, keeps=keeps, notes=[links])
+
+    first = journal()
+    first.add([Row("a", 1.0, "s")])
+    assert cases() == {"a": 1.0}
+    first.add([Row("b", 2.0, "s")])
     assert cases() == {"a": 1.0, "b": 2.0}
-    Journal(Settings(keeps=True), 1, tmp_path).add([Row("a", 3.0, "s")])
+    journal(keeps=True).add([Row("a", 3.0, "s")])
     assert cases() == {"a": 3.0, "b": 2.0}
-    with pytest.raises(ValueError, match="expected 32 MiB"):
-        Journal(Settings(keeps=True, size_mib=32), 1, tmp_path)
-    Journal(Settings(size_mib=32), 1, tmp_path).add([Row("c", 4.0, "s")])
+    with pytest.raises(ValueError, match="its notes is .'16 MiB'., expected .'32 MiB'."):
+        journal(keeps=True, links="32 MiB")
+    journal(links="32 MiB").add([Row("c", 4.0, "s")])
     assert cases() == {"c": 4.0}
+    monkeypatch.setattr("benchmarks.report.find_commit", lambda: "another")
+    with pytest.raises(ValueError, match="its commit is .*, expected another"):
+        journal(keeps=True, links="32 MiB")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -9,8 +10,7 @@ import pytest
 import torch
 
 from benchmarks.checkpoint import background, formats, loads, planning, storage
-from benchmarks.checkpoint.planning_page import write_page
-from benchmarks.report import write_report
+from benchmarks.pages import PAGES
 
 
 def test_saves_and_loads_are_compared(tmp_path: Path) -> None:
@@ -55,14 +55,15 @@ def test_time_that_a_background_save_blocks_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.procs
-def test_planning_is_timed_with_and_without_a_plan_and_drawn(tmp_path: Path) -> None:
+def test_planning_is_timed_with_and_without_a_plan_and_drawn() -> None:
     rows = planning.planning(8, 20, (60.0, 60.0))
     assert [row.ok for row in rows] == [True, True, None, None, None]
     rows = [row for size in (8, 16) for row in (*planning.planning(size, 20), *planning.sharing(size, 20))]
     rows.append(planning.growth(rows, 8, 16, 20))
-    write_page(write_report("checkpoint-planning", rows, folder=tmp_path), tmp_path)
-    page = (tmp_path / "planning.md").read_text()
-    assert page.count("\n| 8 |") == page.count("\n| 16 |") == 1
-    assert "over linear" in page
-    plot = ElementTree.fromstring((tmp_path / "planning.svg").read_text())
-    assert len(plot.findall("{*}polyline")) == 5
+    report = {"rows": [asdict(row) for row in rows]}
+    (page,) = (page for page in PAGES if page.name == "checkpoint/planning")
+    table, found = page.tables["ranks"], page.find(report)
+    assert [line[:10] for line in table.lines(found["ranks"])[2:]] == ["| 8 | 20 |", "| 16 | 20 "]
+    assert [row.case for _, row in found["growth"]] == ["cost from 8 to 16 ranks, over linear"]
+    assert table.picture is not None
+    assert len(ElementTree.fromstring(table.picture.draw(found["ranks"])).findall("{*}polyline")) == 5

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from xml.etree import ElementTree
 
+from benchmarks.pages import PAGES
 from benchmarks.pipeline import simulated
 from remesh.pipeline.graph import StageGraph
 
@@ -34,12 +36,16 @@ def test_blocking_is_the_slowest_and_the_searched_the_fastest() -> None:
     assert min(steps.values()) == steps[simulated.SEARCHED]
 
 
-def test_the_page_its_plot_and_its_pictures_are_written(tmp_path: Path) -> None:
-    simulated.main(tmp_path, sizes=((2, 4),), nums=(4,))
-    page = (tmp_path / "simulated.md").read_text()
-    assert "## 2 stages, 4 micro-batches" in page
-    assert "## Time against memory" in page
+def test_pictures_are_written_and_the_frontier_is_on_the_page(tmp_path: Path) -> None:
+    simulated.write_pictures(tmp_path)
     pictures = sorted(tmp_path.glob("*.svg"))
-    assert len(pictures) == 8
+    assert len(pictures) == 7
     for picture in pictures:
         ElementTree.fromstring(picture.read_text())
+    rows = [*simulated._frontier_rows(), *simulated._fraction_rows(((2, 32),))]
+    (page,) = (page for page in PAGES if page.name == "pipeline/simulated")
+    found = page.find({"rows": [asdict(row) for row in rows]})
+    lines = page.tables["time against memory"].lines(found["time against memory"])
+    assert lines[2] == "| at most 4 live, 1F1B | 85.00 | 0.67 |"
+    heads, _, *lines = page.tables["S=2 M=32"].lines(found["S=2 M=32"])
+    assert heads == f"| c | {' | '.join(simulated.NAMES)} |" and len(lines) == len(simulated.RATIOS)

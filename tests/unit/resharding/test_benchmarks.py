@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from xml.etree import ElementTree
-
-from benchmarks.reshard import first_byte, planning, scale
+from benchmarks.reshard import first_byte, planning
 
 
 def test_plans_of_the_published_cases_and_of_random_pairs_stay_at_their_bound() -> None:
@@ -18,21 +15,13 @@ def test_planning_rows_are_made_for_states_and_for_many_devices() -> None:
     assert all(row.value > 0 for row in rows)
 
 
-def test_the_page_of_growth_and_its_plot_are_written(tmp_path: Path) -> None:
-    scale.main(tmp_path, ranks=(8, 16))
-    page = (tmp_path / "scale.md").read_text()
-    assert page.count("\n| ") == 1 + len(planning.PAIRS)
-    assert "| move | 8 | 16 | messages |" in page
-    ElementTree.fromstring((tmp_path / "scale.svg").read_text())
-
-
 def test_the_way_to_the_first_byte_is_measured_for_a_model() -> None:
     cost = first_byte.measure(first_byte.model_moves(2, scale=32), 0.0, 0.0)
     assert cost.messages
     stacked = first_byte.measure_stacked(first_byte.model_moves(2, scale=32), 0.0, 0.0)
-    page = first_byte.page_text([cost, stacked], (1.0, 100.0))
-    assert "alike ones as one" in page
-    assert "| 2 layers x 9 tensors" in page
+    names = [row.case for row in first_byte.rows_of([cost, stacked])]
+    assert len(names) == 8 and all(name.startswith("2 layers x 9 tensors") for name in names)
+    assert sum("alike ones as one" in name for name in names) == 4
     assert [name for name, _, _ in map(first_byte.pair_moves, range(2))] == [
         "S01R @ 128x8 to RS01 @ 128x8",
         "S01R @ 125x8 to RS01 @ 128x8",
