@@ -24,7 +24,7 @@ from benchmarks.report import OUT
 from tests.gpu.settings import WITHOUT_TWIN
 
 ROOT = Path(__file__).resolve().parents[2]
-_NOTHING_MET = "No row and no test has met a device"
+_NOTHING_MET = "Devices are experimental: no row and no test has met one"
 Outcomes = dict[str, list[tuple[str, str]]]
 """For each file its tests, each with what became of it."""
 

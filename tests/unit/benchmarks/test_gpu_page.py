@@ -32,7 +32,7 @@ def test_a_test_is_run_unless_it_was_skipped() -> None:
 
 def test_a_page_without_a_device_says_so_and_lists_every_row_and_test() -> None:
     page = page_of(PAGE, {"tests/gpu/test_moves.py": [("test_a[on 2 GPUs]", "not run")]}, None, None)
-    assert "**No row and no test has met a device.**" in page
+    assert "**Devices are experimental: no row and no test has met one.**" in page
     assert "| save, GB/s a rank | not run: no GPU |  |  |" in page
     assert "| [`test_a`](../tests/gpu/test_moves.py) | on 2 GPUs | not run |" in page
 
@@ -81,7 +81,7 @@ def test_what_has_met_a_device_is_said_in_one_sentence(
 
 
 def test_pages_say_that_nothing_was_met_exactly_as_long_as_that_is_so() -> None:
-    nothing = "**No row and no test has met a device.**" in PAGE
+    nothing = "**Devices are experimental: no row and no test has met one.**" in PAGE
     assert {name: says(name, sentence) for name, sentence in UNMET.items()} == dict.fromkeys(UNMET, nothing)
 
 
