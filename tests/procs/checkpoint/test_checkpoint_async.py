@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from functools import partial
@@ -226,6 +227,17 @@ def save_a_plain_state(root: Path) -> None:
 
 def test_a_plain_state_of_several_ranks_is_saved_in_the_background(ranks: RankPool, tmp_path: Path) -> None:
     ranks.run(save_a_plain_state, 3, (tmp_path,))
+
+
+def test_a_queue_that_is_closed_finishes_what_comes_after_a_write_that_failed() -> None:
+    done: list[str] = []
+    queue = AsyncCallsQueue()
+    queue.schedule_async_request(AsyncRequest(os.rmdir, ("/nowhere/at/all",), [lambda: done.append("failed")]))
+    queue.schedule_async_request(AsyncRequest(os.path.join, ("a", "b"), [lambda: done.append("good")]))
+    with pytest.raises(FileNotFoundError, match="/nowhere/at/all"):
+        queue.close()
+    assert done == ["good"]
+    assert queue.get_num_unfinalized_calls() == 0
 
 
 def test_a_frozen_request_takes_no_further_functions() -> None:

@@ -20,6 +20,7 @@ failed, and would never come. Then the log says which saves are lost. A fork lea
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections import deque
@@ -37,6 +38,7 @@ from remesh.checkpoint.background.callers import (
 from remesh.checkpoint.background.settling import Settling
 from remesh.checkpoint.errors import CheckpointingException
 from remesh.comm.gather import Group, all_gather_json, gather_from, group_rank, group_size
+from remesh.foundation.errors import PeerError
 from remesh.foundation.threads import before_end
 
 logger = logging.getLogger(__name__)
@@ -167,11 +169,19 @@ class AsyncCallsQueue:
     def close(self, abort: bool = False) -> None:
         """Finalize all requests and let the worker end; with ``abort`` drop them, so that no checkpoint comes of them.
 
-        Called by every rank. The queue may be used again.
+        Called by every rank. Requests go on after one that failed; the first error is raised when all are done. The
+        queue may be used again.
         """
+        errors: list[Exception] = []
         try:
             while self._unfinalized and not abort:
-                self.maybe_finalize_async_calls(blocking=True)
+                try:
+                    self._finalize()
+                except PeerError:  # the others would wait as long
+                    raise
+                except Exception as raised:
+                    logger.error("closing a queue of saves: %s", raised)
+                    errors.append(raised)
         finally:
             for settling in self._settlings():
                 settling.wait()
@@ -179,6 +189,8 @@ class AsyncCallsQueue:
             if self._caller is not None:
                 self._caller.close(abort)
                 self._caller = None
+        if errors:
+            raise errors[0]
 
     def _present_caller(self) -> AsyncCaller:
         if self._caller is None:
@@ -258,10 +270,8 @@ class AsyncCallsQueue:
                 len(self._unfinalized),
             )
             return
-        try:
+        with contextlib.suppress(Exception):  # the log has it
             self.close()
-        except Exception as raised:
-            logger.error("at the end of the program: %s", raised)
 
     def _leave_to_parent(self) -> None:
         self._caller = None
