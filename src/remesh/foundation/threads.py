@@ -25,7 +25,6 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar
 from weakref import WeakSet
@@ -61,16 +60,13 @@ def make_thread(what: str, act: Callable[..., object], *args: Any, daemon: bool)
 class PooledExecutor(Executor):
     """Does at most ``limit`` tasks at once, begun in the order of their submission, on threads of the process's pool.
 
-    ``around`` gives a context in which each task is done. There is nothing to close; leaving it as a context manager
-    waits for its tasks. A task cannot be cancelled: who has been given its future can count on it.
+    There is nothing to close; leaving it as a context manager waits for its tasks. A task cannot be cancelled: who has
+    been given its future can count on it.
     """
 
-    def __init__(
-        self, limit: int, what: str, around: Callable[[], AbstractContextManager[object]] = nullcontext
-    ) -> None:
+    def __init__(self, limit: int, what: str) -> None:
         self._limit = limit
         self._what = what
-        self._around = around
         self._begin_anew()
         _executors.add(self)
 
@@ -105,8 +101,7 @@ class PooledExecutor(Executor):
         while (task := self._next()) is not None:
             future, act = task
             try:
-                with self._around():
-                    end = partial(future.set_result, act())
+                end = partial(future.set_result, act())
             except BaseException as raised:  # belongs to whoever asks the future
                 end = partial(future.set_exception, raised)
             del task, act  # what they hold may be large, and is free when the future is done

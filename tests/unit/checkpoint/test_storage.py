@@ -352,7 +352,7 @@ def test_a_store_is_used_where_the_process_gives_no_more_threads(monkeypatch) ->
     assert torch.equal(loaded["w"], STATE["w"])
 
 
-@pytest.mark.parametrize("given", ["soon", "0", "-3", "nan"])
+@pytest.mark.parametrize("given", ["soon", "0", "-3", "nan", "inf"])
 def test_a_timeout_that_is_no_number_of_seconds_is_refused(monkeypatch, given: str) -> None:
     monkeypatch.setenv(remote.TIMEOUT_VARIABLE, given)
     with pytest.raises(Error, match=f"{remote.TIMEOUT_VARIABLE}: found '{given}'"):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -101,16 +99,3 @@ def test_an_error_is_that_of_the_future_and_the_next_task_goes_on() -> None:
         failed.result()
     assert fine.result() == 7
     assert not failed.cancel()
-
-
-def test_a_task_is_done_in_the_context_of_its_executor() -> None:
-    inside = threading.local()
-
-    @contextmanager
-    def around() -> Iterator[None]:
-        inside.here = True
-        yield
-        inside.here = False
-
-    executor = PooledExecutor(2, "around", around)
-    assert list(executor.map(lambda _: inside.here, range(5))) == [True] * 5

@@ -28,10 +28,10 @@ import zipfile
 from argparse import Namespace
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from itertools import groupby
 from types import SimpleNamespace, TracebackType
-from typing import IO, Any, Protocol, cast
+from typing import IO, Any, Final, Protocol, cast
 
 import numpy as np
 import torch
@@ -74,6 +74,8 @@ _RUN_BYTES = 4 << 20
 _FLUSH_BYTES = 1 << 20
 _WRITE_BYTES = 8 << 20
 _SYNC_BYTES = 32 << 20
+_CHECKS: Final = PooledExecutor(8, "checksum")
+_SYNCS: Final = PooledExecutor(8, "sync")
 
 
 class Hasher(Protocol):
@@ -89,14 +91,12 @@ class DataFile:
     def __init__(self, path: Location, hasher: Hasher | None = None) -> None:
         self._file = store_of(path).create(path)
         self._hasher = hasher
-        self._hashing = PooledExecutor(1, "hash")
         self._pending = bytearray()  # from the last block boundary on; not yet in the file
         self._flushed_bytes = 0
         self._crcs = array("I")
         self._synced_bytes = 0
         self._syncs: list[Future[None]] = []
-        self._syncer = PooledExecutor(1, "sync")
-        self._helper = PooledExecutor(1, "checksum")
+        self._checks: list[Future[None]] = []
 
     def __enter__(self) -> DataFile:
         return self
@@ -104,9 +104,7 @@ class DataFile:
     def __exit__(
         self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._helper.shutdown()
-        self._hashing.shutdown()
-        self._syncer.shutdown()
+        wait([*self._checks, *self._syncs])
         self._file.close()
 
     def tell(self) -> int:
@@ -154,12 +152,12 @@ class DataFile:
         last = first + (len(content) - first) // BLOCK_BYTES * BLOCK_BYTES
         for start in range(first, last, _WRITE_BYTES):
             part = content[start : min(start + _WRITE_BYTES, last)]
-            added = self._helper.submit(self._add_blocks, part)  # while the operating system copies the bytes
+            added = self._check_beside(self._add_blocks, part)  # while the operating system copies the bytes
             self._write_all(part)
             added.result()
             if self._flushed_bytes - self._synced_bytes >= _SYNC_BYTES:
                 self._synced_bytes = self._flushed_bytes
-                self._syncs.append(self._syncer.submit(self._file.sync))
+                self._syncs.append(_SYNCS.submit(self._file.sync))
         self._pending += content[last:]
         return num_known, last
 
@@ -193,9 +191,15 @@ class DataFile:
         if self._hasher is None:
             self._file.write(content)
             return
-        hashed = self._hashing.submit(self._hasher.update, content)  # while the operating system copies the bytes
+        hashed = self._check_beside(self._hasher.update, content)  # while the operating system copies the bytes
         self._file.write(content)
         hashed.result()
+
+    def _check_beside(self, act: Callable[[memoryview], None], content: memoryview) -> Future[None]:
+        """Give a thread a sum to compute; who gives it waits for it before the next of its kind."""
+        self._checks = [one for one in self._checks if not one.done()]
+        self._checks.append(_CHECKS.submit(act, content))
+        return self._checks[-1]
 
 
 def write_data_file(

@@ -13,9 +13,8 @@ Chunks that lie close together in a file and are small are fetched with one read
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -33,7 +32,7 @@ from remesh.checkpoint.formats.small_blobs import Small, read_small
 from remesh.checkpoint.formats.torch_format import path_inside
 from remesh.checkpoint.plan.manifest import Extent
 from remesh.checkpoint.plan.slabs import Slab, find_runs, plan_slabs
-from remesh.checkpoint.storage.checked_file import WINDOW_BYTES, CheckedFile, start_readers
+from remesh.checkpoint.storage.checked_file import WINDOW_BYTES, CheckedFile
 from remesh.checkpoint.storage.integrity import Checksums
 from remesh.device.streams import CallersStreams
 from remesh.foundation.checksums import crc32
@@ -81,18 +80,17 @@ def fetch(
     num_bytes = 0
     # Readers copy to devices: where a device is in use, in the order of what the caller has queued there.
     follow = CallersStreams().followed if torch.cuda.is_initialized() else nullcontext  # type: ignore[no-untyped-call]
-    with start_readers(follow) as readers:
-        for name, wanted in small.items():
-            with open_data(checksums, name, readers) as file:
-                read_small(file, wanted, partial(_read_alone, file, name))
-            num_bytes += file.num_bytes_read
-        for name, of_file in groupby(reads, key=lambda read: read.extent.file):
-            with open_data(checksums, name, readers) as file:
-                chosen = list(of_file)
-                aheads = _aheads([read.extent for read in chosen], file.worthwhile_gap_bytes)
-                for read, ahead in zip(chosen, aheads, strict=True):
-                    _ChunkFill(file, read, ahead).fill()
-            num_bytes += file.num_bytes_read
+    for name, wanted in small.items():
+        with open_data(checksums, name, follow) as file:
+            read_small(file, wanted, partial(_read_alone, file, name))
+        num_bytes += file.num_bytes_read
+    for name, of_file in groupby(reads, key=lambda read: read.extent.file):
+        with open_data(checksums, name, follow) as file:
+            chosen = list(of_file)
+            aheads = _aheads([read.extent for read in chosen], file.worthwhile_gap_bytes)
+            for read, ahead in zip(chosen, aheads, strict=True):
+                _ChunkFill(file, read, ahead).fill()
+        num_bytes += file.num_bytes_read
     return num_bytes
 
 
@@ -115,22 +113,23 @@ def read_objects(checksums: Checksums, extents: Sequence[Extent], *, with_stand_
 def read_blobs(checksums: Checksums, extents: Sequence[Extent]) -> list[bytes]:
     """The bytes in each extent, compared with their checksums."""
     blobs: list[bytes] = []
-    with start_readers() as readers:
-        for name, of_file in groupby(extents, key=lambda extent: extent.file):
-            with open_data(checksums, name, readers) as file:
-                chosen = list(of_file)
-                for extent, ahead in zip(chosen, _aheads(chosen, file.worthwhile_gap_bytes), strict=True):
-                    what = f"{checksums.directory}/{extent}"
-                    blobs.append(bytes(file.view(extent.file_start, extent.file_stop, what, ahead=ahead)))
+    for name, of_file in groupby(extents, key=lambda extent: extent.file):
+        with open_data(checksums, name) as file:
+            chosen = list(of_file)
+            for extent, ahead in zip(chosen, _aheads(chosen, file.worthwhile_gap_bytes), strict=True):
+                what = f"{checksums.directory}/{extent}"
+                blobs.append(bytes(file.view(extent.file_start, extent.file_stop, what, ahead=ahead)))
     return blobs
 
 
-def open_data(checksums: Checksums, name: str, readers: Executor) -> CheckedFile:
+def open_data(
+    checksums: Checksums, name: str, around: Callable[[], AbstractContextManager[object]] = nullcontext
+) -> CheckedFile:
     """A data file of a checkpoint, to be used as a context manager."""
     path = path_inside(checksums.directory, name)
     trailer = checksums.trailer_of(name)
     try:
-        return CheckedFile(path, trailer, readers)
+        return CheckedFile(path, trailer, around)
     except (FileNotFoundError, IsADirectoryError) as raised:
         raise CheckpointFormatError(
             "missing-file",

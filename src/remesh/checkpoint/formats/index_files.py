@@ -63,7 +63,7 @@ class IndexFiles:
 
     def contents(self, directory: Location) -> dict[str, bytes]:
         """The files of one checkpoint by name, ``.metadata`` first."""
-        metadata = self.pickled.pickled(str(directory), str(uuid.uuid4()))
+        metadata = self.pickled.pickled(directory.name, str(uuid.uuid4()))
         return {METADATA_FNAME: metadata, COLUMNS_FNAME: seal_columns(self.columns, metadata)}
 
 

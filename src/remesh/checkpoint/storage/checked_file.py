@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property
+from functools import cached_property, partial
 from types import TracebackType
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -36,16 +37,23 @@ _GROUP = 16
 """Blocks whose checksums are compared as one."""
 NUM_READERS = min(4, os.cpu_count() or 1)
 """Threads for large reads, each of which has a window."""
+_READERS: Final = PooledExecutor(NUM_READERS, "read")
 
 
 class CheckedFile:
     """A data file open for reading. A context manager; leaving it waits for all reads and tells their errors."""
 
-    def __init__(self, path: Location, trailer: Trailer | None, readers: Executor) -> None:
+    def __init__(
+        self,
+        path: Location,
+        trailer: Trailer | None,
+        around: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        """``around`` gives a context in which each large read is done."""
         self.path = path
         self._trailer = trailer
         self._block_bytes = trailer.block_bytes if trailer else BLOCK_BYTES
-        self._readers = readers
+        self._around = around
         self._waiting: list[Future[None]] = []
         self._window = memoryview(b"")
         self._window_start = 0
@@ -91,7 +99,8 @@ class CheckedFile:
         if body_start > start:
             destination[: body_start - start] = self.view(start, body_start, what)
         for at, end in _cut(body_start, body_stop, _TASK_BYTES):
-            self._waiting.append(self._readers.submit(self._fetch, at, destination[at - start : end - start], what))
+            part = destination[at - start : end - start]
+            self._read_beside(partial(self._fetch, at, part, what))
         self.num_bytes_read += body_stop - body_start
         if stop > body_stop:
             destination[body_stop - start :] = self.view(body_stop, stop, what)
@@ -108,7 +117,7 @@ class CheckedFile:
 
         block = self._block_bytes
         self.num_bytes_read += min(-(-stop // block) * block, self._stop) - start // block * block
-        self._waiting.append(self._readers.submit(act))
+        self._read_beside(act)
 
     def read_runs(self, starts: Sequence[int], num_bytes: int, destination: memoryview, what: str) -> None:
         """Fill ``destination`` with runs of so many bytes, one behind the other, and read no block that has none."""
@@ -124,6 +133,13 @@ class CheckedFile:
                 part[:] = whole[start - first : start - first + num_bytes]
             at += num_bytes
             self.num_bytes_read += last - first
+
+    def _read_beside(self, act: Callable[[], None]) -> None:
+        def read() -> None:
+            with self._around():
+                act()
+
+        self._waiting.append(_READERS.submit(read))
 
     def wait(self) -> None:
         """Return when all destinations so far are full; raises the first error among their reads."""
@@ -195,8 +211,3 @@ def _cut(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
         end = min(start // size * size + size, stop)
         yield start, end
         start = end
-
-
-def start_readers(around: Callable[[], AbstractContextManager[object]] = nullcontext) -> Executor:
-    """The threads for large reads, each in the context ``around``; to be used as a context manager."""
-    return PooledExecutor(NUM_READERS, "read", around)

@@ -292,7 +292,7 @@ def _timeout_s() -> float:
         timeout_s = float(text or _TIMEOUT_S)
     except ValueError:
         timeout_s = 0.0
-    if not timeout_s > 0:
+    if not 0 < timeout_s < 1e9:
         raise ConfigError(f"reading {TIMEOUT_VARIABLE}: found {text!r}, expected seconds; correct it, or unset it")
     return timeout_s
 
