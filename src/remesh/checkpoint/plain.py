@@ -21,6 +21,8 @@ from itertools import islice
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
+from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
 from remesh.checkpoint.background.saving_thread import thread_of
@@ -459,6 +461,7 @@ class _PlannedLoad:
         common = _native_common(state, checkpoint, ()) if checkpoint.is_native else self.common
         run_fill(checkpoint, self.fill)
         filled = {id(leaf): leaf for _, leaf in nested_leaves(state) if _is_tensor(leaf)}
+        increment_version([leaf for leaf in filled.values() if isinstance(leaf, DTensor)])  # beside their local ones'
         result = graft(state, common, filled)
         assert isinstance(result, dict)
         if not self.strict:

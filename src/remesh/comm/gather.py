@@ -41,7 +41,7 @@ from remesh.comm.tree import gather_words
 from remesh.device.nccl import agree_on_members, member_here
 from remesh.foundation.errors import ConfigError, Error, PeerError
 from remesh.foundation.options import check_option
-from remesh.foundation.torch_private import backends_of, nccl_error, store_of, without_fake_tensors
+from remesh.foundation.torch_private import backends_of, is_known_group, nccl_error, store_of, without_fake_tensors
 
 _HEADER_BYTES = 1024
 _LENGTH = struct.Struct("<Q")
@@ -78,8 +78,18 @@ class Together(Generic[T]):
 
 def check_group(group: object) -> None:
     """Raise `OptionError` for what is no group; what torch gives to those who are no members, a number, passes."""
-    if group is not None and group != dist.GroupMember.NON_GROUP_MEMBER:
-        check_option("taking part in a collective", "group", group, Group)
+    doing = "taking part in a collective"
+    members = dist.group.WORLD if group is None else group
+    if members is None or members == dist.GroupMember.NON_GROUP_MEMBER:
+        return
+    check_option(doing, "group", members, dist.ProcessGroup)
+    assert isinstance(members, dist.ProcessGroup)
+    if not is_known_group(members):
+        raise ConfigError(f"{doing}: the group was destroyed, expected one that is there; make another one")
+    if "fake" in backends_of(members).values():
+        raise ConfigError(
+            f"{doing}: the backend of the group is 'fake', which carries no message to anybody, expected gloo or NCCL"
+        )
 
 
 def group_rank(group: Group = None) -> int:

@@ -119,6 +119,11 @@ def all_groups() -> list[dist.ProcessGroup]:
     return list(dist.distributed_c10d._world.pg_map)
 
 
+def is_known_group(group: object) -> bool:
+    """Whether torch knows of a group in this process: it was made, and not destroyed since."""
+    return group in dist.distributed_c10d._world.pg_map
+
+
 def store_of(group: dist.ProcessGroup) -> dist.Store:
     """The store over which the members of a group met; its keys are the group's own."""
     store: dist.Store = dist.distributed_c10d._world.pg_map[group][1]

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Unpack
 
@@ -41,6 +41,7 @@ from remesh.device.streams import CallersStreams, StreamOrder
 from remesh.foundation.errors import PeerError, PlanError
 from remesh.foundation.options import check_option, check_range
 from remesh.layout.from_torch import Piece, dtensor_of
+from remesh.resharding.model.tasks import Missing
 from remesh.resharding.planning.transfer import PlanOptions
 from remesh.resharding.running.cache import Resharder
 from remesh.resharding.running.check_pieces import check_memories
@@ -162,8 +163,17 @@ class Refit:
             if self._under_way is None:  # nothing has moved
                 self._let_readers_in()
             raise
+        if self._options.get("missing") is Missing.LEAVE:
+            self._keep_left(back, meeting.job.transfer.missing)
         self._under_way = RefitHandle(self, meeting.start(), back, agreed)
         return self._under_way
+
+    def _keep_left(self, back: int, missing: Iterable[str]) -> None:
+        """Bring the back buffer up to date where nobody gives anything: its values are those of two versions ago."""
+        if self._front not in (None, back):
+            front = pieces_of(self._buffers[self._front])
+            for name, piece in pieces_of({name: self._buffers[back][name] for name in front.keys() & missing}).items():
+                piece.tensor.copy_(front[name].tensor)
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Snapshot]:

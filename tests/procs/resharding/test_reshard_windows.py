@@ -180,8 +180,9 @@ def _lose_memory_in_the_third_window(where: str) -> tuple[str, list[str], list[s
     real = torch.empty
 
     def refuse(*size: Any, **options: Any) -> torch.Tensor:
-        is_staging = options.get("dtype") is torch.uint8
-        if len(came) == 2 and "device" in options and is_staging == (where == "staging"):
+        is_staging = options.get("dtype") is torch.uint8 and isinstance(options.get("device"), torch.device)
+        is_shard = options.get("dtype") is not torch.uint8 and "device" in options
+        if len(came) == 2 and (is_staging if where == "staging" else is_shard):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
         return real(*size, **options)
 

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 
 from remesh.checkpoint.errors import (
     CheckpointFormatError,
@@ -294,6 +295,8 @@ def fill_tensors(checkpoint: OpenCheckpoint, fill: Fill) -> int:
         to.copy_(source)
     if fill.apart:
         settle(fill.apart)
+    small = (one.place for of_file in fill.small.values() for one in of_file)
+    increment_version([*map(_filled, fill.wanted), *(to for to, _ in fill.copies), *small])
     return num_bytes
 
 

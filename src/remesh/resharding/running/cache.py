@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any, Unpack
 
 import torch
+from torch.autograd.graph import increment_version
 from torch.distributed.tensor import DTensor
 
 from remesh.comm.agreement import Agreement, Agreements
@@ -150,6 +151,8 @@ class Resharder:
             tag = settle_tag([tag for _, tag, _ in agreement.beside])
         else:
             job, tag = self._make_ready(agreement, call)
+        # A DTensor has a version of its own beside that of its local tensor, which a run renews.
+        increment_version([one for _, one in call.objects[1 + call.objects[0] :] if isinstance(one, DTensor)])
         if agreement.told is None:
             self.num_reused += 1
         else:

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from remesh.comm.gather import Group, gather_from
 from remesh.foundation.errors import PlanError
 from remesh.layout import Box, Layout, Shard, row_major_strides
-from remesh.layout.from_torch import Piece, dtype_name, piece_of
+from remesh.layout.from_torch import Piece, dtype_name, piece_of, why_without_memory
 from remesh.resharding.model.casts import travelling_dtype
 from remesh.resharding.model.tasks import TensorMove
 
@@ -55,6 +56,11 @@ def check_tensors(tensors: object, side: str) -> None:
             raise PlanError(
                 f"{DOING}: {side}[{name!r}] is a {type(tensor).__name__}, expected a DTensor, a tensor or a Piece; "
                 "convert it first, or leave it out"
+            )
+        if isinstance(tensor, torch.Tensor) and (is_lazy(tensor) or tensor.is_nested):
+            raise PlanError(
+                f"{DOING}: {side}[{name!r}] is {why_without_memory(tensor)}, expected a dense tensor with memory; "
+                "materialise it first, or leave it out"
             )
 
 

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 from torch.distributed.tensor import DTensor
 
 from remesh.comm.gather import (
@@ -290,7 +291,11 @@ class BoundTransfer:
         return wholes
 
     def run(self, tag: int) -> Moved:
-        """Carry the transfer out once, under a tag that all ranks agreed on; they must all call this."""
+        """Carry the transfer out once, under a tag that all ranks agreed on; they must all call this.
+
+        What is taken has a new version then: autograd refuses a graph that has saved it before.
+        """
+        increment_version([piece.tensor for piece in self._take.values()])
         return self._run(tag, self.transfer.last_rank)
 
     def run_unconfirmed(self, tag: int) -> Moved:

@@ -15,13 +15,14 @@ from typing import Any, Final
 from remesh.comm.agreement import check_alike
 from remesh.comm.gather import Group
 from remesh.foundation.errors import PlanError
-from remesh.foundation.options import check_options
+from remesh.foundation.options import check_options, check_range
 from remesh.resharding.model.tasks import Missing
 from remesh.resharding.planning.planner import AUTO, DEFAULT_CHUNK_BYTES, check_request
 from remesh.resharding.planning.transfer import PlanOptions
 
 DOING = "resharding"
 _CAP: Final = "max_staging_bytes"
+_MOST_BYTES: Final = (1 << 62) - 1
 _LONG = ("host_of", "network")
 """Told as digests: as long as the group is large."""
 
@@ -30,6 +31,7 @@ def check_plan_options(options: Mapping[str, Any]) -> None:
     """Raise `OptionError` for an option that nobody knows or of the wrong type, `PlanError` for a wrong value."""
     check_options(DOING, options, PlanOptions)
     check_request(DOING, options.get("chunk_bytes", DEFAULT_CHUNK_BYTES), options.get("strategy", AUTO))
+    check_range(DOING, "chunk_bytes", options.get("chunk_bytes", DEFAULT_CHUNK_BYTES), least=1, most=_MOST_BYTES)
     cap = options.get(_CAP)
     if cap is not None and cap < 0:
         raise PlanError(f"{DOING}: {_CAP} is {cap}, expected a number of bytes; raise the cap, or leave it out")
