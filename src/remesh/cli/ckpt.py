@@ -11,7 +11,7 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
+from rich.text import Text
 
 from remesh.checkpoint.errors import (
     CheckpointFormatError,
@@ -38,7 +38,7 @@ from remesh.checkpoint.storage import Location, location_of, store_of
 from remesh.checkpoint.storage.integrity import SHA256_FNAME, check_sha256_manifest, verify
 from remesh.cli.ckpt_foreign import FROM_PROGRAM, TO_PROGRAM, convert_from, convert_to
 from remesh.cli.ckpt_forms import form_of_checkpoint, form_of_decisions, form_of_listed, form_of_tensor
-from remesh.cli.shown import JSON, print_json, progress_of_bytes, texts_of, with_progress
+from remesh.cli.shown import JSON, print_json, print_table, progress_of_bytes, texts_of, with_progress
 from remesh.foundation.errors import ConfigError
 from remesh.foundation.exit_codes import ExitCode
 from remesh.foundation.retention import KeepBest, KeepEvery, KeepLast, Policy
@@ -91,12 +91,15 @@ def list_steps(root: Location, as_json: bool) -> None:
         print_json(rows)
         return
     names = sorted({name for row in rows for name in row["metrics"]})
-    table = Table("step", "directory", "state", "size", *names, box=None, header_style="bold")
+    cells = []
     for one, row in zip(listed, rows, strict=True):
-        state = f"[{_STYLE[one.state]}]{one.state.value}[/]"
+        state = Text(one.state.value, _STYLE[one.state])
         measured = [f"{row['metrics'][name]:g}" if name in row["metrics"] else "" for name in names]
-        table.add_row(str(one.step), one.directory.name, state, format_bytes(one.num_bytes), *measured)
-    _console().print(table if table.row_count else _why_none(root))
+        cells.append([str(one.step), one.directory.name, state, format_bytes(one.num_bytes), *measured])
+    if cells:
+        print_table(("step", "directory", "state", "size", *names), cells, lines=False)
+    else:
+        click.echo(_why_none(root))
     for one, row in zip(listed, rows, strict=True):
         if row["problem"] and one.state is not State.UNFINISHED:
             click.echo(f"{one.directory.name}: {row['problem']}", err=True)
@@ -428,17 +431,17 @@ def _marks(count: int) -> list[str]:
 
 
 def _show_all(checkpoint: OpenCheckpoint) -> None:
-    table = Table("tensor", "dtype", "shape", "chunks", "files", "size", box=None, header_style="bold")
+    cells = []
     total = 0
     for key, stored in checkpoint.manifest.tensors.items():
         num_files = len({chunk.extent.file for chunk in stored.chunks})
         num_bytes = _bytes_of(stored)
         total += num_bytes
         shape = " x ".join(map(str, stored.global_shape)) or "scalar"
-        table.add_row(key, stored.dtype, shape, str(len(stored.chunks)), str(num_files), format_bytes(num_bytes))
+        cells.append([key, stored.dtype, shape, str(len(stored.chunks)), str(num_files), format_bytes(num_bytes)])
     console = _console()
-    if table.row_count:
-        console.print(table)
+    if cells:
+        print_table(("tensor", "dtype", "shape", "chunks", "files", "size"), cells, lines=False)
     for name, extent in checkpoint.manifest.objects.items():
         console.print(f"object {name}  {extent}", markup=False)
     for key, value in zip(texts_of(checkpoint.common), checkpoint.common.values(), strict=True):
@@ -471,12 +474,12 @@ def _read_everything(checkpoint: OpenCheckpoint, progress: Progress) -> None:
 
 
 def _show_decisions(decisions: Sequence[Decision]) -> None:
-    table = Table("directory", "", "why", "size", box=None, header_style="bold")
+    cells = []
     for one in decisions:
-        act = "[red]remove[/]" if one.removes else "[green]keep[/]"
-        table.add_row(one.found.directory.name, act, one.reason, format_bytes(one.found.num_bytes))
-    if decisions:
-        _console().print(table)
+        act = Text("remove", "red") if one.removes else Text("keep", "green")
+        cells.append([one.found.directory.name, act, one.reason, format_bytes(one.found.num_bytes)])
+    if cells:
+        print_table(("directory", "", "why", "size"), cells, lines=False)
 
 
 def _tensor(checkpoint: OpenCheckpoint, key: str) -> StoredTensor:

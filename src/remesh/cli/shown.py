@@ -86,12 +86,24 @@ def _bar(*counted: Any) -> Progress:
     return Progress(*columns, console=Console(stderr=True), transient=True)
 
 
-def print_table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
-    """Print a table for people."""
-    from rich.console import Console  # noqa: PLC0415  as above
-    from rich.table import Table  # noqa: PLC0415  as above
+def print_table(headings: Iterable[str], rows: Iterable[Iterable[Any]], *, lines: bool = True) -> None:
+    """Print a table for people; a cell is text, which is never markup, or a `rich.text.Text` with a style.
 
-    table = Table(*headings)
+    In a pipe or a file no cell is cut, however long its line becomes.
+    """
+    from rich.box import HEAVY_HEAD  # noqa: PLC0415  as above
+    from rich.console import Console  # noqa: PLC0415  as above
+    from rich.table import Column, Table  # noqa: PLC0415  as above
+    from rich.text import Text  # noqa: PLC0415  as above
+
+    table = Table(
+        *(Column(Text(heading)) for heading in headings), box=HEAVY_HEAD if lines else None, header_style="bold"
+    )
     for row in rows:
-        table.add_row(*row)
-    Console(file=sys.stdout).print(table)
+        table.add_row(*(cell if isinstance(cell, Text) else Text(cell, overflow="fold") for cell in row))
+    console = Console(file=sys.stdout, highlight=False)
+    if not console.is_terminal:
+        console.width = max(
+            console.width, console.measure(table, options=console.options.update(width=1 << 20)).maximum
+        )
+    console.print(table)

@@ -169,3 +169,21 @@ def test_a_folder_without_steps_is_told_by_what_it_is(tmp_path: Path) -> None:
     assert "is a checkpoint itself: see remesh ckpt show" in itself
     above = CliRunner().invoke(main, ["ckpt", "ls", str(tmp_path)]).output.replace("\n", "")
     assert "expected directories named step-00000120" in above
+
+
+def test_names_and_values_out_of_files_are_never_markup_and_never_cut(tmp_path: Path) -> None:
+    names = ["[red]w[/red]", "[/] no tag is open", "long." + "x" * 150, "[link=file:///etc]k[/link]"]
+    state = {name: torch.ones(2) for name in names} | {"[bold]common": "[/nothing]"}
+    remesh.Checkpoints(tmp_path).save(1, state, metrics={"[blue]loss": 0.5, "y" * 90: 1.0})
+    directory = tmp_path / step_name(1)
+    shown = ckpt("show", directory)
+    assert shown.exit_code == 0, shown.output
+    lines = shown.output.splitlines()
+    for name in names:
+        assert [line for line in lines if line.strip().startswith(name)], name
+    assert any("[bold]common = '[/nothing]'" in line for line in lines)
+    listed = ckpt("ls", tmp_path)
+    assert listed.exit_code == 0 and "[blue]loss" in listed.output and "y" * 90 in listed.output
+    (directory / "__0_0.distcp").rename(directory / "gone")
+    decided = ckpt("gc", tmp_path)
+    assert decided.exit_code == 0 and "use another one" in decided.output, "the reason is there to its end"
