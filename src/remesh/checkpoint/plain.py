@@ -80,6 +80,7 @@ from remesh.comm.gather import Group, group_rank, group_size
 from remesh.foundation.collector import collector_at_rest
 from remesh.foundation.errors import ConfigError
 from remesh.foundation.options import check_option
+from remesh.foundation.torch_private import init_optimizer_state
 from remesh.layout import Box, Shard, check_places, row_major_strides
 from remesh.layout.from_torch import Piece, piece_of
 
@@ -472,6 +473,7 @@ class _PlannedLoad:
 def _plan_load(
     state: dict[str, Any], checkpoint: OpenCheckpoint, strict: bool, allow_unsafe_types: bool
 ) -> _PlannedLoad:
+    _let_optimizers_begin(state, checkpoint)
     spread, objects = spread_objects(state)
     taken = _take_apart(spread)
     check_names(taken.state, checkpoint)
@@ -495,6 +497,19 @@ def _plan_load(
         check_kinds(taken.state, checkpoint)
     common = common_asked_for(taken.state, taken.names, checkpoint)
     return _PlannedLoad(checkpoint, state, taken.state, objects, common, fill, strict)
+
+
+def _let_optimizers_begin(state: dict[str, Any], checkpoint: OpenCheckpoint) -> None:
+    """Let torch's optimizers that have made no step yet create their state, with a step of none, to have it filled.
+
+    One that has gradients is left alone, and so are those that cannot step without a closure or with dense gradients.
+    """
+    for path, leaf in nested_leaves(state) if isinstance(state, dict) else ():
+        if not isinstance(leaf, torch.optim.Optimizer) or not f"{type(leaf).__module__}.".startswith("torch.optim."):
+            continue
+        can_begin = not isinstance(leaf, torch.optim.LBFGS | torch.optim.SparseAdam) and not leaf.state
+        if can_begin and f"{name_of(path)}.state" in checkpoint.above:
+            init_optimizer_state(leaf)
 
 
 def _tensors_of(state: Mapping[str, Any]) -> _Tensors:

@@ -31,6 +31,7 @@ _HOMES: Final = {
     "StorageInfo": "torch.distributed.checkpoint.filesystem._StorageInfo",
     "StridedShard": "torch.distributed.tensor.placement_types._StridedShard",
     "foreach_copy": "torch._foreach_copy_",
+    "init_optimizer_state": "torch.distributed.checkpoint.state_dict._init_optim_state",
     "make_group": "torch.distributed.distributed_c10d._new_process_group_helper",
     "matches_machine_hostname": "torch.distributed.elastic.rendezvous.utils._matches_machine_hostname",
     "without_fake_tensors": "torch._subclasses.fake_tensor.unset_fake_temporarily",

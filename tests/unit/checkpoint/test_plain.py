@@ -390,3 +390,53 @@ def test_a_save_that_is_planned_already_looks_at_storages_again(tmp_path: Path) 
         remesh.save({"w": weight}, tmp_path / "b")
     weight.untyped_storage().resize_(400)
     remesh.save({"w": weight.fill_(3.0)}, tmp_path / "b")
+
+
+_OPTIMIZERS = sorted(
+    (one for one in vars(torch.optim).values() if isinstance(one, type) and issubclass(one, torch.optim.Optimizer)),
+    key=lambda one: one.__name__,
+)
+
+
+def _stepped(model: torch.nn.Module, optim: torch.optim.Optimizer, seed: int) -> None:
+    torch.manual_seed(seed)
+    given = torch.randn(5, 4)
+
+    def loss() -> torch.Tensor:
+        optim.zero_grad()
+        found: torch.Tensor = model(given).square().sum()
+        found.backward()
+        return found
+
+    optim.step(loss)
+
+
+@pytest.mark.parametrize("kind", _OPTIMIZERS, ids=lambda one: one.__name__)
+def test_the_load_that_every_user_writes_fills_an_optimizer_that_has_made_no_step(tmp_path: Path, kind: type) -> None:
+    def fresh(seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(seed)
+        model = torch.nn.Linear(4, 3, bias=kind.__name__ != "Muon")
+        options = {"momentum": 0.9} if kind.__name__ in ("SGD", "RMSprop") else {}
+        decay = {} if kind.__name__ == "Rprop" else {"weight_decay": 0.1}
+        return model, kind(model.parameters(), lr=0.01, **decay, **options)
+
+    if kind is torch.optim.Optimizer or kind in (torch.optim.SparseAdam, torch.optim.LBFGS):
+        pytest.skip("it cannot step with dense gradients, without a closure, or at all")
+    model, optim = fresh(0)
+    for seed in range(3):
+        _stepped(model, optim, seed)
+    remesh.save({"model": model, "optim": optim}, tmp_path)
+    other, theirs = fresh(1)
+    before = [one.detach().clone() for one in other.parameters()]
+    with pytest.raises(CheckpointingException, match="shape"):  # and an unfinished load leaves the parameters alone
+        remesh.load({"model": {"weight": torch.ones(7)}, "optim": theirs}, tmp_path)
+    assert all(map(torch.equal, before, other.parameters()))
+    other, theirs = fresh(1)
+    remesh.load({"model": other, "optim": theirs}, tmp_path)
+    assert str(theirs.state_dict()) == str(optim.state_dict())
+    assert all(one.grad is None for one in other.parameters())
+    for one in (model, other):
+        one.zero_grad()
+    _stepped(model, optim, 9)
+    _stepped(other, theirs, 9)
+    assert all(map(torch.equal, model.parameters(), other.parameters()))
