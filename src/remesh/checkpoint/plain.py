@@ -27,8 +27,6 @@ from torch.nn.parameter import is_lazy
 
 from remesh.checkpoint.background.saving_thread import thread_of
 from remesh.checkpoint.errors import CheckpointMismatchError, as_checkpoint_error
-from remesh.checkpoint.formats.fetch import read_objects
-from remesh.checkpoint.formats.torch_format import check_files
 from remesh.checkpoint.plan.writes import SMALL_BYTES, Choice, HeldBoxes, choose_writers
 from remesh.checkpoint.run.common_data import Common, join_common
 from remesh.checkpoint.run.equal_copies import Copies, HeldCopy, check_equal, digests_of
@@ -49,6 +47,8 @@ from remesh.checkpoint.run.requests import (
     check_objects_get_all,
     common_asked_for,
     keep_absent,
+    let_optimizers_begin,
+    native_common,
     tell_what_differs,
 )
 from remesh.checkpoint.run.steps import take_step
@@ -80,11 +80,9 @@ from remesh.comm.gather import Group, group_rank, group_size
 from remesh.foundation.collector import collector_at_rest
 from remesh.foundation.errors import ConfigError
 from remesh.foundation.options import check_option
-from remesh.foundation.torch_private import init_optimizer_state
 from remesh.layout import Box, Shard, check_places, row_major_strides
 from remesh.layout.from_torch import Piece, piece_of
 
-_ABSENT = object()
 _TENSORS = "tensors of a plain state"
 """Where `entities_of` has them; what is stored goes by their own names."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -157,17 +155,11 @@ def _agree_on_writers(
     return agreement, mine if len(set(digests)) == 1 else join_common(mine, digests, group, doing)
 
 
+@collector_at_rest()
 def save_with_metrics(
     state: Mapping[str, Any], path: Directory, group: Group, background: bool, metrics: bytes = b""
 ) -> Future[Location]:
     """`save`, with the content of the file of metrics, if there are any."""
-    with collector_at_rest():
-        return _save(state, path, group, background, metrics)
-
-
-def _save(
-    state: Mapping[str, Any], path: Directory, group: Group, background: bool, metrics: bytes
-) -> Future[Location]:
     rank, doing = group_rank(group), _doing("saving", path)
 
     def take_apart() -> _Tensors:
@@ -459,7 +451,7 @@ class _PlannedLoad:
 
     def run(self) -> dict[str, Any]:
         state, checkpoint = self.state, self.checkpoint
-        common = _native_common(state, checkpoint, ()) if checkpoint.is_native else self.common
+        common = native_common(state, checkpoint, ()) if checkpoint.is_native else self.common
         run_fill(checkpoint, self.fill)
         filled = {id(leaf): leaf for _, leaf in nested_leaves(state) if _is_tensor(leaf)}
         increment_version([leaf for leaf in filled.values() if isinstance(leaf, DTensor)])  # beside their local ones'
@@ -473,7 +465,7 @@ class _PlannedLoad:
 def _plan_load(
     state: dict[str, Any], checkpoint: OpenCheckpoint, strict: bool, allow_unsafe_types: bool
 ) -> _PlannedLoad:
-    _let_optimizers_begin(state, checkpoint)
+    let_optimizers_begin(state, checkpoint)
     spread, objects = spread_objects(state)
     taken = _take_apart(spread)
     check_names(taken.state, checkpoint)
@@ -497,19 +489,6 @@ def _plan_load(
         check_kinds(taken.state, checkpoint)
     common = common_asked_for(taken.state, taken.names, checkpoint)
     return _PlannedLoad(checkpoint, state, taken.state, objects, common, fill, strict)
-
-
-def _let_optimizers_begin(state: dict[str, Any], checkpoint: OpenCheckpoint) -> None:
-    """Let torch's optimizers that have made no step yet create their state, with a step of none, to have it filled.
-
-    One that has gradients is left alone, and so are those that cannot step without a closure or with dense gradients.
-    """
-    for path, leaf in nested_leaves(state) if isinstance(state, dict) else ():
-        if not isinstance(leaf, torch.optim.Optimizer) or not f"{type(leaf).__module__}.".startswith("torch.optim."):
-            continue
-        can_begin = not isinstance(leaf, torch.optim.LBFGS | torch.optim.SparseAdam) and not leaf.state
-        if can_begin and f"{name_of(path)}.state" in checkpoint.above:
-            init_optimizer_state(leaf)
 
 
 def _tensors_of(state: Mapping[str, Any]) -> _Tensors:
@@ -596,18 +575,3 @@ def _row_of(shape: torch.Size, dtype: torch.dtype) -> tuple[tuple[int, ...], int
 
 def _is_tensor(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor | Piece)
-
-
-def _native_common(node: Any, checkpoint: OpenCheckpoint, path: tuple[Any, ...]) -> Any:
-    """What native torch stored for the common leaves of a request: under the dotted path of a leaf or container."""
-    extent = checkpoint.manifest.objects.get(name_of(path))
-    if path and extent is not None:
-        check_files(checkpoint.directory, [extent])
-        return read_objects(checkpoint.checksums, [extent])[0]
-    if not isinstance(node, NESTS):
-        return _ABSENT
-    found = {key: _native_common(value, checkpoint, (*path, key)) for key, value in items_of(node)}
-    kept = {key: value for key, value in found.items() if value is not _ABSENT}
-    if path and not kept:
-        return _ABSENT
-    return list(kept.values()) if isinstance(node, list) and len(kept) == len(node) else kept

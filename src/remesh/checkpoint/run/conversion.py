@@ -48,7 +48,7 @@ from remesh.checkpoint.storage import Location, store_of
 from remesh.checkpoint.storage.integrity import BLOCKS_FNAME, Trailer, write_blocks
 from remesh.checkpoint.storage.turns import Turn
 from remesh.checkpoint.values.entities import ShardedObject
-from remesh.checkpoint.values.nests import diff, items_of, with_parents
+from remesh.checkpoint.values.nests import count_parents, diff, items_of
 from remesh.layout import Box, itemsize_bytes
 
 
@@ -331,7 +331,7 @@ def _key_of(unique_key: str) -> str | None:
 
 def _check_names(target: Location, names: Sequence[str]) -> None:
     """Raise `CheckpointMismatchError` where a name stands for two values, or for a value and a dict or list."""
-    above = with_parents(name.rpartition(".")[0] for name in names)
+    above = count_parents(name.rpartition(".")[0] for name in names)
     for name, count in Counter(names).items():
         if count > 1 or name in above:
             raise CheckpointMismatchError(

@@ -43,7 +43,7 @@ from remesh.checkpoint.storage import Location, store_of
 from remesh.checkpoint.storage.integrity import BLOCKS_FNAME, Checksums, read_checksums
 from remesh.checkpoint.storage.turns import is_commit
 from remesh.checkpoint.values.entities import ShardedBase, ShardedObject, ShardedTensor, check_has_values
-from remesh.checkpoint.values.nests import count_parents, with_parents
+from remesh.checkpoint.values.nests import count_parents
 from remesh.layout import Box, has_own_places
 from remesh.layout.from_torch import torch_dtype
 
@@ -79,7 +79,7 @@ class OpenCheckpoint:
     @cached_property
     def names(self) -> set[str]:
         """The names of all tensors and objects, and of the dicts and lists that they are in."""
-        return {*self.above, *with_parents(self.manifest.objects)}
+        return {*self.above, *count_parents(self.manifest.objects)}
 
     @cached_property
     def above(self) -> dict[str, int]:

@@ -1,7 +1,7 @@
-"""Is there all that a plain state asks for? A key of a dict that is not stored is an error.
+"""Requests of loads, compared with what is stored: names, kinds, dtypes and places of all that a plain state asks for.
 
-Who has misspelt it would go on without what was saved. Who says that some may be absent is told in the log which are,
-and keeps the values that were there.
+A key of a dict that is not stored is an error: who has misspelt it would go on without what was saved. Who says that
+some may be absent is told in the log which are, and keeps the values that were there.
 
 Tensors are stored under names, the paths to them joined by dots; other values are stored under the keys themselves. So
 ``{1: 5}`` has no value for ``"1"``, and ``{"a.b": 5}`` none for ``{"a": {"b": None}}``. Native torch has names for all.
@@ -19,10 +19,22 @@ from typing import Any
 import torch
 
 from remesh.checkpoint.errors import CheckpointMismatchError
+from remesh.checkpoint.formats.fetch import read_objects
 from remesh.checkpoint.formats.index_columns import ColumnTensors
+from remesh.checkpoint.formats.torch_format import check_files
 from remesh.checkpoint.run.reader import OpenCheckpoint
 from remesh.checkpoint.values.entities import LocalNonpersistentObject, ShardedBase
-from remesh.checkpoint.values.nests import Nest, Path, count_parents, items_of, name_of, plain_names, with_parents
+from remesh.checkpoint.values.nests import (
+    NESTS,
+    Nest,
+    Path,
+    count_parents,
+    items_of,
+    name_of,
+    nested_leaves,
+    plain_names,
+)
+from remesh.foundation.torch_private import init_optimizer_state
 from remesh.layout.from_torch import dtype_name
 from remesh.resharding.model.casts import travelling_dtype
 
@@ -35,7 +47,7 @@ _NEITHER = (ShardedBase, LocalNonpersistentObject)
 
 def stored_names(checkpoint: OpenCheckpoint) -> set[str]:
     """The names of all that is stored, and of the dicts that it is in: paths joined by dots."""
-    return checkpoint.names | with_parents(_dotted(checkpoint.common))
+    return {*checkpoint.names, *count_parents(_dotted(checkpoint.common))}
 
 
 def check_names(state: Any, checkpoint: OpenCheckpoint) -> None:
@@ -237,3 +249,31 @@ def _dotted(nest: Any, prefix: str = "") -> Iterator[str]:
             yield from _dotted(value, f"{prefix}{key}.")
         elif not isinstance(value, _NEITHER):
             yield f"{prefix}{key}"
+
+
+def let_optimizers_begin(state: dict[str, Any], checkpoint: OpenCheckpoint) -> None:
+    """Let torch's optimizers that have made no step yet create their state, with a step of none, to have it filled.
+
+    One that has gradients is left alone, and so are those that cannot step without a closure or with dense gradients.
+    """
+    for path, leaf in nested_leaves(state) if isinstance(state, dict) else ():
+        if not isinstance(leaf, torch.optim.Optimizer) or not f"{type(leaf).__module__}.".startswith("torch.optim."):
+            continue
+        can_begin = not isinstance(leaf, torch.optim.LBFGS | torch.optim.SparseAdam) and not leaf.state
+        if can_begin and f"{name_of(path)}.state" in checkpoint.above:
+            init_optimizer_state(leaf)
+
+
+def native_common(node: Any, checkpoint: OpenCheckpoint, path: tuple[Any, ...]) -> Any:
+    """What native torch stored for the common leaves of a request: under the dotted path of a leaf or container."""
+    extent = checkpoint.manifest.objects.get(name_of(path))
+    if path and extent is not None:
+        check_files(checkpoint.directory, [extent])
+        return read_objects(checkpoint.checksums, [extent])[0]
+    if not isinstance(node, NESTS):
+        return _NOTHING
+    found = {key: native_common(value, checkpoint, (*path, key)) for key, value in items_of(node)}
+    kept = {key: value for key, value in found.items() if value is not _NOTHING}
+    if path and not kept:
+        return _NOTHING
+    return list(kept.values()) if isinstance(node, list) and len(kept) == len(node) else kept

@@ -438,18 +438,8 @@ def _versioned(found: Any, like: Any) -> Any:
     return versioned
 
 
-def with_parents(stored: Iterable[str]) -> set[str]:
-    """The names, and those of all dicts and lists that they are in: paths joined by dots."""
-    names: set[str] = set()
-    for name in stored:
-        names.add(name)
-        while (name := name.rpartition(".")[0]) and name not in names:
-            names.add(name)
-    return names
-
-
 def count_parents(stored: Iterable[str]) -> dict[str, int]:
-    """For each name of `with_parents`, of how many of the names it is the name, or that of a dict or list above."""
+    """The names, and those of all dicts and lists that they are in: paths joined by dots; each with how many it has."""
     counts: dict[str, int] = {}
     for name in stored:
         counts[name] = counts.get(name, 0) + 1
@@ -472,7 +462,7 @@ def check_own_names(state: Any, tensors: Iterable[str]) -> None:
 
     Whoever asked for both again would be told that one of them is of another kind.
     """
-    above = with_parents(tensors)
+    above = count_parents(tensors)
     for name in plain_names(state):
         if name in above:
             raise CheckpointMismatchError(
