@@ -129,20 +129,29 @@ class CarriedState:
 
     def values(self) -> dict[str, str]:
         """The texts of all plain values, by name."""
+        return self.settings() | self.plain_moments()
+
+    def settings(self) -> dict[str, str]:
+        """Those that a program may change between two steps: of objects, groups of parameters, extra state."""
         found: dict[str, str] = {name: encode(name, one.get_extra_state()) for name, one in self._with_extra_state()}
         for name, optim in self._optims.items():
             key = f"{name}.param_groups"
-            groups = [
-                {option: one for option, one in group.items() if option != "params"} for group in optim.param_groups
-            ]
-            found[key] = encode(key, groups)
+            found[key] = encode(
+                key, [{o: one for o, one in group.items() if o != "params"} for group in optim.param_groups]
+            )
+        return found | {name: encode(name, one.state_dict()) for name, one in self._stateful()}
+
+    def plain_moments(self) -> dict[str, str]:
+        """Those that optimizers change in their steps alone."""
+        found = {}
+        for name, optim in self._optims.items():
             for parameter, path in self._parameters_of(name, optim):
                 moments = optim.state.get(parameter, {})
                 plain = {key: one for key, one in moments.items() if not isinstance(one, torch.Tensor)}
                 if plain:
                     key = f"{name}.state.{path}"
                     found[key] = encode(key, plain)
-        return found | {name: encode(name, one.state_dict()) for name, one in self._stateful()}
+        return found
 
     def set_values(self, values: Mapping[str, str]) -> None:
         """Put plain values back; tensors are filled in place elsewhere. ConfigError where they do not stay as put."""

@@ -401,16 +401,16 @@ def test_an_optimizer_that_keeps_its_moments_in_another_is_refused_in_the_first_
         ranks.run(carry_sharded_moments, 2)
 
 
-def fill_from_marks(marks: list[int | None], size: int) -> tuple[str, float, object, int]:
-    """Step 5: ranks hold it, each as many events after the step, which a counter counted. What they are filled with."""
-    mark = marks[dist.get_rank()]
+def fill_from_marks(marks: list[int | None], counts: list[int]) -> tuple[str, float, object, int]:
+    """Step 5: ranks hold it, each as many events after the step, and a count. What they are filled with."""
+    mark, count = marks[dist.get_rank()], counts[dist.get_rank()]
     counter, mine = Kept({"count": -1}), None
     if mark is not None:
         values = {
-            "counter": encode("counter", {"count": mark}),
+            "counter": encode("counter", {"count": count}),
             POSITION: replace(Position(5, 50), mark=mark).to_text(),
         }
-        mine = HeldState(5, 50, {"w": piece_of(torch.full((size,), float(mark)))}, values)
+        mine = HeldState(5, 50, {"w": piece_of(torch.full((SIZE,), float(mark)))}, values)
     state = CarriedState({"w": (wanted := torch.zeros(SIZE)), "counter": counter})
     filled = fill_state(state, Offers(mine), HOSTS, FillRules())
     return filled.source, float(wanted.mean()), counter.state, filled.position.mark
@@ -420,7 +420,17 @@ def test_ranks_that_a_loss_found_at_other_places_behind_a_step_take_it_from_who_
     ranks: RankPool,
 ) -> None:
     """Rank 0 was lost sight of in an evaluation, 1 was behind it; a new one is on rank 2."""
-    for filled in ranks.run(fill_from_marks, 3, ([1, 2, None], SIZE)):
+    for filled in ranks.run(fill_from_marks, 3, ([1, 2, None], [1, 2, 0])):
         assert filled == ("peers", 2.0, {"count": 2}, 2)
-    for filled in ranks.run(fill_from_marks, 3, ([2, 2, None], SIZE)):
+    for filled in ranks.run(fill_from_marks, 3, ([2, 2, None], [2, 2, 0])):
         assert filled == ("peers", 2.0, {"count": 2}, 2)
+
+
+def test_ranks_that_a_loss_found_at_other_places_right_behind_a_step_agree_on_the_first_ones_values(
+    ranks: RankPool,
+) -> None:
+    """One had come through the evaluation and counted it, the other not; behind the next call they have to be alike."""
+    for _, _, state, mark in ranks.run(fill_from_marks, 3, ([0, 0, None], [7, 6, 0])):
+        assert (state, mark) == ({"count": 7}, 0)
+    with pytest.raises(RanksFailed, match=r"carrying 'counter': .*\['count'\] is 7 and 6"):
+        ranks.run(fill_from_marks, 3, ([1, 1, None], [7, 6, 0]))

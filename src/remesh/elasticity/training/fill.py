@@ -336,11 +336,17 @@ def _moment(summary: Mapping[str, Any]) -> Moment:
 
 
 def _latest_values(summaries: Sequence[Mapping[str, Any]], state: CarriedState) -> dict[str, str]:
-    """The plain values of the latest moment, and of others what nobody has of that."""
+    """The plain values of the latest moment, and of others what nobody has of that.
+
+    Behind a step, before the next call, ranks may have come to different places, in an evaluation perhaps: there the
+    first one's are as good as another's. Anywhere else a difference is an error.
+    """
     merged: dict[str, str] = {}
     for moment in sorted({_moment(summary) for summary in summaries}, reverse=True):
         here = [summary["values"] for summary in summaries if _moment(summary) == moment]
-        merged = merge_values(here, {POSITION, *state.streams}) | merged
+        is_behind_step = moment.mark == 0 and all(POSITION in values for values in here)
+        apart = {name for values in here for name in values} if is_behind_step else {POSITION, *state.streams}
+        merged = merge_values(here, apart) | merged
     return merged
 
 

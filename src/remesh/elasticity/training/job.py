@@ -159,7 +159,9 @@ class Job:
     ) -> tuple[Any, Sequence[int]]:
         """What the next batch of a reading is taken from, and which of it; an empty one at the end."""
         seed, position = self._stint.options.seed, self._stint.position
-        reading = position.readings[name]
+        reading = position.readings.get(name)
+        if reading is None:  # the others had ended it, and this rank has gone on from theirs
+            return dataset, ()
         source = position.sources[reading.source]
         if not isinstance(dataset, Stream):
             size = len(dataset)

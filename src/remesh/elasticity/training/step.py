@@ -101,9 +101,11 @@ class StepMachine:
         self._done: set[Instruction] = set()
         """What is owed once in a generation, and was done."""
 
-    def carried(self, optimizers: Collection[str]) -> None:
-        """The state of the job is filled into what the program carries."""
+    def carried(self, optimizers: Collection[str], *, is_proved: bool = False) -> None:
+        """The state of the job is filled into what the program carries; ``is_proved``: ranks have compared theirs."""
         self._move(StepEvent.CARRIED)
+        if is_proved:
+            self._done.add(Instruction.COMPARE_STATE)
         self._steppers = {name: self._steppers.get(name, _Stepper()) for name in optimizers}
 
     def check(self, event: StepEvent) -> None:

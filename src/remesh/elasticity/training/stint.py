@@ -5,8 +5,9 @@ voted. A rank whose all-reduce fails does not know; it goes to the meeting *in d
 result, the rank takes the step too, for its gradients are complete (see :mod:`remesh.elasticity.model.generation`).
 
 Where it stands in its step is the state machine of :mod:`remesh.elasticity.training.step`; what it reads,
-:mod:`remesh.elasticity.training.readings`. Plain values are kept as they were when a reading ended, until the next
-batch: what a program does in between (an evaluation, a scheduler's epoch) is done anew where a rank is lost in it.
+:mod:`remesh.elasticity.training.readings`. Plain values are kept as they were at the program's last call, but for those
+that a step has changed: what a program does in between (an evaluation, a scheduler's epoch) is done anew where a rank
+is lost in it.
 """
 
 from __future__ import annotations
@@ -111,9 +112,9 @@ class Stint:
         self._batch: _Batch | None = None
         """The batch that was handed out last."""
         self._settled: dict[str, str] | None = None
-        """Plain values as they were when a reading ended, or the mesh was filled; None once a batch is handed out."""
+        """Plain values as they were at the program's last call; None once it takes a step."""
         self._versions: dict[str, int] = {}
-        """How often each tensor had been written to then."""
+        """How often each tensor had been written to when the mesh was filled."""
         self._filling: CarriedState | None = None
         self._uses_attempts = False
         """Whether the program has its steps in `attempt`."""
@@ -157,9 +158,10 @@ class Stint:
         state.gradients.settle()
         self._held, self._snapshots = None, ()
         self._state = state
-        self._step.carried(state.optimizers)
+        # Where ranks hold the state of a job, all this was looked at when it began.
+        self._step.carried(state.optimizers, is_proved=filled.source in ("peers", "snapshots"))
         self.readings.stand_at(filled.position, is_from_disk=filled.source == "checkpoint")
-        self._settle_values(state)
+        self._settled, self._versions = state.settings(), state.versions()
         self._log.write(
             "filled",
             generation=self.plan.number,
@@ -202,7 +204,7 @@ class Stint:
         before = self.position
         self.readings.begin(name, dataset, identity)
         if self.position is not before and self._state is not None:
-            self._settle_values(self._state)
+            self._settled = self._state.settings()
 
     def goes_on(self, name: str, max_steps: int | None) -> bool:
         """Whether a reading has not come to its end, as far as steps go."""
@@ -216,7 +218,8 @@ class Stint:
         which samples of it are whose.
         """
         self._step.handed_out()
-        self._settled = None
+        assert self._state is not None
+        self._settled = self._state.settings()
         self._batch = _Batch(name, num_samples, stream, {key: str(one) for key, one in cut.items()})
 
     def end_batches(self, name: str, stream: Stream | None, cut: Mapping[str, Any], epoch: int) -> None:
@@ -234,21 +237,18 @@ class Stint:
             if not self._exchange([False] * _NUM_SAID, batch).is_alike:
                 self._refuse_slices(batch)
         self.readings.position = self.position.ended(name, epoch)
-        self._settle_values(self._state)
+        self._settled = self._state.settings()
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs from where the job stands, each once what it reads is behind the job."""
         if self._state is None:
             raise ConfigError("asking for epochs: call job.carry(...) first: it restores the epoch")
         for epoch in self.readings.epochs(count):
-            self._settle_values(self._state)
+            self._settled = self._state.settings()
             yield epoch
             self.check_resolved("asking for the next epoch")
             self.boundary()
-        self._settle_values(self._state)
-
-    def _settle_values(self, state: CarriedState) -> None:
-        self._settled, self._versions = state.values(), state.versions()
+        self._settled = self._state.settings()
 
     def _undo(self, state: CarriedState) -> None:
         if self._settled is None:
@@ -260,7 +260,7 @@ class Stint:
                 f"at step {self.position.step}; what it does once, or at the end of an epoch, would be done again on "
                 "every mesh: let it loop over job.epochs(n), or do it before job.carry"
             )
-        if state.values() != self._settled:
+        if state.settings() != self._settled:
             state.set_values(self._settled)
 
     @contextlib.contextmanager
@@ -343,6 +343,7 @@ class Stint:
         self.readings.position = self.position.after(batch.num_samples, batch.name)
         self._voted.add(batch.name)
         self._step.voted(taken, owed)
+        self._settled = None
         self._caller.note_step()
         self.last_taken = taken
         return taken
@@ -394,6 +395,8 @@ class Stint:
                 "saving: the job needs a folder (remesh.elastic(..., checkpoint=...)) and state (job.carry(...)) first"
             )
         self.boundary()
+        if not self._step.is_open and self._settled is None:
+            self._settled = self._state.settings()
         return self._kept.save(self._state, self.position, self._values(self._state), self.options.checkpoint)
 
     def finish(self) -> None:
@@ -434,8 +437,8 @@ class Stint:
 
     def _values(self, state: CarriedState) -> dict[str, str]:
         """Plain values that go with the position, and it."""
-        values = state.values() if self._settled is None else self._settled
-        return {**values, POSITION: self.position.to_text()}
+        settings = state.settings() if self._settled is None else self._settled
+        return {**state.plain_moments(), **settings, POSITION: self.position.to_text()}
 
     def boundary(self) -> None:
         """The program calls the job: the last step is complete, and this rank may leave between two."""
@@ -445,7 +448,7 @@ class Stint:
             if was is not StepPhase.BETWEEN:
                 self.readings.position = self.position.marked()
             if self.readings.settle() and self._state is not None:
-                self._settle_values(self._state)
+                self._settled = self._state.settings()
         for one in owed:
             self._do(one)
 
