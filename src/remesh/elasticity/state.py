@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from remesh.elasticity.gradients import Gradients, describe_values, find_unlike
@@ -83,7 +84,9 @@ class CarriedState:
         """What these objects were filled with, and what was held before, where a rank was lost before this one heard
         that all were filled: others may hold either."""
         self._allocated: list[torch.optim.Optimizer] = []
-        self._models = {name: one for name, one in objects.items() if isinstance(one, nn.Module)}
+        self._models = {
+            name: one for name, one in objects.items() if isinstance(one, nn.Module) and not _gives_values(one)
+        }
         self._optims = {name: one for name, one in objects.items() if isinstance(one, torch.optim.Optimizer)}
         self._others = {name: one for name, one in objects.items() if name not in {*self._models, *self._optims}}
         for name, one in self._others.items():
@@ -92,6 +95,12 @@ class CarriedState:
                     f"carrying {name!r}: expected a module, an optimizer, a tensor, or an object with state_dict and "
                     f"load_state_dict, found {type(one).__name__}; wrap it in such an object"
                 )
+        self._with_extra_state = {
+            ".".join(filter(None, (name, path, EXTRA_STATE))): module
+            for name, model in self._models.items()
+            for path, module in model.named_modules()
+            if type(module).get_extra_state is not nn.Module.get_extra_state
+        }
         self.gradients = Gradients(self._models, self._optims.values())
         self._parameter_names = {
             id(parameter): f"{name}.{path}"
@@ -133,7 +142,9 @@ class CarriedState:
 
     def settings(self) -> dict[str, str]:
         """Those that a program may change between two steps: of objects, groups of parameters, extra state."""
-        found: dict[str, str] = {name: encode(name, one.get_extra_state()) for name, one in self._with_extra_state()}
+        found: dict[str, str] = {
+            name: encode(name, one.get_extra_state()) for name, one in self._with_extra_state.items()
+        }
         for name, optim in self._optims.items():
             key = f"{name}.param_groups"
             found[key] = encode(
@@ -167,7 +178,7 @@ class CarriedState:
             for parameter, path in self._parameters_of(name, optim):
                 if (text := values.get(f"{name}.state.{path}")) is not None:
                     optim.state[parameter].update(decode(text))
-        for name, module in self._with_extra_state():
+        for name, module in self._with_extra_state.items():
             module.set_extra_state(decode(values[name]))
             _check_came_back(name, values[name], encode(name, module.get_extra_state()))
         for name, one in self._stateful():
@@ -176,6 +187,12 @@ class CarriedState:
 
     def prove(self) -> None:
         """Raise `ConfigError` for objects of a new job that could not be filled on another mesh."""
+        empty = [name for name, one in self._stateful() if isinstance(one, nn.Module) and not one.state_dict()]
+        if empty:
+            raise ConfigError(
+                f"carrying {empty[0]!r}: its state_dict is empty, expected its state; a metric of torchmetrics gives "
+                "it after persistent(True)"
+            )
         self.set_values(self.values())
         for name, optim in self._optims.items():
             check_state_is_its_own(name, optim)
@@ -237,20 +254,11 @@ class CarriedState:
 
     def versions(self) -> dict[str, int]:
         """How often each tensor was written to, by name."""
-        tensors = {name: piece.tensor for name, piece in self.pieces().items()}
-        return {name: one._version for name, one in tensors.items() if not one.is_inference()}
+        local = {name: one.to_local() if isinstance(one, DTensor) else one for name, one in self.tensors().items()}
+        return {name: one._version for name, one in local.items() if not one.is_inference()}
 
     def _stateful(self) -> list[tuple[str, Any]]:
         return [(name, one) for name, one in self._others.items() if not isinstance(one, torch.Tensor)]
-
-    def _with_extra_state(self) -> list[tuple[str, nn.Module]]:
-        """The modules that have extra state, by the name of it."""
-        return [
-            (".".join(filter(None, (name, path, EXTRA_STATE))), module)
-            for name, model in self._models.items()
-            for path, module in model.named_modules()
-            if type(module).get_extra_state is not nn.Module.get_extra_state
-        ]
 
     def pieces(self, names: Collection[str] | None = None) -> dict[str, Piece]:
         """The place of each of this rank's tensors in its global tensor; of these tensors alone, if any are named."""
@@ -327,6 +335,13 @@ class CarriedState:
                     )
                 found.append((parameter, path))
         return found
+
+
+def _gives_values(module: nn.Module) -> bool:
+    """Whether a module has a state_dict of its own, and no parameters or buffers: a metric, for instance."""
+    if next(module.parameters(), None) is not None or next(module.buffers(), None) is not None:
+        return False
+    return any(type(part).state_dict is not nn.Module.state_dict for part in module.modules())
 
 
 def _tensors_of_model(name: str, model: nn.Module) -> dict[str, torch.Tensor]:

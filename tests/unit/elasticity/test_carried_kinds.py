@@ -268,6 +268,42 @@ def test_an_object_with_small_tensors_in_its_state_is_carried() -> None:
     assert len(new.state["seen"]) == 3 and new.state["best"] == (1, {2})
 
 
+class MetricModule(nn.Module):
+    """As torchmetrics has them: a module whose sums are plain attributes, in its state_dict only if asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total, self.is_persistent = torch.tensor(0.0), False
+
+    def persistent(self, mode: bool) -> None:
+        self.is_persistent = mode
+
+    def state_dict(self, *given: Any, prefix: str = "", **options: Any) -> Any:  # type: ignore[override]
+        told = super().state_dict(*given, prefix=prefix, **options)
+        if self.is_persistent:
+            told[f"{prefix}total"] = self.total
+        return told
+
+    def _load_from_state_dict(self, state: Any, prefix: str, *more: Any) -> None:
+        if self.is_persistent:
+            self.total = state.pop(f"{prefix}total")
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_a_metric_that_is_a_module_is_carried_or_refused_and_never_lost(is_nested: bool) -> None:
+    old, new = MetricModule(), MetricModule()
+    with pytest.raises(ConfigError, match=r"carrying 'metric': its state_dict is empty.*persistent"):
+        CarriedState({"metric": old}).prove()
+    for one in (old, new):
+        one.persistent(True)
+    old.total = torch.tensor(2.5)
+    carry_over(
+        {"metric": nn.ModuleDict({"a": old}) if is_nested else old},
+        {"metric": nn.ModuleDict({"a": new}) if is_nested else new},
+    )
+    assert torch.equal(new.total, torch.tensor(2.5))
+
+
 class Forgetful(Metric):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.state = {**state, "best": None}

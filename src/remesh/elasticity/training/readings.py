@@ -153,8 +153,10 @@ class Readings:
             )
         while self.position.epoch < count:
             self._where, self._counts["e"] = "e", 0
-            yield self.position.epoch
-            self.position = self.position.next_epoch("e")
+            epoch = self.position.epoch
+            yield epoch
+            if self.position.epoch == epoch:  # else the others were in the next one, and this rank has theirs
+                self.position = self.position.next_epoch("e")
             # A program may make a dataset in each epoch: they would all be kept.
             self._keys = {address: key for address, key in self._keys.items() if not key.startswith("e")}
             self._objects = [one for one in self._objects if id(one) in self._keys]
