@@ -108,7 +108,7 @@ def join_host_and_device(place: Place) -> None:
     own = Piece(whole[lower.slices()].to(place.device), shape, (Shard(0, lower),))
     lost = Piece(whole[upper.slices()].clone(), shape, (Shard(0, upper),))
     held, snapshot = HeldState(5, 50, {"w": own}, {}), HeldState(5, 50, {"w": lost}, {})
-    give = Offers(held, (snapshot,)).at(0, 5)
+    give = Offers(held, (snapshot,)).at(held.moment)
     assert give["w"].tensor.device == place.device
     take = columns_of(torch.zeros_like(whole), place)
     remesh.reshard(give, {"w": take}, group=place.group)

@@ -36,6 +36,9 @@ class EnvironmentVariable:
 JOBS: Final = EnvironmentVariable(
     "REMESH_JOBS", "remesh-jobs", "remesh mpi, torch", "folder in which jobs are made and looked up"
 )
+STORE_TIMEOUT_S: Final = EnvironmentVariable(
+    "REMESH_STORE_TIMEOUT_S", "300", "saves and loads", "seconds that a store of objects may take over one call"
+)
 TOKEN: Final = EnvironmentVariable(
     "REMESH_TOKEN", "", "remesh run, torchrun", "the job's secret, if no --token-file names it"
 )
@@ -80,7 +83,7 @@ WIRE_DIRECT: Final = EnvironmentVariable(
 )
 
 SETTINGS: Final = (
-    *(JOBS, TOKEN, *MPIS.values(), SHARED_ARRAYS, SPIN, REDUCTIONS, PURE),
+    *(JOBS, STORE_TIMEOUT_S, TOKEN, *MPIS.values(), SHARED_ARRAYS, SPIN, REDUCTIONS, PURE),
     *(LINK, AGENT, NODE, SLOT, EVENTS, CHANNEL, WIRE_PROBES, WIRE_DIRECT),
 )
 """All of them."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch.distributed as dist
 
 from remesh.foundation.errors import PeerError
-from remesh.foundation.threads import PooledExecutor
+from remesh.foundation.thread_pool import PooledExecutor
 
 _STORES: dict[tuple[str, int, bool], dist.TCPStore] = {}
 

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 
 from remesh.foundation.errors import ConfigError
-from remesh.foundation.threads import PooledExecutor
+from remesh.foundation.thread_pool import PooledExecutor
 
 _NAME_BYTES = 256
 _FIRST_BYTES = 1 << 20

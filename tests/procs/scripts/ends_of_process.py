@@ -26,7 +26,7 @@ from remesh.checkpoint.plain import entities_of
 from remesh.checkpoint.run import writer
 from remesh.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
 from remesh.foundation.errors import ForkError
-from remesh.foundation.threads import before_end
+from remesh.foundation.thread_pool import before_end
 from remesh.integrations import dcp as plug
 from remesh.integrations.dcp import DcpWriter
 

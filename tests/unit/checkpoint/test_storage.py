@@ -29,6 +29,7 @@ from remesh.dist_checkpointing import ShardedObject, ShardedTensor
 from remesh.dist_checkpointing.core import CONFIG_FNAME
 from remesh.foundation.errors import ConfigError, Error, StorageError
 from remesh.foundation.retention import KeepLast
+from remesh.foundation.settings import STORE_TIMEOUT_S
 from tests.unit.checkpoint.stores import BUCKET, CREDENTIALS
 
 STATE = {"w": torch.arange(600.0).reshape(20, 30), "b": torch.arange(7, dtype=torch.int16), "step": 3, "lr": [0.1]}
@@ -328,7 +329,7 @@ def test_a_store_that_never_answers_is_told_in_the_log_and_ends_with_an_error(
     monkeypatch.setattr(_Silent, "given_up", threading.Event())
     remesh.save(STATE, "silent://run/first")
     monkeypatch.setattr(_Silent, "asked", asked)
-    monkeypatch.setenv(remote.TIMEOUT_VARIABLE, "0.1")
+    monkeypatch.setenv(STORE_TIMEOUT_S.name, "0.1")
     with caplog.at_level(logging.WARNING), pytest.raises(StorageError, match=r"no answer for 0\.1 s"):
         if asked == "cat_file":
             remesh.load({"w": torch.zeros(20, 30)}, "silent://run/first")
@@ -354,8 +355,8 @@ def test_a_store_is_used_where_the_process_gives_no_more_threads(monkeypatch) ->
 
 @pytest.mark.parametrize("given", ["soon", "0", "-3", "nan", "inf"])
 def test_a_timeout_that_is_no_number_of_seconds_is_refused(monkeypatch, given: str) -> None:
-    monkeypatch.setenv(remote.TIMEOUT_VARIABLE, given)
-    with pytest.raises(Error, match=f"{remote.TIMEOUT_VARIABLE}: found '{given}'"):
+    monkeypatch.setenv(STORE_TIMEOUT_S.name, given)
+    with pytest.raises(Error, match=f"{STORE_TIMEOUT_S.name}: found '{given}'"):
         remesh.load({}, "memory://nowhere")
 
 

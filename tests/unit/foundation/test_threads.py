@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from remesh.foundation.threads import PooledExecutor, make_thread
+from remesh.foundation.thread_pool import PooledExecutor
+from remesh.foundation.threads import make_thread
 
 
 def _blocked_signals() -> set[int]:

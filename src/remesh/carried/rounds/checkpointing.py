@@ -24,7 +24,7 @@ from remesh.carried.rounds.machine import Ask, Commit, End, Ending, Instruction,
 from remesh.carried.rounds.ranks import Ranks
 from remesh.carried.rounds.status import Status
 from remesh.foundation.errors import Error
-from remesh.foundation.threads import PooledExecutor
+from remesh.foundation.thread_pool import PooledExecutor
 from remesh.wire.messages import Message
 
 _RETRY_AFTER_S = {Obstacle.NO_CUT: (1.0,) * 4, Obstacle.REFUSED: (0.1, 0.2, 0.4, 0.8)}

@@ -31,7 +31,7 @@ from typing import Any, ClassVar, NamedTuple
 from remesh.checkpoint.background.wire import Channel, WorkerError
 from remesh.checkpoint.errors import CheckpointingException
 from remesh.comm.gather import gather_from
-from remesh.foundation.threads import PooledExecutor
+from remesh.foundation.thread_pool import PooledExecutor
 
 _ENDING_S = 30.0
 

@@ -39,7 +39,7 @@ from remesh.checkpoint.background.settling import Settling
 from remesh.checkpoint.errors import CheckpointingException
 from remesh.comm.gather import Group, all_gather_json, gather_from, group_rank, group_size
 from remesh.foundation.errors import PeerError
-from remesh.foundation.threads import before_end
+from remesh.foundation.thread_pool import before_end
 
 logger = logging.getLogger(__name__)
 _CALLERS: dict[str, Callable[[], AsyncCaller]] = {

@@ -26,7 +26,7 @@ from remesh.checkpoint.background.staging import StagingBuffers
 from remesh.comm.agreement import Agreements
 from remesh.comm.gather import Group
 from remesh.foundation.errors import PeerError
-from remesh.foundation.threads import PooledExecutor
+from remesh.foundation.thread_pool import PooledExecutor
 from remesh.foundation.torch_private import all_groups, timeout_of
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 
 from remesh.comm.gather import Group, gather_from
-from remesh.foundation.threads import PooledExecutor
+from remesh.foundation.thread_pool import PooledExecutor
 
 Work = Callable[[], None]
 

@@ -44,7 +44,7 @@ from remesh.checkpoint.storage import Location, store_of
 from remesh.checkpoint.storage.integrity import BLOCK_BYTES, Trailer
 from remesh.checkpoint.storage.joined_checksums import join_blocks
 from remesh.foundation.checksums import crc32
-from remesh.foundation.threads import PooledExecutor
+from remesh.foundation.thread_pool import PooledExecutor
 from remesh.layout.from_torch import dtype_name, torch_dtype
 
 _PATHS = (pathlib.PosixPath, pathlib.PurePosixPath, pathlib.PureWindowsPath)

@@ -26,7 +26,7 @@ from remesh.checkpoint.storage import Location, store_of
 from remesh.checkpoint.storage.integrity import BLOCK_BYTES, Trailer
 from remesh.checkpoint.storage.joined_checksums import join_groups
 from remesh.foundation.checksums import crc32
-from remesh.foundation.threads import PooledExecutor
+from remesh.foundation.thread_pool import PooledExecutor
 
 WINDOW_BYTES = 4 << 20
 _DIRECT_BYTES = 256 << 10

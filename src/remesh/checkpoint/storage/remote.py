@@ -5,13 +5,12 @@ Reads, small writes and listings are tried a few times with growing pauses, unle
 itself; what arrives is compared with what was written. No listing is cached: others write there, too.
 
 A store may take a connection and never answer. So each call of a client is made by a thread, and waited for no longer
-than `TIMEOUT_VARIABLE` says: a step of a save or load that goes on moves a part of a file in each call.
+than `STORE_TIMEOUT_S` says: a step of a save or load that goes on moves a part of a file in each call.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import posixpath
 import time
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from typing import Any, TypeVar
 from remesh.checkpoint.errors import StoreFailedError
 from remesh.checkpoint.storage.store import Entry, NewFile, RangedFile, Store
 from remesh.foundation.errors import ConfigError
+from remesh.foundation.settings import STORE_TIMEOUT_S
 from remesh.foundation.threads import make_thread
 
 logger = logging.getLogger(__name__)
@@ -31,9 +31,6 @@ T = TypeVar("T")
 NUM_ATTEMPTS = 5
 FIRST_PAUSE_S = 0.2
 """Doubled after each attempt: with five, three seconds of pauses in all."""
-TIMEOUT_VARIABLE = "REMESH_STORE_TIMEOUT_S"
-"""Of the environment: how long a store may take over one call, which moves at most a part of a large file."""
-_TIMEOUT_S = 300.0
 _SILENT_S = 30.0
 """After so long without an answer the log says so."""
 _PART_BYTES = 32 << 20
@@ -282,18 +279,18 @@ def _within_timeout(doing: str, act: Callable[[], T]) -> T:
         logger.warning("%s: no answer for %g s, waiting %g s in all", doing, silent_s, timeout_s)
         wait([answer], timeout_s - silent_s)
     if not answer.done():
-        raise NoAnswerError(f"no answer for {timeout_s:g} s ({TIMEOUT_VARIABLE})")
+        raise NoAnswerError(f"no answer for {timeout_s:g} s ({STORE_TIMEOUT_S.name})")
     return answer.result()
 
 
 def _timeout_s() -> float:
-    text = os.environ.get(TIMEOUT_VARIABLE, "")
+    text = STORE_TIMEOUT_S.read()
     try:
-        timeout_s = float(text or _TIMEOUT_S)
+        timeout_s = float(text)
     except ValueError:
         timeout_s = 0.0
     if not 0 < timeout_s < 1e9:
-        raise ConfigError(f"reading {TIMEOUT_VARIABLE}: found {text!r}, expected seconds; correct it, or unset it")
+        raise ConfigError(f"reading {STORE_TIMEOUT_S.name}: found {text!r}, expected seconds; correct it, or unset it")
     return timeout_s
 
 

@@ -33,7 +33,8 @@ from remesh.carried.images.form.ranges import PageSet
 from remesh.foundation.checksums import compress, crc32
 from remesh.foundation.errors import FormatError
 from remesh.foundation.linux.calls import address_of, make_buffer, read_process
-from remesh.foundation.threads import PooledExecutor, make_thread
+from remesh.foundation.thread_pool import PooledExecutor
+from remesh.foundation.threads import make_thread
 
 _NUM_WRITERS: Final = 3
 _NUM_READERS: Final = 2

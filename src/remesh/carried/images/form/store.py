@@ -16,7 +16,7 @@ from remesh.carried.images.form.format import Ancestor, ChunksState, Header, Mac
 from remesh.carried.images.form.records import to_json
 from remesh.foundation.errors import StorageError
 from remesh.foundation.files import flush, write_new
-from remesh.foundation.threads import PooledExecutor
+from remesh.foundation.thread_pool import PooledExecutor
 
 _FLUSHERS: Final = PooledExecutor(4, "flush")
 """For all images."""

@@ -30,7 +30,8 @@ from remesh.carried.images.look.tree import tree_of
 from remesh.foundation.errors import PeerError
 from remesh.foundation.linux.proc_text import Area
 from remesh.foundation.linux.procfs import read_areas, read_descriptors
-from remesh.foundation.threads import PooledExecutor, make_thread
+from remesh.foundation.thread_pool import PooledExecutor
+from remesh.foundation.threads import make_thread
 
 _PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 """Pauses between looks: a program loads most libraries as it starts, some later. A later look finds hashes known."""

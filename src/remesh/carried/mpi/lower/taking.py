@@ -25,7 +25,7 @@ from remesh.carried.mpi.lower.state_file import write_state
 from remesh.carried.rounds.job_folder import rank_name
 from remesh.foundation.errors import Error
 from remesh.foundation.files import flush
-from remesh.foundation.threads import PooledExecutor
+from remesh.foundation.thread_pool import PooledExecutor
 from remesh.wire.messages import Message
 
 
