@@ -354,20 +354,20 @@ class _Tensors:
 
         Without those on devices where a look at them, which waits for what is queued there, is not wanted.
         """
-        if not choice.shared:
-            return {}
-        found: list[HeldCopy] = []
-        for name, tensor in self.whole.items():
-            found.append(HeldCopy(name, (0,) * tensor.ndim, tensor, tensor.nbytes <= SMALL_BYTES))
-        for held in self.cut.values():
-            of_held = held.sharded([True] * len(held.boxes))
-            found += [HeldCopy(held.name, one.global_offset, one.data_in_box(), False) for one in of_held]
-        return {
-            ranks: [
-                one for one in map(found.__getitem__, numbers) if waits_for_devices or one.values.device.type == "cpu"
-            ]
-            for ranks, numbers in choice.shared.items()
-        }
+        shared = {number for numbers in choice.shared.values() for number in numbers}
+        found: dict[int, HeldCopy] = {}
+        for number, (name, tensor) in enumerate(self.whole.items() if shared else ()):
+            found[number] = HeldCopy(name, (0,) * tensor.ndim, tensor, tensor.nbytes <= SMALL_BYTES)
+        number = len(self.whole)
+        for held in self.cut.values() if shared else ():
+            is_shared = [at in shared for at in range(number, number + len(held.boxes))]
+            for at, one in enumerate(held.sharded(is_shared) if any(is_shared) else (), number):
+                if one.data is not None:
+                    found[at] = HeldCopy(held.name, one.global_offset, one.data_in_box(), False)
+            number += len(held.boxes)
+        if not waits_for_devices:
+            found = {at: one for at, one in found.items() if one.values.device.type == "cpu"}
+        return {ranks: [found[at] for at in numbers if at in found] for ranks, numbers in choice.shared.items()}
 
 
 @dataclass(frozen=True)

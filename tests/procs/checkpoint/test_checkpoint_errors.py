@@ -60,7 +60,7 @@ def held_by_all() -> ShardedTensor:
 
 def load_without_memory(directory: Path) -> tuple[type[BaseException], str]:
     """Rank 1 has no memory to read into, for a while; what is loaded after that is whole."""
-    remesh.save({"w": torch.arange(1 << 18)}, directory)
+    remesh.save({"w": torch.arange(1 << 18, dtype=torch.float64)}, directory)
 
     def refuse(self: CheckedFile, *args: Any) -> None:
         raise MemoryError("Unable to allocate 4.00 MiB for an array")
