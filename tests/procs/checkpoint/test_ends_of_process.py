@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.procs
-_ROOT = Path(__file__).parents[2]
-_SCRIPT = Path(__file__).with_name("scripts") / "ends_of_process.py"
+_ROOT = Path(__file__).parents[3]
+_SCRIPT = Path(__file__).parents[1] / "scripts" / "ends_of_process.py"
 _LONGEST_S = 900
 
 
