@@ -72,6 +72,24 @@ class HeldState:
         return Moment(self.line, self.step, 0 if told is None else int(json.loads(told)["mark"]))
 
 
+@dataclass(frozen=True, slots=True)
+class PlainSettings:
+    """Plain values as they were at one time; read at every step, and seldom asked for."""
+
+    known: Mapping[str, str]
+    """Texts by name."""
+    groups: Mapping[str, Sequence[Mapping[str, Any]]]
+    """Options of groups of parameters, by name."""
+
+    def texts(self) -> dict[str, str]:
+        """All of them, by name."""
+        options = {
+            name: [{key: one for key, one in group.items() if key != "params"} for group in groups]
+            for name, groups in self.groups.items()
+        }
+        return {**self.known, **{name: encode(name, one) for name, one in options.items()}}
+
+
 class CarriedState:
     """The objects that a training function asked to carry, by name."""
 
@@ -138,19 +156,15 @@ class CarriedState:
 
     def values(self) -> dict[str, str]:
         """The texts of all plain values, by name."""
-        return self.settings() | self.plain_moments()
+        return self.settings().texts() | self.plain_moments()
 
-    def settings(self) -> dict[str, str]:
+    def settings(self) -> PlainSettings:
         """Those that a program may change between two steps: of objects, groups of parameters, extra state."""
-        found: dict[str, str] = {
-            name: encode(name, one.get_extra_state()) for name, one in self._with_extra_state.items()
+        extra = {name: encode(name, one.get_extra_state()) for name, one in self._with_extra_state.items()}
+        groups = {
+            f"{name}.param_groups": [{**group} for group in one.param_groups] for name, one in self._optims.items()
         }
-        for name, optim in self._optims.items():
-            key = f"{name}.param_groups"
-            found[key] = encode(
-                key, [{o: one for o, one in group.items() if o != "params"} for group in optim.param_groups]
-            )
-        return found | {name: encode(name, one.state_dict()) for name, one in self._stateful()}
+        return PlainSettings(extra | {name: encode(name, one.state_dict()) for name, one in self._stateful()}, groups)
 
     def plain_moments(self) -> dict[str, str]:
         """Those that optimizers change in their steps alone."""

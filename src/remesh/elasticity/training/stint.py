@@ -29,7 +29,7 @@ from remesh.checkpoint.storage import Location
 from remesh.comm.gather import all_gather_json, step_together
 from remesh.elasticity.gradients import ADVICE as GRADIENT_ADVICE, Gradients, find_unlike
 from remesh.elasticity.model.alike import describe_unlike
-from remesh.elasticity.state import POSITION, CarriedState, HeldState
+from remesh.elasticity.state import POSITION, CarriedState, HeldState, PlainSettings
 from remesh.elasticity.telemetry.events import EventLog
 from remesh.elasticity.training.fill import FillRules, fill_state
 from remesh.elasticity.training.offers import Offers
@@ -111,7 +111,7 @@ class Stint:
         self._step = StepMachine()
         self._batch: _Batch | None = None
         """The batch that was handed out last."""
-        self._settled: dict[str, str] | None = None
+        self._settled: PlainSettings | None = None
         """Plain values as they were at the program's last call; None once it takes a step."""
         self._versions: dict[str, int] = {}
         """How often each tensor had been written to when the mesh was filled."""
@@ -260,8 +260,9 @@ class Stint:
                 f"at step {self.position.step}; what it does once, or at the end of an epoch, would be done again on "
                 "every mesh: let it loop over job.epochs(n), or do it before job.carry"
             )
-        if state.settings() != self._settled:
-            state.set_values(self._settled)
+        settled = self._settled.texts()
+        if state.settings().texts() != settled:
+            state.set_values(settled)
 
     @contextlib.contextmanager
     def attempt(self) -> Iterator[None]:
@@ -438,7 +439,7 @@ class Stint:
     def _values(self, state: CarriedState) -> dict[str, str]:
         """Plain values that go with the position, and it."""
         settings = state.settings() if self._settled is None else self._settled
-        return {**state.plain_moments(), **settings, POSITION: self.position.to_text()}
+        return {**state.plain_moments(), **settings.texts(), POSITION: self.position.to_text()}
 
     def boundary(self) -> None:
         """The program calls the job: the last step is complete, and this rank may leave between two."""
