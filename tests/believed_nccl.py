@@ -1,9 +1,9 @@
-"""What can stand in for groups over NCCL? Groups that call themselves so, on the memory of the host, carried by gloo.
+"""Fake NCCL groups: groups that call themselves so, on the memory of the host, carried by gloo.
 
 They have what NCCL has and gloo has not: operations have no tags, a wait for one returns whatever became of it, and
-only the group, when asked, tells that something was given up. What an operation that was given up leaves behind is made
-as bad as it can be: what the one before it had left there. A batch that raises leaves its group of operations open in
-the thread, as torch does: what that thread queues later, on whatever group, never starts, and nobody is told.
+only the group, when asked, reports that an operation was aborted. What an aborted operation leaves behind is made as
+bad as it can be: what the one before it had left there. A batch that raises leaves its group of operations open in the
+thread, as torch does: what that thread queues later, on whatever group, never starts, without an error.
 """
 
 from __future__ import annotations

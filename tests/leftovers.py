@@ -1,4 +1,4 @@
-"""What does a run of tests leave running? Nothing, however it ends.
+"""Cleanup of processes that a run of tests leaves behind, however the run ends.
 
 Tests start programs that start others, many in sessions of their own, and a run may be ended where none of its code
 runs any more: by SIGKILL, or by faulthandler in a test that hangs. So a process beside it waits:

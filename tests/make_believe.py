@@ -1,12 +1,12 @@
-"""What can stand in for a GPU? Streams that are late, an allocator that hands memory on at once, and locked pages.
+"""Fake GPU: streams that are late, an allocator that hands memory on at once, and locked pages.
 
 Its memory is the host's, so that a test reads what the device would have written. What is queued is done when it
 pleases the device: streams go on at random, some much later than others, and only an event holds one back. The
 allocator does as torch's: memory that was freed belongs to the stream that it was allocated on, which may write there
-at once, unless it was kept for another stream. A copy to the host lands when its turn comes, or never: the device can
-be lost.
+at once, unless it was kept for another stream. A copy to the host lands when the stream gets to it, or never: the
+device can be lost.
 
-What no program may do is told by name in ``faults``: a copy into pages that are not locked, or that were unlocked
+What no program may do is listed by name in ``faults``: a copy into pages that are not locked, or that were unlocked
 while it was under way.
 """
 

@@ -1,4 +1,4 @@
-"""How long is a training loop blocked by a save in the background, beside the same save in the foreground?
+"""Blocked time of a training loop by a save in the background, beside the same save in the foreground.
 
 A thread or a process writes copies of the state.
 

@@ -1,4 +1,4 @@
-"""What do sums, checks and conversions cost? One process, beside plain file operations on the same bytes.
+"""Costs of checksums, checks and conversions: one process, beside plain file operations on the same bytes.
 
 The bound of a check is one read of the files, that of a conversion one read and one write with fsync. Files are in the
 page cache. Rounds alternate, the least of each counts. The memory of a conversion is the highest that the process

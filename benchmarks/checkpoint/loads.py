@@ -1,4 +1,4 @@
-"""How fast do large tensors come back while memory is new, and while it is kept? A process for each, beside native DCP.
+"""Load times of large tensors, while memory is new and while it is kept: a process for each, beside native DCP.
 
 Native DCP reads large tensors into memory of its own first, so its time depends on where that comes from: pages that
 the C library has kept from earlier calls, or new ones, which the system must fill with zeros, as in a program that has

@@ -1,4 +1,4 @@
-"""How fast do tensors reach the disk and come back? One process, beside native torch DCP and plain file operations.
+"""Save and load times of tensors on disk: one process, beside native torch DCP and plain file operations.
 
 The bound of a save is one write and fsync of the same bytes from one buffer; that of a load is one read of them into
 memory that is there. Files are in the page cache when they are loaded. Rounds of all programs alternate, the least of

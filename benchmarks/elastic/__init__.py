@@ -1,1 +1,1 @@
-"""How long until a hurt job trains again?"""
+"""Recovery times of elastic jobs, and what elasticity costs."""

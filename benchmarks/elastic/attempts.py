@@ -1,9 +1,9 @@
-"""A plain script loses a rank: does the next attempt come through? Restart mode beside torchrun, wherever nodes meet.
+"""Second attempts of a plain script that loses a rank: restart mode beside torchrun, wherever nodes meet.
 
 The script (:mod:`benchmarks.elastic.meets_script`) makes a gloo group and adds numbers up; in its first attempt rank 1
 is killed. Both launchers run it with the same flags, in turn, with three restarts to use up: two workers on one node
-(``standalone``), or one on each of two. A job in which no rank gets anywhere for 90 s did not come back; what it said
-is printed.
+(``standalone``), or one on each of two. A job in which no rank gets anywhere for 90 s did not come back; its output is
+printed.
 """
 
 from __future__ import annotations

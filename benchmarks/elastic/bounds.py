@@ -1,4 +1,4 @@
-"""What can no recovery be faster than? Each phase beside the least that it takes, kill by kill, in the same run.
+"""Lower bounds of recovery times: each phase beside the least that it takes, kill by kill, in the same run.
 
     KILLS=20 python -m benchmarks.elastic.bounds
 

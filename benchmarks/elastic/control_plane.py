@@ -1,7 +1,7 @@
-"""What does agreement cost in a large job? The agents' own machines, thousands of them in one thread.
+"""Cost of agreement in a large job: the agents' own state machines, thousands of them in one thread.
 
 What is real: :class:`AgentMachine`, :class:`StoreReader` and the pure decision; every read and write of the store is
-counted, as is every message between an agent and its worker, and every connection made to see whether somebody lives.
+counted, as is every message between an agent and its worker, and every connection made to see whether a node lives.
 What is not: agents act in lockstep, once per tick, a worker is a number of steps, and what agents know of each other is
 made once for all (16,384 of them would hold 268 million nodes) and timed by itself. A step's vote is an all-reduce
 among workers and costs agents nothing; what it costs when a worker dies in it is a case here.

@@ -1,4 +1,4 @@
-"""What does a start cost? Processor time of `remesh run` and all its processes in restart mode, beside torchrun's.
+"""Processor time of a start: `remesh run` and all its processes in restart mode, beside torchrun's.
 
 Three starts: up to the first flag that is read (``--help``); two workers whose script imports nothing; two workers that
 import torch and make an optimizer, as most scripts do. Both launchers take turns, in changing order. Time is that of

@@ -1,4 +1,4 @@
-"""What does Remesh cost while nothing fails? Votes, data position, health and snapshots, as a share of a 100 ms step.
+"""Overhead while nothing fails: votes, data position, health and snapshots, as a share of a 100 ms step.
 
 Two nodes with one worker each, a state sharded over both. The time from the end of a step's own work, where all ranks
 have just met, to the begin of the next step's is Remesh's. The work itself is a sleep: that sending snapshots takes

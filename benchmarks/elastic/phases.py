@@ -1,9 +1,9 @@
-"""Where did the time of a recovery go? Splits what lies between a kill and the next step, out of the events. Pure.
+"""Phases of a recovery: what lies between a kill and the next step, out of the events. Pure.
 
     killed ─computing─> at its next collective ─noticed─> out of the broken collective ─met─> at the meeting
            ─planned─> plan read ─rebuilt─> groups and mesh made ─moved─> state filled ─first step─> step taken
 
-Each mark is the moment at which the last survivor got there. While it computes a rank hears of nothing: that part is
+Each mark is the moment at which the last survivor got there. While it computes a rank learns of nothing: that part is
 the program's own, and as long as what is left of its step.
 """
 

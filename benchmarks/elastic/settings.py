@@ -1,4 +1,4 @@
-"""What is measured, how often, how long at most? Settings of the room's benchmarks, from the environment.
+"""Settings of the elastic benchmarks, from the environment.
 
     PARTS=worker,node KILLS=5 make bench ROOM=elastic
 

@@ -1,4 +1,4 @@
-"""How near to its bound is the state moved in a recovery? Hosts with shaped links, one of which dies and comes back.
+"""Time of the state move in a recovery over its bound: hosts with shaped links, one dies and comes back.
 
 One worker on each of four hosts, a state sharded over them, snapshots in neighbours' memory. A host is killed: three
 share the state anew, from their own memory and the snapshots. It comes back: four share it again. The value is the time

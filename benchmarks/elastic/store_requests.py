@@ -1,9 +1,9 @@
-"""What does encryption cost a request to the store? Through a way and a door, beside the same request in the clear.
+"""Cost of encryption for a request to the store: through TLS tunnels, beside the same request in the clear.
 
-Two processes, as two agents are: this one asks, the other one serves, each with its tunnels. Requests take turns: one
-in the clear, one through TLS. Time is that of the request; processor time is that of both processes, with whatever
-their tunnels do, over batches of one kind. An agent looks at the bell a hundred times a second, so processor time at
-the door is what limits how many agents one store serves.
+Two processes, as two agents are: this one asks, the other one serves, each with its tunnels. Requests alternate: one in
+the clear, one through TLS. Time is that of the request; processor time is that of both processes, with whatever their
+tunnels do, over batches of one kind. An agent looks at the bell a hundred times a second, so processor time at the door
+is what limits how many agents one store serves.
 """
 
 from __future__ import annotations

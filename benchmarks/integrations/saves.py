@@ -1,4 +1,4 @@
-"""What does a save or a load take under each host, with its own files and with ours?
+"""Time of a save or a load under each host program, with its own files and with ours.
 
 Each run is a job of its own under torchrun (``script.py``): two ranks save a model and its AdamW, two load it, three
 load it, some times in a row. Jobs of the host and of ours take turns; the median counts. The system keeps the files in

@@ -1,4 +1,4 @@
-"""How long do new weights take from a trainer into engines? Two hosts of each, shaped links, real TCP.
+"""Time of new weights from a trainer into engines: two hosts of each, shaped links, real TCP.
 
 A trainer under FSDP2 has the tensors of a Hugging Face checkpoint, two engines hold vLLM's fused and sharded ones.
 Ours moves shards into these (`map_weights`). The peer does what the engines of vLLM and verl do by themselves: trainers

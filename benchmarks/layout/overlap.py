@@ -1,4 +1,4 @@
-"""How fast is the common refinement of two layouts? From 4 ranks a side to 16,384, from layouts never seen before.
+"""Time of the common refinement of two layouts, from 4 ranks a side to 16,384, of layouts never seen before.
 
 Every measurement starts from fresh ``Layout`` values, so grouping shards to atoms is part of it; building the
 shards is not, and has a row of its own. All slices are made (their arrays, not one Python object each).

@@ -1,1 +1,1 @@
-"""How much memory does each verb need? What it plans, beside what was measured, on the host and on devices."""
+"""Memory of each verb: what it plans, beside what was measured, on the host and on devices."""

@@ -1,7 +1,7 @@
-"""What does a rank of a program in C pay: for small calls, for its start and end, in memory beside the program?
+"""Overhead of programs in C on a rank: small calls, start and end, memory beside the program.
 
 Native and carried runs of one program take turns, as in :mod:`benchmarks.mpi.costs`. Start and end are processor time,
-of all processes together: the machine's clock would tell what else runs. Python finds its modules compiled, as an
+of all processes together: the machine's clock would include what else runs. Python finds its modules compiled, as an
 installation leaves them. The memory beside a program is that of its lower half and its init, each with its share of
 what processes share; the MPI library is in it, which a native program has inside.
 """

@@ -1,4 +1,4 @@
-"""What does a program pay when nothing happens? Small calls, bandwidth, and one call per millisecond, beside native.
+"""Overhead of carried programs without a checkpoint: small calls, bandwidth, a call per ms, beside native.
 
 ``python -m benchmarks.mpi.costs [MPI:NETWORK ...]`` (all of them in twelve minutes on a quiet machine, with ``QUICK=1``
 in seven) writes the report of docs/mpi/measured.md. Parts are printed with the time that each took.

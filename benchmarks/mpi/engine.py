@@ -1,4 +1,4 @@
-"""What do an image, an increment and a restore cost, against what the disk can do?
+"""Times of an image, an increment and a restore, against what the disk can do.
 
 The bound of an image is the time that the same bytes take to be written in large blocks and flushed, measured in turn
 with it, on the same disk; that of an increment also has the copy of as many pages, scattered in the same way, within

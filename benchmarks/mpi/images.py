@@ -1,4 +1,4 @@
-"""How long do checkpoints and restarts take, beside what the disk and the data allow?
+"""Times of checkpoints and restarts, beside what the disk and the data allow.
 
 Each rank holds many megabytes. The bound of a checkpoint is the time in which as many bytes are written and flushed to
 the same disk, in one file for each rank; it is measured right before each checkpoint, by ``write`` through the page

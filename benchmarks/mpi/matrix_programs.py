@@ -1,4 +1,4 @@
-"""Which programs does the matrix carry? Of each language some, long enough for as many restarts as a job has.
+"""Programs of the matrix: some of each language, long enough for as many restarts as a job has.
 
 Those in C and Fortran check each value that they get, and are linked with an MPI's own library, as their makers would.
 """

@@ -1,9 +1,9 @@
-"""How much longer does a program take from its first step to its last, when it is carried?
+"""Whole runs of programs, carried beside native, from the first step to the last.
 
 GROMACS and LAMMPS are Debian's (`make mpi-programs`), which others wrote and built: natively on the Open MPI of their
-maker, carried on the wheel's. ``cg.c`` and ``hydro.c`` do what HPCG and LULESH do, on one MPI both ways. Each tells by
-its own clock how long its steps took, so start and end, which have rows of their own, are not in it. Turns alternate,
-and a ratio is the median of the turns' ratios: what is sought is smaller than what minutes differ by.
+maker, carried on the wheel's. ``cg.c`` and ``hydro.c`` do what HPCG and LULESH do, on one MPI both ways. Each reports
+by its own clock how long its steps took, so start and end, which have rows of their own, are not in it. Turns
+alternate, and a ratio is the median of the turns' ratios: what is sought is smaller than what minutes differ by.
 """
 
 from __future__ import annotations

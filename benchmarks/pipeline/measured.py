@@ -1,4 +1,4 @@
-"""How near to the signal bound do pipelines come on a real network? Hosts with shaped links, real bytes, real TCP.
+"""Pipelines on a real network, beside the signal bound: hosts with shaped links, real bytes, real TCP.
 
 The *signal bound* of a case is the time of plain 1F1B with messages of one byte, in the same run: all waiting that
 comes of the schedule, none that comes of transfers. A value is the bound's time over a contestant's, the median over

@@ -1,4 +1,4 @@
-"""What do the ranks of a measured pipeline do? One stage each; every contestant in turn, many times.
+"""Ranks of a measured pipeline: one stage each; every contestant in turn, many times.
 
 Contestants take turns, so that a busy moment of the machine meets all of them. A step begins when all ranks have agreed
 on it and ends with the last rank that is done.

@@ -1,4 +1,4 @@
-"""What does each schedule bring, and how good is the search? Simulated, without any process.
+"""Simulated step times of each schedule, and the quality of the search, without any process.
 
 Uniform stages with F = I = W = 1 and a transfer of ``c`` times F on a line of its own for each hop and direction,
 unless a case says more. *Signal bound*: the same schedule with transfers that take no time, or 1F1B, where a case

@@ -1,4 +1,4 @@
-"""What does a run cost beside plain messages of the same bytes? Four ranks on one machine, gloo over loopback.
+"""Overhead of a run beside plain messages of the same bytes: four ranks on one machine, gloo over loopback.
 
 The peer posts one isend and one irecv per pair of ranks, of contiguous bytes, as many as the plan moves. On one
 machine every byte also passes through the processor, so packing strided memory shows; between machines it hides

@@ -1,8 +1,9 @@
-"""How near to the bound are moves on a real network? Hosts with shaped links on this machine, real TCP, real bytes.
+"""Moves on a real network, beside their lower bound: hosts with shaped links, real TCP, real bytes.
 
 A case's value is the time of a move over ``t``, the time that a plain gloo send and receive of the bound's bytes takes
 between two idle hosts of the case; the median over runs that take turns. Nothing can beat 1. Beside it stand what the
-paper proposes and what others do. When ``t`` itself varies, or the machine is busy, a row has no goal: it says nothing.
+paper proposes and what others do. When ``t`` itself varies, or the machine is busy, a row has no goal: it proves
+nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which moves are timed on the testbed? The cases of the paper and ours, scaled so that one takes about a second.
+"""Cases of moves that are timed on the testbed: the paper's and ours, scaled so that one takes about a second.
 
 ``F5``: one device to a mesh of (hosts, devices), Fig. 5 of arXiv 2211.05322. ``F6``: its Table 2, in the order of the
 paper. ``N``: what the paper's method cannot do, or cannot do at the bound. Hosts and goals are per case; a goal is a

@@ -1,4 +1,4 @@
-"""What do the ranks of a timed move do? Run every contestant in turn, many times, and tell when they were done.
+"""Ranks of a timed move: they run every contestant in turn, many times, and report when they were done.
 
 All ranks begin at an agreed time of the machine's one clock, and the move is over when the last of them is done.
 Contestants take turns, so that a busy moment of the machine meets all of them.

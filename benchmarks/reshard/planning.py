@@ -1,7 +1,7 @@
-"""How near to the lower bound are plans, and how long does planning take? Planner only, no process.
+"""Quality of plans (over the lower bound) and time of planning: planner only, no process.
 
 The ratio of a plan is the traffic of its busiest NIC over the bound; 1.0 cannot be beaten. Planning is one thread that
-waits for nothing, so its seconds are of processor time: those of the clock would tell what else the machine does.
+waits for nothing, so its seconds are of processor time: those of the clock would include what else the machine does.
 Cases: Table 2 of arXiv 2211.05322 at its own sizes; random pairs of specs; a state dict; and a thousand devices.
 """
 

@@ -1,4 +1,4 @@
-"""What is measured, how large, over what links? Settings of the room's benchmarks, from the environment.
+"""Settings of the reshard benchmarks, from the environment.
 
     SIZE_MIB=32 RATE_MBIT=50 REPEATS=3 CASES=F5,F6-3 make bench ROOM=reshard
 

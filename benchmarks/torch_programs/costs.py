@@ -1,4 +1,4 @@
-"""What does carrying a program cost, and what do its checkpoints and restarts? Beside torch alone, in turns."""
+"""Costs of carrying a torch program, of its checkpoints and restarts, beside torch alone, in turns."""
 
 from __future__ import annotations
 

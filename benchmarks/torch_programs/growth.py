@@ -1,4 +1,4 @@
-"""How long do groups take to grow again after a cut? A program that says it of each, on its slowest rank. CUTS"""
+"""Program that measures how long groups take to grow again after a cut, on its slowest rank. Argument: CUTS."""
 
 from __future__ import annotations
 

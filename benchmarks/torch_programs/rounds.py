@@ -1,9 +1,9 @@
-"""What does a checkpoint round cost who leads a large job? The real coordinator, among ranks that are only messages.
+"""Cost of a checkpoint round at the leader of a large job: a real coordinator, ranks that are only messages.
 
 What is real: the coordinator, its round, job folder and manifest; every message is packed and read as JSON and counted,
 in both directions. What is not: no socket carries them, ranks answer at once, and write no image. Each rank has three
 groups, as FSDP with tensor parallelism over eight ranks makes them, and every second one is one collective behind, so
-that targets are told and reached.
+that targets are sent and reached.
 """
 
 from __future__ import annotations

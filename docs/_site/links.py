@@ -1,4 +1,4 @@
-"""Pages are written for readers of the repository: how do their links become links of the site?
+"""Links of pages: written for readers of the repository, turned into links of the site.
 
 A link to another page stays one. A folder stands for its ``index.md`` or ``README.md``. What lies outside of the
 documentation (a test, an example, a source) leads to the repository, and is plain text where none is named.

@@ -1,4 +1,4 @@
-"""Which page lies below which? The table ``site_trees`` of conf.py, so that pages need no word of the builder's."""
+"""Table of which page lies below which (``site_trees`` of conf.py), so that pages need no word of the builder's."""
 
 from __future__ import annotations
 

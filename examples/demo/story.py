@@ -1,4 +1,4 @@
-"""What happened? Facts drawn from the event logs of a job. Pure: events in, values out."""
+"""Facts of a job drawn from its event logs. Pure: events in, values out."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

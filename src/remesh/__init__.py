@@ -1,4 +1,4 @@
-"""Remesh carries the state of a running distributed job from any mesh to any other.
+"""Remesh: the state of a running distributed job, carried from any mesh to any other.
 
 Names are resolved at first use: ``import remesh.layout`` stays free of torch.
 """

@@ -1,4 +1,4 @@
-"""``python -m remesh`` is the ``remesh`` command."""
+"""Entry point of ``python -m remesh``, the ``remesh`` command."""
 
 from remesh.cli import main
 

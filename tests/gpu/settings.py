@@ -1,4 +1,6 @@
-"""Where does a test of device memory run? The same body on the CPU, which shows that it can pass and fail, and on GPUs.
+"""Settings of a test of device memory: the same body on GPUs and on the CPU.
+
+The CPU shows that the test can pass and fail.
 
 A setting that this machine lacks is skipped by the name of what it needs. Settings on the CPU belong to the tier
 `procs`, all others to the tier `gpu`.

@@ -1,4 +1,4 @@
-"""Which programs of Debian are carried, what do they read, and what is the answer of each?
+"""Programs of Debian that are carried, with their inputs and expected answers.
 
 Inputs are our own and small: each runs for a few seconds on two ranks. An answer is made of lines that neither
 contain times nor depend on the machine.

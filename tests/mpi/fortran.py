@@ -1,4 +1,4 @@
-"""How are our programs in Fortran compiled, against the MPIs that have Fortran? Debian's, from `make mpi-programs`."""
+"""Compilation of our programs in Fortran, against Debian's MPIs, which have Fortran (`make mpi-programs`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs at random, carried: does each get what it gets from a real MPI alone?
+"""Fuzzer of carried programs: random ones get what they get from a real MPI alone.
 
 ``python -m tests.mpi.hunt --seeds 100-160 --steps 200 --ranks 2-4``: for each seed ``programs/at_random.py`` runs
 
@@ -7,7 +7,7 @@
     restarted   as a job that is stopped at random moments and goes on under another MPI and network, from its last
                 checkpoint or from the one before that, at some of which it was not stopped
 
-The seed also draws the number of ranks, the moments and the settings. What differs, fails or hangs is told with the
+The seed also draws the number of ranks, the moments and the settings. What differs, fails or hangs is reported with the
 fewest steps that fail, and with the command that repeats them. When ranks run is not drawn: a command may be needed
 more than once.
 """

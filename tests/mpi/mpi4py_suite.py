@@ -1,4 +1,4 @@
-"""How much of mpi4py's own test suite passes on the library? ``make mpi4py-suite``, or by hand:
+"""Runner of mpi4py's own test suite on the library: ``make mpi4py-suite``, or by hand.
 
     python -m tests.mpi.mpi4py_suite FOLDER [MODULE ...] [--mpi mpich] [--face mpich] [-n 2] [--native] [--patience 120]
                                      [--out FILE]

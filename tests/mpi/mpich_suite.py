@@ -1,4 +1,4 @@
-"""How much of MPICH's own test suite passes on the library? ``make mpich-suite``, or by hand:
+"""Runner of MPICH's own test suite on the library: ``make mpich-suite``, or by hand.
 
     python -m tests.mpi.mpich_suite FOLDER [PART ...] [--beside] [--way carried|renewed|native] [--most-ranks 4]
                                     [--patience 120] [--out FILE]
@@ -12,8 +12,8 @@ takes no other with it:
     renewed     so, while lower halves are renewed again and again
     native      under the MPI that it was built with, without us: what a test should do
 
-With ``--beside`` a test that does not pass is run natively, too. Prints what failed, by name and with what it said,
-and counts.
+With ``--beside`` a test that does not pass is run natively, too. Prints what failed, by name and with its output, and
+counts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""For how long may a carried program get nowhere? What is waited for is its work, not a time since the start."""
+"""Timeout of carried programs, counted from their last work, not from the start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do processes get anywhere? Told by the time of processors that they have had, little as a busy machine gives."""
+"""Progress of processes, from the processor time that they have had, little as a busy machine gives."""
 
 from __future__ import annotations
 

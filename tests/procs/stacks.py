@@ -1,7 +1,7 @@
-"""Where do the processes of a program stand that does not end? They are asked once, and ended.
+"""Stack dumps of the processes of a program that hangs: each writes its stacks once, and is ended.
 
-1. Each process is told of by the kernel: what every thread of it waits in. Then it stops, so that it starts nobody
-   more, and does not hear of the end of another.
+1. The kernel shows what every thread of each process waits in. Then the process is stopped, so that it starts no other,
+   and does not see the end of another.
 2. One after the other, children first, gets SIGABRT and goes on: `faulthandler` writes the Python stacks of its threads
    to its standard error, and it ends. The rest is killed, such as programs that are no Python.
 """

@@ -1,4 +1,4 @@
-"""Certificates of an authority of their own, by openssl: for tests and benchmarks of encrypted jobs."""
+"""TLS certificates of a test authority, made by openssl, for tests and benchmarks of encrypted jobs."""
 
 from __future__ import annotations
 

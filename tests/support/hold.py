@@ -1,4 +1,4 @@
-"""How does a test hurt a job at the right moment? The job waits at a step until the test has done what it came for.
+"""Pause of a job at a step, until a test has injected its fault.
 
 A job of so many steps may be over, or have saved once more, before a test on a busy machine gets to its next line.
 

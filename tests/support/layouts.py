@@ -1,4 +1,4 @@
-"""What must be true of layouts? Hypothesis strategies that draw them, and oracles that count every index.
+"""Hypothesis strategies that draw layouts, and brute-force oracles of the layout algebra.
 
 The strategies draw small tensors (at most a few hundred elements) cut in every way the layout package knows:
 placements, specs, uneven and packed cuts, flat ranges, arbitrary boxes and unions. The oracles do by brute force,

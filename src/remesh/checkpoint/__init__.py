@@ -1,1 +1,1 @@
-"""The engine of every checkpoint, and the plain face of it: ``remesh.save`` and ``remesh.load`` (module ``plain``)."""
+"""Checkpoint engine, and its plain interface: ``remesh.save`` and ``remesh.load`` (module ``plain``)."""

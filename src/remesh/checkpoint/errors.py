@@ -1,4 +1,4 @@
-"""Errors of this room: each one is a `CheckpointingException` and also the root package's type of who must act."""
+"""Errors of checkpoints: each is a `CheckpointingException` and also the root package's type of who must act."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What does ``remesh ckpt convert`` do with files that only their program knows? Each pair ends in one line to show."""
+"""Conversions between checkpoints of Remesh and of other programs, for ``remesh ckpt convert``.
+
+Each conversion returns one line to print.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does ``remesh ckpt`` tell programs? The forms behind ``--json``: plain values, names with their units."""
+"""JSON forms of ``remesh ckpt --json``: plain values, names with their units."""
 
 from __future__ import annotations
 

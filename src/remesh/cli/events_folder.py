@@ -1,4 +1,4 @@
-"""Which job does a folder of event logs tell of? What the page and the screen ask before they read it."""
+"""Checks of a folder of event logs, and the title of its job, for the dashboard and ``remesh top``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How do verbs read and write small files? With one message when that does not do."""
+"""Small files that the verbs read and write; failures are errors that say what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can ``remesh`` do? The table of verbs, and the group that loads only the one it runs."""
+"""Table of the command's verbs, and the Click group that imports only the one it runs."""
 
 from __future__ import annotations
 

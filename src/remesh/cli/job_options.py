@@ -1,4 +1,4 @@
-"""Options of verbs that start or continue a job: on which hosts it runs, when it is saved, from what it continues."""
+"""Command-line options of jobs: on which hosts one runs, when it is saved, from what it continues."""
 
 from __future__ import annotations
 

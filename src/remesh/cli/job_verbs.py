@@ -1,4 +1,4 @@
-"""What is the same for a job whatever its programs speak: leading it, a checkpoint, which jobs there are, and one."""
+"""Verbs common to all kinds of jobs: lead one, take a checkpoint, list them, show one."""
 
 from __future__ import annotations
 

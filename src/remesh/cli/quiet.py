@@ -1,4 +1,4 @@
-"""What torch does by itself when it is loaded, and an agent does not want.
+"""Suppression of what torch does by itself when it is loaded, and an agent does not want.
 
 Its C++ side shows a stack trace for every lost store, and its compiler leaves variables in the environment, which
 workers would get that do not get them under torchrun. It also makes some 200,000 objects that stay for good, and Python

@@ -1,4 +1,4 @@
-"""How do verbs show what they found, and how far they are? As tables, or with ``--json`` as one JSON document.
+"""Output of the verbs: tables for people, one JSON document with ``--json``, progress bars.
 
 Progress goes to stderr, if that is a terminal, and is gone when the work is done: a bar with the time left, or the time
 that has passed where nobody knows how much work there is.

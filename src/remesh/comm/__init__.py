@@ -1,1 +1,1 @@
-"""What ranks and processes say to each other: gathers, agreement, messages; groups that are shed and grown again."""
+"""Communication between ranks and processes: gathers, agreement, messages; process groups shed and grown again."""

@@ -1,16 +1,16 @@
-"""Must ranks that do the same again agree again? Only that nothing has changed: what follows from that is remembered.
+"""Cache of agreed results: a repeated exchange between ranks compares one digest.
 
-Definitions. What a rank tells the others comes in *parts*, JSON values. An *epoch* is the digest of what all ranks have
-told, so ranks in the same epoch have seen the same. What callers compute from the parts (a plan, say) they keep under
+Definitions. What a rank sends the others comes in *parts*, JSON values. An *epoch* is the digest of what all ranks have
+sent, so ranks in the same epoch have seen the same. What callers compute from the parts (a plan, say) they keep under
 the epoch.
 
     gather 1   every rank: the epochs that it remembers for the very parts it has now, the digests of the parts, and
                something small beside
-               one epoch on all ranks: done, nobody tells anything
-    gather 2   the parts themselves; of parts that are equal, the lowest rank that has them tells
+               one epoch on all ranks: done, no parts are sent
+    gather 2   the parts themselves; of parts that are equal, the lowest rank that has them sends them
 
-Where ranks have hardly a part in common, nothing is saved by digests; such callers have all tell their parts in gather
-1 as long as nothing is remembered.
+Where ranks have hardly a part in common, nothing is saved by digests; for such callers every rank sends its parts in
+gather 1 as long as nothing is remembered.
 
 An epoch is remembered with the rank and the size of the group, so what is kept is never used where it does not fit:
 there is no flag to set and nothing to invalidate.

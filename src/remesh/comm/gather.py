@@ -1,4 +1,4 @@
-"""What does every rank have to say? Small values gathered as JSON, and errors raised on all ranks alike.
+"""Gather of small JSON values from all ranks, with errors raised on all ranks alike.
 
 Definitions. *Doing* is the first part of an error message, such as ``"saving checkpoint runs/a"``. The *envelope*
 of a rank is the JSON text of its value, or of the error that kept it from having one.
@@ -7,15 +7,15 @@ One gather, in steps:
 
 1. Each rank turns its value into an envelope. A failure to do so travels as the rank's envelope, because a rank
    that raised before the collective would leave the others waiting in it.
-2. Everyone hears the heads of all: the length of the envelope, and the envelope when it is short. Most gathers end
+2. Every rank receives the heads of all: the length of the envelope, and the envelope when it is short. Most gathers end
    here. Over gloo heads go through a tree (`tree`), elsewhere they are a collective.
 3. If one is longer, everyone knows it from the heads, and a collective carries all of them in full, padded to the
    longest. Sizes beyond the limit are refused by all ranks, from the same heads.
 4. If an envelope holds an error, every rank raises that of the lowest failing rank.
-5. An envelope also says what its rank is doing. Ranks that are in different calls meet in the same gather, and would
+5. An envelope also carries what its rank is doing. Ranks that are in different calls meet in the same gather, and would
    take each other's values for something else; they all raise. The first word counts: paths may have other names.
 
-`step_together` is the whole of it: a local step, whose value stays on its rank, and what the others hear of it.
+`step_together` is the whole of it: a local step, whose value stays on its rank, and what the others receive of it.
 
 Only JSON crosses the wire, in ``uint8`` tensors on the group's own device, so gloo and NCCL are served alike and no
 peer can make another one unpickle anything. A peer that is gone ends the gather with `PeerError` after the group's

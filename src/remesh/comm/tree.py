@@ -1,4 +1,4 @@
-"""How do short words of all ranks come together in few hops? Up a flat tree of ranks, and down again.
+"""All-gather of short messages through a flat tree of ranks, in few hops.
 
 Definitions. A tree has a *root*; rank ``(root + i) % size`` stands at *place* ``i``, and below it up to `_FAN_OUT`
 others, at the places from ``_FAN_OUT * i + 1`` on. A *hop* is one message that a rank waits for: 2 of them for up to
@@ -7,9 +7,9 @@ nine ranks, 4 for up to 73.
 Why no collective: gloo's all-gather is a ring. Its steps wait for each other, n - 1 of them, and where ranks share
 processors each lasts until the next rank gets one. And a collective would meet those that the caller has under way.
 
-Every receive is posted before its rank says what lets the other one answer, so a word is never held up until somebody
-asks for it. Only for groups whose point-to-point messages have tags and carry bytes of the CPU (gloo). A message may
-be shorter than the buffer that waits for it; its own length stands in front.
+Every receive is posted before its rank sends what lets the other one answer, so no message waits for a receive to be
+posted. Only for groups whose point-to-point messages have tags and carry bytes of the CPU (gloo). A message may be
+shorter than the buffer that waits for it; its own length stands in front.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How does a number go over the steps of a job? Averages over stretches of steps, few enough to draw.
+"""Curve of a number over the steps of a job: averages over stretches of steps, few enough to draw.
 
 A *stretch* is ``width`` steps long. When there are more stretches than the limit the width doubles and neighbours are
 joined, so a curve of any length takes bounded memory, and its average over any whole stretch stays exact.

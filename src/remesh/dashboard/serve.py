@@ -1,4 +1,4 @@
-"""How does the page get its view? A small ASGI application: the page, the view as JSON, and the view as it changes.
+"""Web server of the dashboard, a small ASGI application: the page, the view as JSON, and a stream of updates.
 
 One task reads new events twice a second and folds them into the story. Browsers listen to ``/events``, a stream of
 server-sent events: each is the whole view, which is bounded, so that a browser may come and go as it likes. The page

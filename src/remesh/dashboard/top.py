@@ -1,4 +1,4 @@
-"""How does a story look in a terminal? One screen of text, made of what the page shows."""
+"""Terminal view of a job: one screen of text, made of what the page shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The devices of CUDA, as `queued_copies` needs them: one stream for copies on each, and pages locked by the driver.
+"""CUDA devices for `queued_copies`: one stream for copies on each, and page-locked host memory.
 
 Memory is locked where it lies, and not taken from torch's allocator of locked memory: copies lie in files in memory,
 which other processes can map.

@@ -1,8 +1,8 @@
-"""May these ranks talk over NCCL? What it needs of its members, told through a store before anything moves.
+"""Checks that ranks can communicate over NCCL, exchanged through a store before anything moves.
 
 NCCL itself would answer late, on some ranks, or not at all: two ranks on one device wait for each other, and settings
-of torch let a process end when a neighbour is gone. So every member tells what it has, the first one judges, and all
-hear the same:
+of torch let a process end when a neighbour is gone. So every member reports what it has, the first one judges, and all
+receive the same verdict:
 
 1. A device for each rank. Ranks of a host that use one device have mostly not chosen any: then all have the first.
 2. Where groups are to be aborted and made again (`remesh.groups.lower`), a member outlives the errors of its groups

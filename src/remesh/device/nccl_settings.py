@@ -1,7 +1,7 @@
-"""Which settings of torch must a process have that outlives its groups over NCCL? These, before it makes the first one.
+"""Environment settings of torch for a process that outlives its NCCL groups.
 
-torch is made for processes that end when a neighbour does, and some of its threads end them. What the user has not set
-is set; what the user has set against it is refused, by name:
+torch is made for processes that end when a neighbour does, and some of its threads end them. They are set before the
+first group is made. What the user has not set is set; what the user has set against it is refused, by name:
 
 - ``TORCH_NCCL_ASYNC_ERROR_HANDLING``. By 1 and 3, its default, the watchdog ends the process at the first error.
 - ``TORCH_NCCL_DUMP_ON_TIMEOUT``, on by default. The first error leaves a key in the store of the job. Every process

@@ -1,4 +1,4 @@
-"""How does the memory of a device get into a save while the host goes on? By queued copies, with an event at the end.
+"""Device-to-host copies queued on a stream, with an event at the end, so that a save does not block the host.
 
     program's stream   kernels ──┐ begin            ┌──> what the program queues after the save
     copying stream               └──> copies ──> end┤
@@ -6,12 +6,12 @@
 
 1. The copying stream waits for the program's stream: the save has what was queued there before it.
 2. The memory of each tensor is kept for the copying stream. torch's allocator gives it to nobody else before the copies
-   are made, whoever lets go of the tensor, and on whatever stream it was allocated.
+   are made, no matter when the program frees the tensor or on which stream it was allocated.
 3. The copies go into memory whose pages are locked. Into other memory they would not be queued: the host would make
    them, and wait.
 4. The program's stream waits for the end. So nothing that is queued after the save, in place or not, is in it. The host
    waits for nothing; the device does what other streams give it meanwhile.
-5. Who writes waits for the end, and so does whoever gives the memory to another save, or back to the system.
+5. The writer waits for the end, and so does the code that gives the memory to another save or back to the system.
 
 A save is thus an operation on the current stream, like any other of torch. What a program does on streams of its own is
 in order with a save if it is in order with the current stream.

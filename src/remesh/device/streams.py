@@ -1,4 +1,4 @@
-"""In which order do threads and streams of a device touch the same memory? Small keepers of that order.
+"""Order of threads and device streams that touch the same memory.
 
 On a device a call returns when its work has been queued on the stream that is current in its thread. Each thread has a
 current stream of its own, at first the default one, which waits for no stream that a program made.
@@ -6,13 +6,13 @@ current stream of its own, at first the default one, which waits for no stream t
 - `CallersStreams`: a thread that works for a caller goes on with the caller's streams, so that its work is queued
   behind what the caller has queued; and in inference mode, if the caller is in it, whose tensors can be written nowhere
   else.
-- `StreamOrder`: memory that one writes and many read, each on whatever stream is current. Work that was queued may
-  still be under way when the host has gone on, so an event stands for the end of each use.
+- `StreamOrder`: memory with one writer and many readers, each on the stream that is current in its thread. Work that
+  was queued may still be under way when the host has gone on, so an event stands for the end of each use.
 - `SideStream`: work beside the current stream, which waits for nothing but what it reads.
 - `DeviceClock`: when work was done, which the host knows only if it waits.
 - `run_apart`: a thread for work that may leave something with its thread.
 
-Without a device nobody waits.
+Without a device there is nothing to wait for.
 """
 
 from __future__ import annotations

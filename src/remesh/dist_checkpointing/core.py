@@ -1,4 +1,4 @@
-"""The names of `remesh.checkpoint.formats.directory` under the module that users of Megatron Core import."""
+"""Names of `remesh.checkpoint.formats.directory` under the module that users of Megatron Core import."""
 
 from remesh.checkpoint.errors import CheckpointingException
 from remesh.checkpoint.formats.directory import (

@@ -1,4 +1,4 @@
-"""The names of `remesh.checkpoint.values.nests` under the module that users of Megatron Core import."""
+"""Names of `remesh.checkpoint.values.nests` under the module that users of Megatron Core import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The names of `remesh.checkpoint.values.entities` under the module that users of Megatron Core import."""
+"""Names of `remesh.checkpoint.values.entities` under the module that users of Megatron Core import."""
 
 from remesh.checkpoint.errors import CheckpointingException
 from remesh.checkpoint.values.entities import (

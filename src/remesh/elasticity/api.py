@@ -1,4 +1,4 @@
-"""The function that a training script calls: :func:`elastic`."""
+"""Public function :func:`elastic`, which a training script calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which gradients belong to the state of a step? Those that a program goes on adding to over several commits.
+"""Gradients that are part of a step's state: those that a program accumulates over several commits.
 
 At the end of a step a gradient either has been used up (its optimizer moved the parameter; what is left will be set to
 zero) or waits for more. What waits is state like any other: named after its parameter, with its layout. A copy is kept,

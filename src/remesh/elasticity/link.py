@@ -1,4 +1,6 @@
-"""A worker's line to its agent, and its lifeline: when it ends, the agent is gone, and the worker ends at once.
+"""Connection of a worker to its agent, and its lifeline.
+
+When it ends, the agent is gone, and the worker ends at once.
 
 So the death of an agent never leaves orphans behind. The line is a Unix socket in a folder that only their user may
 open, with the token of the link beside it.

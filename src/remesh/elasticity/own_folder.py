@@ -1,4 +1,4 @@
-"""A folder of this process for as long as it lives, and an end for those whose process was killed.
+"""Temporary folder of this process for as long as it lives, and cleanup of those whose process was killed.
 
 A killed agent removes nothing. So each holds a lock on a file in its folder, which the kernel lets go however it dies;
 whoever makes a folder next removes those beside it that nobody holds.

@@ -1,1 +1,1 @@
-"""What every room stands on: errors, exit codes, options, checksums, durable files, what Linux offers."""
+"""Foundation of every room: errors, exit codes, options, checksums, durable files, Linux interfaces."""

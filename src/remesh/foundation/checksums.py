@@ -1,4 +1,4 @@
-"""How is a CRC-32 computed, and how are bytes packed? By ISA-L where the package ``isal`` is there, else by zlib.
+"""CRC-32 and zlib compression, by ISA-L where the package ``isal`` is installed, else by zlib.
 
 Both give the same checksum, and either unpacks what the other has packed. ISA-L takes a twelfth of the time (50 against
 4 GB/s on a core of an EPYC), which makes it cheap to check every byte that is read or written. The standard library is

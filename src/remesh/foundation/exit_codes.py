@@ -1,4 +1,4 @@
-"""With which code does a command of ours end, and what does it mean? One table for all of them.
+"""Exit codes of all commands, with their meaning: one table.
 
 1 is torchrun's code for failed workers, 2 is click's for wrong usage; 70 and 75 are EX_SOFTWARE and EX_TEMPFAIL of
 sysexits.h, and 80 and 81 are the first that it leaves free; 127 and 128 + n are a shell's.

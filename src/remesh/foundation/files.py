@@ -1,8 +1,8 @@
-"""How is a file there whole or not at all, also after a crash? Written under another name, flushed, then renamed.
+"""Durable files: written under another name, flushed, then renamed; whole or absent after a crash.
 
 Bytes are on the disk when ``fsync`` of their file returns, a name is when ``fsync`` of its folder does, and a name goes
 from one file to another in one moment by ``rename``. What is new is made exclusively: two writers never share a file.
-All of it raises `OSError`; what that means is for the caller to say.
+All functions raise `OSError`; the caller knows what it means.
 """
 
 from __future__ import annotations

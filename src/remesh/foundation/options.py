@@ -1,4 +1,4 @@
-"""What becomes of an option that nobody knows? It is refused at once, with the nearest name that is known.
+"""Validation of keyword options: unknown names and wrong types are refused, with the nearest known name.
 
 Calls that hand options on take them as keywords, declared by a TypedDict. Python looks neither at such names nor at
 the types of any argument; `check_options` looks at both, and `check_option` at the type of a single argument. Types

@@ -1,4 +1,4 @@
-"""Which checkpoints stay? Policies as pure functions of what has been saved.
+"""Retention policies of checkpoints, as pure functions of what has been saved.
 
 A policy names checkpoints to keep, each with its reason. Policies add up: what any of them keeps, stays, and the newest
 complete checkpoint stays always. Nothing here deletes; `housekeeping` does.

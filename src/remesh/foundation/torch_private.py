@@ -1,9 +1,9 @@
-"""Which names does Remesh use that torch calls private? These; no other module names one.
+"""Private names of torch that Remesh uses; no other module names one.
 
 A release of torch may move or drop any of them. Each is looked up when a module of ours is imported that uses it, and
 what is not there is an error that names it and the torch that was found: a name that is imported from here is looked up
-then, members of classes and modules are when this module is imported, those of modules that are slow to load when who
-uses them calls `check_members`. `missing_names` lists all at once.
+then, members of classes and modules are when this module is imported, those of modules that are slow to load when their
+user calls `check_members`. `missing_names` lists all at once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How do communicators on a device end that may wait for ranks that never come? Side by side, and within a limit.
+"""Aborts of NCCL communicators, in parallel and with a time limit.
 
 An abort by itself waits for the device, and so for what another communicator has spinning there: they end together, or
-not at all. torch makes a thread for each, so a group of NCCL's calls, which is a thread's, would not join them.
+not at all. torch makes a thread for each, so an ``ncclGroup``, which belongs to one thread, would not join them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How do processes of several jobs move tensors, when each job has a default group of its own? A group beside those.
+"""Process groups across jobs: a torch group over a store, beside each job's default group.
 
 torch makes groups of ranks of the default group, and trainers and engines have none in common. Here a group is made
 over a store that all of them reach; its ranks are numbers of its own, the same on every process. It goes wherever

@@ -1,4 +1,4 @@
-"""Did the network fail, or the program? Judged by where an error comes from; text alone proves nothing.
+"""Classification of an error as a network failure or the program's own, by where it comes from.
 
 A lost peer shows as errors of many kinds, and any program may raise errors of its own whose text says "Connection
 refused" or "NCCL": its database is down, its file names an option. An error is the network's if

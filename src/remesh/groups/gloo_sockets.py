@@ -1,6 +1,6 @@
-"""Which sockets of this process are gloo's? Those that its event loops wait on, as the kernel tells.
+"""Finder of gloo's sockets in this process, from the epoll sets of its threads.
 
-gloo says nothing of its sockets, and those that appear while groups are made may be the program's: a thread that talks
+gloo does not expose its sockets, and those that appear while groups are made may be the program's: a thread that talks
 to a database opens some whenever it likes. But each of gloo's devices has a thread of a known name, which sits in
 ``epoll_wait``; the kernel tells on which descriptor, and which sockets that one watches:
 

@@ -1,4 +1,4 @@
-"""The lower half on torch.distributed: process groups that can be shed in bounded time and grown again.
+"""Lower half on torch.distributed: process groups that can be shed in bounded time and grown again.
 
 Shedding. When a peer dies, only ranks with a direct connection to it notice; the others sit in their collective until
 the group's timeout, and gloo's ``abort`` wakes nobody. So whoever learns of the death shuts down the sockets that the

@@ -1,8 +1,8 @@
-"""What does torch's ``Metadata`` say in our words, and the other way round? For `remesh.integrations.dcp`.
+"""Conversion between torch's ``Metadata`` and our index, for `remesh.integrations.dcp`.
 
-torch's index tells the boxes of each tensor, and apart from these the place of each box in a file. Ours tells both
-together, in columns. When a checkpoint is read, torch's planner asks for parts of boxes; each box is one read of
-a file, from which all that was asked of it is filled.
+torch's index holds the boxes of each tensor, and apart from these the place of each box in a file. Ours holds both
+together, in columns. When a checkpoint is read, torch's planner asks for parts of boxes; each box is one read of a
+file, from which all that was asked of it is filled.
 """
 
 from __future__ import annotations

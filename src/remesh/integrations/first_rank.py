@@ -1,8 +1,8 @@
-"""Of which tensors does the first rank alone have the word? Of those that all ranks have in full, and not alike.
+"""Tensors that are saved from the first rank alone: whole buffers that differ between ranks.
 
 DDP keeps parameters equal, and lets the ranks' buffers differ from each backward to the next forward, which begins with
 those of the first rank. A save shares the writing of whole tensors among the ranks, so that means and variances of one
-layer would come from different ones. Here a tensor of the first rank is held by nobody else.
+layer would come from different ones. Here no other rank holds a tensor of the first rank.
 """
 
 from __future__ import annotations

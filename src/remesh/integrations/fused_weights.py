@@ -1,13 +1,13 @@
-"""Where do the tensors of a Hugging Face checkpoint lie in the fused and sharded parameters of an inference engine?
+"""Mapping of a Hugging Face checkpoint's tensors into the fused and sharded parameters of an inference engine.
 
 Definitions. A *source* is a tensor under its name in the checkpoint, whole. A *target* is a parameter of the engine on
-one rank of its tensor parallelism. A `Rule` says of which `SourcePart`s a target is made, one after another along the
-rows of its matrix; a target of experts is a stack of such matrices. The first rule whose name fits, and whose sources
-are all there, holds; a table is a tuple of rules, and users put rules of their own before it.
+one rank of its tensor parallelism. A `Rule` lists the `SourcePart`s of which a target is made, one after another along
+the rows of its matrix; a target of experts is a stack of such matrices. The first rule whose name fits, and whose
+sources are all there, holds; a table is a tuple of rules, and users put rules of their own before it.
 
 1. Every target finds its rule; each part becomes a box of its source, and strides in the memory of the target.
 2. All boxes in one target make a `Piece` under the name of the source: what `remesh.reshard` and `remesh.Refit` take.
-3. Names that no rule maps, on either side, and sizes that do not fit, are told all at once, before a byte moves.
+3. Names that no rule maps, on either side, and sizes that do not fit, are reported all at once, before a byte moves.
 
     sources   q_proj [4 heads]   k_proj [2 heads]   v_proj [2 heads]        rank 1 of 4: two ranks hold one KV head each
     target    qkv_proj of rank 1 = | q head 1 | k head 0 | v head 0 |

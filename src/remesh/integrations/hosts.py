@@ -1,4 +1,4 @@
-"""Is the host program of a module installed, and new enough? If not, one line says which extra brings it."""
+"""Check that the host program of a module is installed and new enough; the error names the extra that brings it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""How do processes of several jobs meet? At a store of one of them, which stays, while one of them asks the others."""
+"""Rendezvous of several jobs' processes, at a store of one of them.
+
+The store stays, while one of the processes asks the others.
+"""
 
 from __future__ import annotations
 

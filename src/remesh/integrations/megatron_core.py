@@ -1,4 +1,4 @@
-"""Puts Remesh in place of Megatron Core's ``dist_checkpointing``, for Megatron-LM, Megatron-Bridge, NeMo.
+"""Replacement of Megatron Core's ``dist_checkpointing`` by Remesh, for Megatron-LM, Megatron-Bridge, NeMo.
 
     from remesh.integrations.megatron_core import put_in_place; put_in_place()    # the first line of a script
 

@@ -1,4 +1,4 @@
-"""Which states of an optimizer does a checkpoint have? Those of the parameters that have had a gradient.
+"""Optimizer states that a checkpoint has: only those of parameters that have had a gradient.
 
 An optimizer makes the states of a parameter when it first has a gradient: a layer that the loss does not see, or that
 was frozen until now, has none. torch's ``get_state_dict`` of a fresh optimizer has them of all parameters. So a load

@@ -1,4 +1,4 @@
-"""Each rank's random numbers as rows of tensors, a row for each rank: Python's, NumPy's, torch's on CPU and device."""
+"""Random states of all ranks as rows of tensors: Python's, NumPy's, torch's on CPU and device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our engine under the name for which verl hands over its training engine, and with it the shards that ranks hold.
+"""Engine name for which verl hands over its training engine, and with it the shards that ranks hold.
 
     actor_rollout_ref.rollout.checkpoint_engine.backend=delta_sharded
     actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=remesh.integrations.verl_shards

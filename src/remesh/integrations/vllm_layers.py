@@ -1,10 +1,10 @@
-"""Where do weights go in an engine of vLLM whose layers keep them in a form of their own?
+"""Parameters of vLLM layers that process their weights after loading, laid open for an update.
 
 A layer of vLLM gets its weights as a checkpoint has them, and then its method processes them: kernels of experts want
 gate and up the other way round, or rows shuffled; on a CPU matrices are packed elsewhere, and the parameter is left
-empty. A weight that is written into the parameter then is wrong, or nobody's, and its shape need not tell.
+empty. A weight that is written into the parameter then is wrong, or never used, and its shape need not show it.
 
-1. Layers whose method leaves weights as they came are filled in place.
+1. Layers whose method leaves weights unchanged are filled in place.
 2. All others are laid open for an update, by vLLM's own reload: their parameters are made as they were before the first
    processing, filled, processed by the layer's method, and copied to where they have been.
 """

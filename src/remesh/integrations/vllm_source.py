@@ -1,4 +1,4 @@
-"""What does a trainer's rank hold, in vLLM's terms? Shards with their boxes; nothing is gathered."""
+"""Trainer weights for vLLM: shards with their boxes; nothing is gathered."""
 
 from __future__ import annotations
 

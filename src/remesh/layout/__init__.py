@@ -1,4 +1,4 @@
-"""Who holds which part of a tensor: boxes, meshes, layouts, and what two layouts have in common.
+"""Layouts of tensors: boxes, meshes, holders, and the overlap of two layouts.
 
 Values, frozen and validated; NumPy and the standard library only. Torch enters in
 :mod:`remesh.layout.from_torch`, which is imported by name by those who need it.

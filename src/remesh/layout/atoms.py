@@ -1,4 +1,4 @@
-"""Which distinct, disjoint pieces do these shards make, and who keeps each?
+"""Atoms of a set of shards: distinct, disjoint boxes, each with its holders.
 
 Definitions. An *atom* is a box together with every shard that contains it; the atoms of a layout are disjoint
 and cover exactly what its shards cover. Shards with equal boxes are replicas and make one atom. Only when

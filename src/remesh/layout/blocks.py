@@ -1,12 +1,12 @@
-"""What does each holder say it keeps? Layouts gathered from statements: grid blocks, flat ranges, ragged lengths.
+"""Layouts from what each holder states: grid blocks, flat ranges, ragged lengths.
 
-Definitions. A *grid block* is a local tensor at an offset of the global one, possibly with *prepended axes*:
-leading global dims that the local tensor lacks, of which it keeps one index each (Megatron Core stacks layers
-or experts this way). A *flat range* counts elements of a box flattened row-major; a holder keeps such ranges one
-after the other in a buffer (FSDP's flat parameters, Megatron's flattened shards). *Ragged* lengths cut one dim
-into consecutive pieces, each holder as long as it says.
+Definitions. A *grid block* is a local tensor at an offset of the global one, possibly with *prepended axes*: leading
+global dims that the local tensor lacks, of which it keeps one index each (Megatron Core stacks layers or experts this
+way). A *flat range* counts elements of a box flattened row-major; a holder keeps such ranges one after the other in a
+buffer (FSDP's flat parameters, Megatron's flattened shards). *Ragged* lengths cut one dim into consecutive pieces, of
+the lengths that the holders state.
 
-Nothing here requires that the statements fit together: :meth:`remesh.layout.layout.Layout.check` tells.
+Nothing here requires that the statements fit together; :meth:`remesh.layout.layout.Layout.check` checks that.
 """
 
 from __future__ import annotations

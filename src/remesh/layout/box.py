@@ -1,9 +1,9 @@
-"""Which elements? Boxes: half-open n-d intervals of global indices.
+"""Boxes: half-open n-d intervals of global indices.
 
 Definitions. A *box* is a pair of corners ``start <= stop``; it holds the elements ``x`` with
-``start[d] <= x[d] < stop[d]`` for every dim ``d``. Coordinates are literal: a negative one is an error,
-never "from the end". A box of a 0-d tensor has empty corners and one element. A box with an empty side
-has no element; it is a value like any other, but it shares nothing with anyone.
+``start[d] <= x[d] < stop[d]`` for every dim ``d``. Coordinates are literal: a negative one is an error, never "from the
+end". A box of a 0-d tensor has empty corners and one element. A box with an empty side has no element; it is a value
+like any other, but it shares nothing with any other.
 
 The algebra is intersection, difference and translation; everything else in this package is built on it.
 """

@@ -1,4 +1,4 @@
-"""Many boxes at once: which of these share elements with which of those?
+"""Arrays of boxes, and the pairs of them that overlap.
 
 Definitions. A *box array* is ``starts`` and ``stops``, both ``[num_boxes, ndim]``. A set of boxes is a *grid*
 when in every dim its distinct intervals are disjoint, so that each box is a cell of their product. Regular

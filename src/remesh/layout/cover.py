@@ -1,4 +1,4 @@
-"""What is left of a box when many are taken away?
+"""Difference of a box and many others, as disjoint boxes.
 
 Algorithm. In the first dim where some box to take away does not span the whole, cut at all their corners into
 strips; inside a strip every remaining box spans that dim, so the same question is asked about the next dim.

@@ -1,4 +1,4 @@
-"""How wide is an element? The dtype names that layouts use, and their sizes.
+"""Names of dtypes, and their sizes in bytes.
 
 The names are torch's without the module (``"float32"``, ``"bfloat16"``, ``"float8_e4m3fn"``); where torch and
 NumPy agree on a name, the name is NumPy's too. A layout never needs the values of a dtype, only its width.

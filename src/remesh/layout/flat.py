@@ -1,4 +1,4 @@
-"""Which boxes is a range of a flattened tensor? And back.
+"""Conversion between ranges of a flattened tensor and boxes.
 
 Definitions. A *flat range* ``start:stop`` counts the elements of a box in row-major order from 0; FSDP's flat
 parameters and Megatron's distributed optimizer cut there without looking at dims.

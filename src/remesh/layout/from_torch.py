@@ -1,11 +1,11 @@
-"""What does this torch object hold? Adapters from DTensor, DeviceMesh and dtypes to layouts.
+"""Adapters from torch's DTensor, DeviceMesh and dtypes to layouts.
 
 No other module of this package but `remesh.layout.torch_memory` imports torch. Nothing here communicates or
 needs a process group: a DTensor knows its mesh coordinate, and the rest is arithmetic. So all of it works after
 the group is gone, which is when a surviving rank needs it most.
 
-A DTensor of FSDP2 needs no case of its own: its placements (``Shard``, or ``_StridedShard`` where tensor
-parallelism cuts the same dim) say everything.
+A DTensor of FSDP2 needs no case of its own: its placements (``Shard``, or ``_StridedShard`` where tensor parallelism
+cuts the same dim) are enough.
 """
 
 from __future__ import annotations

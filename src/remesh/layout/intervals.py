@@ -1,4 +1,4 @@
-"""What is left of one dim after it was cut? Ordered intervals, and the boxes that several dims make of them.
+"""Intervals of one dim that a holder keeps, and the boxes that several dims make of them.
 
 Definitions. A holder's share of one dim is a list of disjoint intervals of global indices, in the order in
 which they lie in the holder's buffer; their concatenation is the *local dim*. An even cut leaves one interval,

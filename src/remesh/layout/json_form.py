@@ -1,8 +1,7 @@
-"""How is a layout written down? The JSON form of boxes, meshes and layouts, and its strict reading.
+"""JSON form of boxes, meshes and layouts, and its strict reader.
 
-What is read may come from anyone (another rank, a file): every type, key, size and bound is checked, nothing is
-guessed, and whatever is wrong is a LayoutError. Layouts that are read lie in bounds; whether they are disjoint
-and complete is for their user to ask.
+The input is untrusted (another rank, a file): every type, key, size and bound is checked, nothing is guessed, and every
+fault is a LayoutError. Layouts that are read lie in bounds; their user checks whether they are disjoint and complete.
 
 The form: a box is ``{"start": [..], "stop": [..]}``; a mesh is ``{"axes": [[name, size], ..], "world_ranks": [..],
 "hosts": [..]}``; a layout is ``{"global_shape": [..], "dtype": name, "shards": [..]}`` with ``"partial": op`` when

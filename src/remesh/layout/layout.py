@@ -1,10 +1,10 @@
-"""Who holds what? Layouts: which holder keeps which boxes of one tensor, and where in its memory.
+"""Layouts: which holder keeps which boxes of one tensor, and where in its memory.
 
 Everything downstream of this module sees boxes only: specs, placements, grids, flat ranges and packed blocks
 are all turned into shards before any of them is compared with another.
 
-A layout is a value and may be anything: incomplete (one rank's view), self-overlapping (the union of what two
-meshes hold). The ``check_`` methods are for those who need more than a value.
+A layout is a value and may be anything: incomplete (one rank's view), self-overlapping (the union of what two meshes
+hold). The ``check_`` methods verify the properties that a caller needs.
 """
 
 from __future__ import annotations

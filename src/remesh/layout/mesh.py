@@ -1,4 +1,4 @@
-"""Who is there? Meshes: an n-d array of world ranks with named axes, and the host of each rank.
+"""Meshes: an n-d array of world ranks with named axes, and the host of each rank.
 
 A mesh carries no process group and no device: it is the value that plans are made from. Its ranks may be
 any distinct world ranks in any order; its *mesh ranks* are the row-major positions ``0 .. size-1``.

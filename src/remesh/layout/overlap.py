@@ -1,4 +1,4 @@
-"""What do two layouts have in common? The slices that can travel, and who is at either end.
+"""Overlap of two layouts: the slices that can be transferred, with their givers and takers.
 
 Definitions. A *slice* is a box of the common refinement of two layouts: every element of it has the same
 *givers* (shards of the source that contain it) and the same *takers* (shards of the destination). The slices
@@ -9,8 +9,8 @@ pairs of atoms that meet (:mod:`remesh.layout.box_array`); each pair is one slic
 Since the atoms of each side are disjoint, so are the slices. Replicas cost nothing but their place in a list,
 so the work grows with the number of slices and not with the number of pairs of ranks.
 
-Partial sums: the givers of a slice then carry different addends; whoever moves the slice must reduce one giver
-of each addend. Source: arXiv 2211.05322, appendix B.2.
+Partial sums: the givers of a slice then carry different addends; a transfer of the slice must reduce one giver of each
+addend. Source: arXiv 2211.05322, appendix B.2.
 """
 
 from __future__ import annotations

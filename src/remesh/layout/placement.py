@@ -1,10 +1,10 @@
-"""What does a rank hold under DTensor's placements? Pure twins of torch's rules.
+"""Pure equivalents of DTensor's placements: the boxes that a rank holds under them.
 
-Definitions. Placements are one per mesh axis, applied from the first axis to the last. ``Split`` cuts what is
-left of a dim by torch's *chunk* rule: k chunks of ``ceil(n / k)``, the last ones shorter or empty (never
-``tensor_split``, which spreads the rest evenly). ``StridedSplit`` first cuts into ``split_factor`` chunks, then
-each of these into k, and joins the r-th of every chunk: FSDP over a dim that tensor parallelism cuts later.
-``Replicate`` gives everyone the same, ``Partial`` everyone an addend.
+Definitions. Placements are one per mesh axis, applied from the first axis to the last. ``Split`` cuts what is left of a
+dim by torch's *chunk* rule: k chunks of ``ceil(n / k)``, the last ones shorter or empty (never ``tensor_split``, which
+spreads the rest evenly). ``StridedSplit`` first cuts into ``split_factor`` chunks, then each of these into k, and joins
+the r-th of every chunk: FSDP over a dim that tensor parallelism cuts later. ``Replicate`` gives every rank the same,
+``Partial`` every rank an addend.
 
 Algorithm. Per dim, keep the intervals of global indices that a coordinate has left; a split selects a range of
 their concatenation, a strided split several ranges (:mod:`remesh.layout.intervals`).

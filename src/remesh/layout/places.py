@@ -1,11 +1,11 @@
-"""Has every element of a holder's buffer a place of its own?
+"""Check that every element of a holder's buffer has memory of its own (no aliasing).
 
 Two elements that share a place cannot both be filled, and of what lies there only one can be right. So a buffer whose
 boxes meet in memory is refused before anything is read or written.
 
 Definitions. The *place* of an element is its offset in the buffer (`Shard`). The *reach* of a shard is one past its
-last place. Two shards that say the same of the same places (one box that is part of another, say) share elements, not
-only places; that is allowed.
+last place. Two shards that put the same elements at the same places (one box that is part of another, say) share
+elements, not only places; that is allowed.
 
 Algorithm. Nothing here looks at single elements:
 
@@ -15,7 +15,7 @@ Algorithm. Nothing here looks at single elements:
    place is a row of digits, a shard is a box of digits, and boxes that share elements are found as always
    (`box_array`).
 4. Where strides do not divide each other, or a digit carries, places are listed, up to a limit; beyond it the shards
-   are refused, since nothing is known of them.
+   are refused, since they cannot be proved distinct.
 """
 
 from __future__ import annotations

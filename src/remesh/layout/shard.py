@@ -1,4 +1,4 @@
-"""One holder's piece: a box, who keeps it, and where in its memory.
+"""Shard: one holder's box of a tensor, and where it lies in the holder's memory.
 
 Definitions. A *holder* is anything that can hold a box: an ``int`` is a world rank, a ``str`` names any other
 place (a file, a snapshot). A *shard* is a box with its holder and the affine map from global index to element

@@ -1,4 +1,4 @@
-"""How is each dim cut? Sharding specs such as ``S01R``, uneven cuts and packed blocks.
+"""Sharding specs such as ``S01R``, uneven cuts and packed blocks: how each dim is cut.
 
 Definitions. A spec has one entry per tensor dim: ``R`` keeps the dim whole, ``S`` followed by mesh axes cuts it
 over them, the first named axis being the major one. ``S01R`` cuts dim 0 over all ranks of a 2-d mesh; ``S10R``

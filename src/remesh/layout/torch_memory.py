@@ -1,4 +1,4 @@
-"""Where do torch tensors lie in memory? Which of them share bytes, and how a piece gets its values back from a copy.
+"""Memory of torch tensors: which of them share bytes, and how a piece gets its values back from a copy.
 
 A piece is worked on as a contiguous copy of its tensor where the tensor is not contiguous, or shares memory with
 another. Of the copy only the piece's own boxes go back: what lies between them may belong to other pieces, which have

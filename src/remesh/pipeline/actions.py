@@ -1,4 +1,4 @@
-"""What does a stage of a pipeline do with a micro-batch? Actions, and their strings.
+"""Actions of a pipeline schedule: work of one stage on one micro-batch, and their strings.
 
 An *action* is one piece of work of one stage on one micro-batch. Its string is stage, kind, micro-batch, as in
 ``2F0`` or ``3SEND_F1``; the same strings as those of ``torch.distributed.pipelining``, so that tables can be exchanged.

@@ -1,4 +1,4 @@
-"""What can no schedule beat? A lower bound of the step time, from work and links alone.
+"""Lower bound of a pipeline step's time, from work and links alone.
 
 A rank and a line are *resources*. A step cannot be over before a resource has got its first work at the earliest
 (*head*), has done all of it, and what at least follows its last work is done (*tail*). Heads and tails are longest

@@ -1,9 +1,9 @@
-"""Can a schedule run to its end, and does it do all the work? Checks that need no times.
+"""Checks of a schedule that need no times: all work is done, and no deadlock.
 
 1. *Complete*: every stage does F once for every micro-batch, and B once, or I and W once; F before B or I, I before W.
 2. *No deadlock*: ranks go through their rows, each action as soon as its values are made. With ``max_ahead`` a stage
    makes a value only while fewer than that many wait at the other end of the edge: so behaves a runtime with that many
-   receive buffers. If at last nobody can go on, the error tells what each rank waits for. How far the ranks come does
+   receive buffers. If at last no rank can go on, the error names what each rank waits for. How far the ranks come does
    not depend on the order in which they are looked at, so one order is enough.
 
 The checks of the graph are in `remesh.pipeline.graph`, that of memory in `remesh.pipeline.peaks`.

@@ -1,4 +1,4 @@
-"""How long does each piece of a step take, and what does it keep? The numbers that a schedule is judged by.
+"""Costs of a pipeline step: compute and transfer times, and bytes, for simulation and search.
 
 A stage costs compute times and bytes; an edge costs transfer times. What a transfer occupies is a *line*: one for each
 pair of ranks and direction, or the NIC of the sending rank outwards and that of the taking rank inwards, which all of

@@ -1,4 +1,4 @@
-"""How are schedules exchanged with ``torch.distributed.pipelining``? Its two forms of CSV, written and read.
+"""CSV forms of schedules, as ``torch.distributed.pipelining`` reads and writes them.
 
 One line for each rank, one cell for each action.
 

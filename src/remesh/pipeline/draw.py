@@ -1,4 +1,4 @@
-"""Who computes what when? Pictures of a simulated step, as text and as SVG.
+"""Pictures of a simulated step, as text and as SVG.
 
 Each rank has a lane; time runs to the right; a box is an action with the number of its micro-batch. In the SVG the
 values that a rank sends are thin bars under its lane, from start to end of the transfer: forwards dark, backwards

@@ -1,4 +1,4 @@
-"""How are the ends of actions found when ranks stand still and exchange between two actions?
+"""Simulation of blocking exchanges: ranks stop between two actions and exchange what is due.
 
 So torch's ``Schedule1F1B`` works, and any runtime that posts what is due in one batch and waits for all of it. After an
 action a rank *demands* what its next action needs, and waits until everything that it made has left. A transfer starts

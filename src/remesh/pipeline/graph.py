@@ -1,4 +1,4 @@
-"""Which stage needs values of which other? The stage graph.
+"""Stage graph of a pipeline: stages, and the values between them.
 
 A *stage* is a part of the model on its own mesh. An *edge* is a named value that one stage makes and another takes: in
 the forward pass it goes from source to target, and its gradient comes back the same way. An edge between stages that

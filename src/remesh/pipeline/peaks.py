@@ -1,4 +1,4 @@
-"""How much does every rank keep at once? The high-water mark of a schedule.
+"""Peak memory of each rank in a schedule.
 
 A micro-batch is *live* on a stage from its F to its B or W: its activations are stashed. Between I and W it is
 *delayed*: what the gradient of the inputs needed is gone, what that of the weights needs is kept. How much is live

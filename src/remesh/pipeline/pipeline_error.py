@@ -1,4 +1,4 @@
-"""What can be wrong with a pipeline before its first step?"""
+"""Error of a pipeline description: a graph, schedule, table, cost or limit that cannot be."""
 
 from remesh.foundation.errors import ConfigError
 

@@ -1,6 +1,6 @@
-"""How are the ends of actions found? The clockwork under `remesh.pipeline.simulate` and `remesh.pipeline.search`.
+"""Discrete-event engine under `remesh.pipeline.simulate` and `remesh.pipeline.search`.
 
-The model is told in `remesh.pipeline.simulate`. Ends of actions are handled in the order of time, so transfers are
+The model is described in `remesh.pipeline.simulate`. Ends of actions are handled in the order of time, so transfers are
 posted in the order of time, and an end never changes once it is known. Everything is numbered beforehand, for a search
 plays hundreds of schedules; what is recorded are plain numbers.
 """

@@ -1,4 +1,4 @@
-"""In which order does every rank queue what it computes and what it sends, where messages have no tags?
+"""Common order of compute and messages on all ranks of a pipeline, for NCCL, whose messages have no tags.
 
 Over NCCL the operations of a communicator are carried out one after the other, in the order in which a rank has queued
 them, and each waits until the other rank has come to it, too. Two ranks that queue the same two operations in another

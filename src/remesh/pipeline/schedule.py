@@ -1,9 +1,9 @@
-"""What does every rank do, and in which order? A schedule as a table of actions.
+"""Schedule of a pipeline: a table of actions, one row for each rank.
 
-A schedule has one row for each pipeline rank: what it computes, in order. It says nothing of communication, which
-follows from it and the stage graph: what a stage makes is sent as soon as it is made (the outputs of F, the gradients
-of I or B), and what it needs is received ahead. It says nothing of time, which is for `remesh.pipeline.simulate`, and
-whether it can run at all is for `remesh.pipeline.check`.
+A schedule has one row for each pipeline rank: what it computes, in order. It leaves out communication, which follows
+from it and the stage graph: what a stage makes is sent as soon as it is made (the outputs of F, the gradients of I or
+B), and what it needs is received ahead. It leaves out time, which `remesh.pipeline.simulate` computes;
+`remesh.pipeline.check` decides whether it can run at all.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which orders of work are known? Generators of schedules, all by one rule.
+"""Generators of the known pipeline schedules (GPipe, 1F1B, eager 1F1B, zero bubble), all by one rule.
 
 A stage is described by two numbers. Its *warm-up* ``w`` is how many forwards it does before its first backward; its
 *delay* ``d`` is how many backwards run ahead of their weight gradients. The rule:

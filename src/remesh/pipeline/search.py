@@ -1,4 +1,4 @@
-"""Which schedule is the fastest that fits into memory, and which of the fastest keeps least?
+"""Search for the fastest pipeline schedule that fits into memory, and of the fastest the one with least memory.
 
 A candidate gives every stage its warm-up and its delay (`remesh.pipeline.schedules`); what it takes is simulated.
 

@@ -1,4 +1,4 @@
-"""When does every action and every transfer of a step start and end? A schedule played through in time.
+"""Simulation of a schedule in time: start and end of every action and transfer of a step.
 
 Model. A rank computes one action at a time, in the order of its row. An action starts when the rank is free and all
 values that it needs are there. When it ends, what it made is posted.

@@ -1,4 +1,4 @@
-"""Which values does an action need, and which does it make? What follows from the stage graph.
+"""Values that an action needs and makes, from the stage graph.
 
 A *value* crosses an edge in a pass, for one micro-batch: forwards as itself, backwards as its gradient. F needs the
 values of the edges into its stage and makes those of the edges out of it; I and B need the gradients of the edges out

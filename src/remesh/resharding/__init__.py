@@ -1,4 +1,4 @@
-"""From the layout that is to the layout that is wanted: plans transfers, and runs the plans.
+"""Resharding: from the layout that is to the layout that is wanted, by plans that are run.
 
 The planner is pure and needs NumPy only. What touches torch (`reshard`, `gather_moves`, `run_plan`, `Moved`) is
 imported at its first use. The package itself can be called: ``remesh.reshard(give, take)`` is

@@ -1,13 +1,13 @@
-"""What does a user call? `reshard`: fill these tensors from those, whatever layouts they are in.
+"""Public function `reshard`: fill these tensors from those, whatever layouts they are in.
 
 Called by every rank of a group, in steps:
 
-1. Every rank tells the others which boxes it gives and wants of which tensors (`describe`), and its host.
+1. Every rank sends the others which boxes it gives and wants of which tensors (`describe`), and its host.
 2. Every rank computes the same transfer from that (`remesh.resharding.planning.transfer`).
 3. It is carried out (`remesh.resharding.running.run`), after its digest was compared.
 
 The layouts need no common mesh: a rank that has nothing of a tensor leaves it out. All errors of the description are
-raised on all ranks alike, before anything moves. Whoever moves the same state again and again keeps a
+raised on all ranks alike, before anything moves. A program that moves the same state again and again keeps a
 `remesh.resharding.Resharder`, which does the first two steps once.
 """
 

@@ -1,4 +1,4 @@
-"""What do others call it? Resharding in the shapes of PyTorch: one buffer between two meshes, one DTensor.
+"""Resharding functions in PyTorch's terms: one buffer between two meshes, one DTensor.
 
 `reshard_tensor` follows the sketch of PyTorch's RFC #181061 (an M-to-N primitive): a rank's role follows from the
 meshes it is in. Source only: its buffer is read. Destination only: its buffer holds the new shard afterwards. Both:

@@ -1,22 +1,23 @@
-"""How do new weights reach those who generate? Refits: the same move, again and again, seen whole or not at all.
+"""Refit of generators with new weights: a repeated move in which each version is seen whole or not at all.
 
-Definitions. *Trainers* give a state, *generators* take it; a rank may be both. A *version* is the number the trainers
-give to one state of their weights. A generator has two buffers of each tensor: the *front*, which readers see, and the
-*back*, which the next version is moved into. A *snapshot* is the front buffer with its version, held by a reader.
+Definitions. *Trainers* give a state, *generators* take it; a rank may be both. A *version* is the number that the
+trainers assign to one state of their weights. A generator has two buffers of each tensor: the *front*, which readers
+see, and the *back*, which the next version is moved into. A *snapshot* is the front buffer with its version, held by a
+reader.
 
 One refit, in steps:
 
-1. Generators wait until nobody reads the back buffer any more, for a limited time.
+1. Generators wait until no reader holds the back buffer any more, for a limited time.
 2. All ranks agree on the version and the plan: one small gather, from the second refit on.
 3. The weights move into the back buffers. Readers go on with the front, undisturbed. On a device the stream that moves
    them waits for what readers have queued there before, and readers' streams for what was moved.
 4. All ranks know that all are done; each generator turns its buffers over.
 
-A generator without room for a second buffer takes *in place*: both are one. Readers wait while a version moves, and a
-version that did not arrive whole is shown to nobody.
+A generator without room for a second buffer takes *in place*: both are one. Readers wait while a version moves, and no
+reader sees a version that did not arrive whole.
 
-If a rank dies in step 3, every generator keeps its front: an older version, but a whole one; who takes in place has
-none until the next has arrived. `regroup` goes on with the ranks that are left, or with new ones.
+If a rank dies in step 3, every generator keeps its front: an older version, but a whole one; one that takes in place
+has none until the next has arrived. `regroup` goes on with the ranks that are left, or with new ones.
 
        refit      1         2         3
        buffer A   ====1=====front======....=====3=====front

@@ -1,4 +1,4 @@
-"""Where to? Targets of a reshard, and the empty tensors that are made for them."""
+"""Targets of a reshard: a mesh and placements, and the empty tensors that are made for them."""
 
 from __future__ import annotations
 

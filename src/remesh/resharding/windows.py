@@ -1,4 +1,6 @@
-"""How does a state move that is too large to exist twice? A few tensors at a time; what has moved is given up.
+"""Reshard in windows, of a state that is too large to exist twice: a few tensors at a time.
+
+The old shards of what has moved are freed.
 
     state = dict(model.state_dict())
     for made in remesh.reshard_by_windows(state, to=target, window_bytes=1 << 30):
@@ -7,9 +9,10 @@
 A window is over when every rank has taken it. So a rank that is lost, or has no memory left, loses nothing for the
 others: what has moved is whole where it went, and the rest is still in ``give``.
 
-Nobody can know that all others know that a window is over: a rank may be lost while it passes the word on. Who has its
-own part of a window, and has not heard that all have theirs, cannot tell whether others have given up their old shards.
-So it keeps both, joined in ``give``. Then either all survivors have their old shards, or all have their new ones.
+No rank can know that all others know that a window is over: a rank may be lost while it forwards the message. A rank
+that has its own part of a window, and does not know that all have theirs, cannot tell whether others have freed their
+old shards. So it keeps both, joined in ``give``. Then either all survivors have their old shards, or all have their new
+ones.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How are hosts on one machine used? `Testbed`: make them, run ranks and programs on them, hurt their links.
+"""Testbed of hosts on one machine: make them, run ranks and programs on them, degrade their links.
 
 A bed is made by root, of network namespaces and shaped virtual links (`commands`). It is taken apart when the context
 is left, and everything that still runs on its hosts is killed. If the owner is killed, its ranks end with it, and a
-`Warden` removes what is left; if that is killed, too, the next bed that anybody makes does, or ``testbed clean``.
+`Warden` removes what is left; if that is killed, too, the next testbed on the machine does, or ``testbed clean``.
 """
 
 from __future__ import annotations

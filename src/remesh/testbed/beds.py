@@ -1,4 +1,4 @@
-"""Which beds are there, whoever made them? Found by the names of their namespaces, changed without their owner."""
+"""Testbeds on this machine, found by the names of their namespaces, and changed without their owner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must `ip` and `tc` be told? The commands that make a bed, change its links, and take it apart.
+"""Commands of `ip` and `tc` that make a testbed, change its links, and take it apart.
 
 A command is a list of arguments; nothing here runs one. Links are pairs of virtual Ethernet ends. The end in the host
 is called ``eth0``, the end at the switch ``port<index>``. Each end is shaped on its way out by a token bucket, so that

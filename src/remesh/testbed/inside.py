@@ -1,4 +1,6 @@
-"""How does a process get into a host? It changes its network, its host name and its ``/etc/hosts``, early in its life.
+"""Entry of a process into a host of a testbed: it changes its network, host name and ``/etc/hosts``.
+
+This happens early in its life.
 
 Files, memory and process ids stay those of the machine. Threads that run already stay outside, so a process enters
 before anything starts one.

@@ -1,4 +1,4 @@
-"""A real job on this machine: agents as processes, a store that outlives them, faults on request.
+"""Elastic job on this machine for tests: agents as processes, a store that outlives them, faults on request.
 
 Used by tests and by the demo. Nothing is simulated: nodes are killed with SIGKILL, and what is known about the job is
 what its event logs say.

@@ -1,7 +1,7 @@
-"""What does the kernel hold of our beds? Running `ip` and `tc`, finding beds, taking them apart.
+"""Network namespaces of testbeds in the kernel: running `ip` and `tc`, finding testbeds, taking them apart.
 
 A bed lives in the kernel, not in the process that made it: killed owners leave namespaces behind. Every name carries
-its owner, so that `clean` can tell leftovers from beds in use, and no two beds ever meet in a name.
+its owner, so that `clean` can tell leftovers from beds in use, and no two testbeds ever have one name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where do ranks come from? A pool of worker processes, started once and used by many runs.
+"""Pool of worker processes for tests: started once, and used as ranks by many runs.
 
 Starting torch costs seconds, so one server process imports it and every worker is forked from there in
 milliseconds. A run lends a fresh gloo group to ``world_size`` workers:

@@ -1,6 +1,6 @@
-"""How fast are the links between these hosts? Measured with the messages that will use them later.
+"""Measurement of the links between hosts, with the messages that will use them later.
 
-Every rank of a group calls `probe`; ranks with one host name share a host, and the lowest of them speaks for it. In
+Every rank of a group calls `probe`; ranks with one host name share a host, and the lowest of them measures for it. In
 steps, one host at a time so that nothing disturbs what is measured:
 
 1. *Latency*: half of a round trip of one byte to the next host; the median of some, and of all hosts.
@@ -8,8 +8,8 @@ steps, one host at a time so that nothing disturbs what is measured:
 3. *In*: all others send to it.
 4. *Local*: hosts with two ranks or more send from one to another, inside the host.
 
-Every time is taken on one host, from its first byte to an answer, so clocks need not agree. A short first try, and
-a second one, tell how many bytes each peer takes in the time that was asked for. With two hosts only the slower of both
+Every time is taken on one host, from its first byte to an answer, so clocks need not agree. A short first try, and a
+second one, show how many bytes each peer takes in the time that was asked for. With two hosts only the slower of both
 can be seen.
 """
 

@@ -1,4 +1,4 @@
-"""For how long may something get nowhere? A limit on progress, not on time since the start: a machine may be slow."""
+"""Time limit on progress, not on time since the start: a machine may be slow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What do a pool of ranks and its workers say to each other? One call for each rank; it joins, and answers."""
+"""Messages between a pool of ranks and its workers: one call for each rank, and its answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How does a pool hold its workers? Handles on the forked processes, seen from the process that owns them."""
+"""Handles on the pool's forked workers, in the process that owns them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How does a run of ranks go, and what is told of it? Workers that were given their calls, until all have answered.
+"""Run of a function on the ranks of a pool, from the calls to the last answer.
 
     post ──> all ranks join their group ──> fn(*args) on each ──> answers
              (limit: since the last        (limit: timeout_s)

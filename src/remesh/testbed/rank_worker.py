@@ -1,10 +1,10 @@
-"""What does a rank of the pool do? The bodies of the processes behind :class:`remesh.testbed.pool.RankPool`.
+"""Worker processes behind :class:`remesh.testbed.pool.RankPool`.
 
-A worker enters its host if it has a door, then serves one call after the other: it joins a fresh gloo group, says so,
-calls a module-level function, leaves the group and answers with the pickled result or with the text of what went wrong.
-What the function changed of its process is put back: the next call is another test's.
-It ends when the pool's end of the pipe closes. A second kind of process hosts the key-value store, so that the store
-outlives every worker, and takes the pool's folder away when the pool is gone, however it went.
+A worker enters its host if it has a door, then serves one call after the other: it joins a fresh gloo group, reports
+that, calls a module-level function, leaves the group and answers with the pickled result or with the text of what went
+wrong. What the function changed of its process is put back: the next call is another test's. It ends when the pool's
+end of the pipe closes. A second kind of process hosts the key-value store, so that the store outlives every worker, and
+takes the pool's folder away when the pool is gone, however it went.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Was every sample taken exactly once? Evidence from event logs against the sample stream. Pure.
+"""Check from event logs that every sample was trained on exactly once. Pure.
 
 Scripts that want to be counted log the samples they fetched as ``batch`` *before* they vote, and ``step`` after the
-batch was taken. A batch counts as taken in a generation if any rank of it says so: then all its ranks had voted, so all
-had logged what they fetched, also those that were killed a moment later.
+batch was taken. A batch counts as taken in a generation if any rank of it logged so: then all its ranks had voted, so
+all had logged what they fetched, also those that were killed a moment later.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which hosts should there be, and how fast are their links? The description of a testbed, and the names of its parts.
+"""Description of a testbed: its hosts, the rates of their links, and the names of its parts.
 
 Definitions. A *bed* is a set of hosts on one machine. Each host has one full-duplex link of its own rate to the switch
 of its rack; a rack may have an uplink of limited rate to the switch in the middle:
@@ -9,8 +9,9 @@ of its rack; a rack may have an uplink of limited rate to the switch in the midd
     host c ── link ── switch of rack s ── uplink ───┘
 
 Hosts that name no rack stand at the core switch. Every host is a network namespace, all switches together are one more.
-The name of a namespace says who made it (`Owner`: process id, and when that process started, since ids come again),
-which bed of that process it is, and which host: whoever finds it later knows whether its owner still lives.
+The name of a namespace holds its owner (`Owner`: process id, and when that process started, since ids come again),
+which bed of that process it is, and which host: from it a process that finds it later knows whether its owner still
+lives.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How does the owner of a bed start the process that removes the bed if the owner is killed, and dismiss it?
+"""Handle on the process that removes a testbed if its owner is killed: started and dismissed by the owner.
 
 The process is `remesh.testbed.warden_process`, which nothing here imports: it runs as a program.
 """

@@ -1,7 +1,7 @@
-"""Who removes a bed whose owner was killed? A small process that waits for the owner's end, however it comes.
+"""Cleanup process of a testbed: it waits for the owner's end, however it comes, and removes the testbed.
 
-A bed lives in the kernel. The warden holds the reading end of a pipe whose writing end only the owner has: when the
-kernel closes that, the owner is gone, or has removed the bed itself and dismisses its warden. It removes what it finds.
+A testbed lives in the kernel. The cleanup process (warden) holds the reading end of a pipe whose writing end only the
+owner has: when the kernel closes that, the owner is gone, or has removed the testbed itself. It removes what it finds.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Which port may a server take that starts in a moment, in another process?
+"""Free port numbers for servers that start a moment later, in another process.
 
-The kernel gives a client any port of its own range; a client that asks for a server before it listens may even be
-given that server's port, and be connected to itself. So the ports here lie below that range, and are drawn at random,
-for whoever else asks at this moment.
+The kernel gives a client any port of its own range; a client that asks for a server before it listens may even be given
+that server's port, and be connected to itself. So the ports here lie below that range, and are drawn at random, since
+other processes may ask at the same moment.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How do the parts of a job talk? JSON objects in bounded frames, each with a proof that its sender knows the token.
+"""Authenticated message protocol between a job's processes: JSON objects in bounded frames with an HMAC.
 
     server                                  client
     32 random bytes, the nonce      ──>
@@ -8,9 +8,9 @@
     frame    length of the body (4 bytes, big endian), proof (32 bytes), body: a JSON object
     proof    HMAC-SHA256 of who speaks, the frame's number and its body, under a key that follows from token and nonce
 
-The token never crosses the network. A frame fits in one place of one connection: nothing that was recorded can be said
-again, and nothing can be changed, left out or turned back at its sender. What arrives is data: it is read once its
-proof fits, nothing is unpickled, and nothing longer than `MAX_FRAME_BYTES` is taken, from strangers much less.
+The token never crosses the network. A frame fits in one place of one connection: no frame can be replayed, changed,
+left out or reflected to its sender. What arrives is data: it is read once its proof fits, nothing is unpickled, and
+nothing longer than `MAX_FRAME_BYTES` is accepted, and much less before the peer has proved itself.
 """
 
 from __future__ import annotations

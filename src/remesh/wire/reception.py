@@ -1,6 +1,6 @@
-"""Who serves callers that take their time? A thread for each, and no more of them than some at once.
+"""Server with one thread for each connection, and a limit on the number of threads.
 
-For parcels and scrapers, where a caller is heard out by itself; who comes when all threads are taken is hung up on.
+For snapshot transfers and metrics scrapers. A connection that arrives when all threads are taken is closed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The other end of `remesh.wire.messages.Line`: takes callers, has each prove that it knows the token, hears them.
+"""Server end of `remesh.wire.messages.Line`: accepts connections, authenticates each, receives messages.
 
 One thread, one `Server.poll` at a time, nothing that blocks. Who says what no caller may say, does not prove itself in
 time, or does not read what it is told, is hung up on; what that means is for whoever leads the job.

@@ -1,4 +1,4 @@
-"""Encryption of what snapshots and stores say between nodes, with certificates that the operator gives.
+"""TLS for snapshots and stores between nodes, with certificates that the operator gives.
 
 Both sides show a certificate of the job's authority, and take nobody without one. Names in certificates are not
 compared: nodes go by addresses that change, and whoever has a certificate of this authority belongs here.

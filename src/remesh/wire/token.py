@@ -1,9 +1,9 @@
-"""Who belongs to the job? A secret that all its nodes hold, and proofs of holding it that do not show it.
+"""Job secret and message authentication (HMAC): which processes belong to the job.
 
 A message is *signed*: HMAC-SHA256 over the job's name, where the message stands (its key in the store), and its bytes.
-A copy put under another key or into another job does not fit. Whoever joins signs a *challenge* too: a random text that
-the job's first node chose; so what was recorded of an earlier job with the same name and secret does not fit either. A
-job without a secret signs with an empty one, so that a node with a secret and one without do not fit.
+A copy put under another key or into another job does not fit. A node that joins signs a *challenge* too: a random text
+that the job's first node chose; so what was recorded of an earlier job with the same name and secret does not fit
+either. A job without a secret signs with an empty one, so that a node with a secret and one without do not fit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What did the job do, all in all? The line of steps that led to its end, out of the events of all its lives. Pure.
+"""Line of steps that led to a job's end, out of the events of all its lives. Pure.
 
 A job may go back: to a snapshot, to a checkpoint, or by being started again. Steps that it went back over do not
 belong to its *line*: what counts is that the line has every step once, with the stream's samples and the undisturbed

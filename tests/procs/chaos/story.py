@@ -1,6 +1,6 @@
-"""Which faults, when? A story of faults that follows from its seed alone. Pure.
+"""Story of faults that follows from its seed alone. Pure.
 
-A *fault* is one thing that happens to a running job. A story can be told from any of its faults on, so that a long soak
+A *fault* is one thing that happens to a running job. A story can be run from any of its faults on, so that a long soak
 can be split and a failing one repeated.
 """
 

@@ -1,4 +1,4 @@
-"""Which code is on a page, and how is each piece of it run? Pure.
+"""Code blocks of a page, and how each is run. Pure.
 
 A fence names its language:
 
@@ -7,7 +7,7 @@ A fence names its language:
     sh        command lines. One that ends in a comment of `LEFT_OUT` is compared with the parsers, and not run
     console   command lines after ``$``, and what they print
     json      is JSON
-    text      a picture, a layout of bytes, a form: nothing that anybody could run
+    text      a picture, a layout of bytes, a form: nothing that could be run
     mermaid   a diagram, compared with the code by a test of its own
 """
 

@@ -1,4 +1,4 @@
-"""How is what stands on a page run? In processes of its own, which share a folder: a page is followed from its top."""
+"""Runner of a page's code blocks: in processes that share a folder, from the top of the page down."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Through how many files does a save of one tensor go, and a load? Counted as they run; with -s the walk is shown."""
+"""Number of files that a save and a load of one tensor go through, counted; with -s the walk is shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When is a snapshot due, and what happens to one that did not arrive? One rank, whose taker only counts."""
+"""Snapshots that are due, and those that did not arrive: one rank, whose taker only counts."""
 
 from __future__ import annotations
 

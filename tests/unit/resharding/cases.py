@@ -1,4 +1,4 @@
-"""What must be true of plans? Cases to plan, and a machine that carries plans out element by element."""
+"""Cases to plan, and a machine that carries plans out element by element."""
 
 from __future__ import annotations
 

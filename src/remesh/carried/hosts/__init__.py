@@ -1,1 +1,1 @@
-"""Ranks and their hosts, whatever their programs speak: seats, addresses of the leader, rooms, outputs, images."""
+"""Ranks and their hosts, for MPI and torch: placement, the leader's addresses, folders, outputs, images."""

@@ -1,8 +1,8 @@
-"""Which ranks of a checkpoint must not come to one host? Those whose shared memory would get one name there.
+"""Ranks of a checkpoint that must not share a host: their shared memory would get one name there.
 
 A name in /dev/shm is a host's own. Ranks of two hosts may each have one that others know by the same name; on one host
-the second would take it from the first, and who opens it next would find another's memory. (Ranks that share memory on
-one host are refused when an image is asked for: it would hold a part of something.)
+the second would take it from the first, and a process that opens it next would find another rank's memory. (Ranks that
+share memory on one host are refused when an image is asked for: it would hold a part of something.)
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Where does a stay happen, and how do its ranks call who leads it? On this host, on hosts made here, or on real ones.
+"""Hosts of a job's run: this host, hosts made here (a testbed), or real ones, and the leader's address for each.
 
-                    ranks call                       clients call
+                    ranks connect to                 clients connect to
 this host           the loopback                     the same
 a testbed's hosts   its switch                       the loopback
 other hosts         this host by its name            the same

@@ -1,4 +1,4 @@
-"""Where is what the ranks of one host share? In a folder in memory that all ranks of a stay have there.
+"""Folder in memory that the ranks of a job share on one host.
 
     ranks/rank-0003    who is here: each rank of the stay on this host, from its start
     windows/           files that programs map: each finds them under one name (`SHARED_PATH`)

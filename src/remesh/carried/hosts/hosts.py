@@ -1,4 +1,4 @@
-"""Which ranks of a job are on which host? Ranks go host by host, in the order in which the hosts are named."""
+"""Placement of a job's ranks on hosts: host by host, in the order in which the hosts are named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does a rank write of its program, and say of it? An image in the rank's folder of a checkpoint."""
+"""Image of a rank's program, written into the rank's folder of a checkpoint, and its entry in the manifest."""
 
 from __future__ import annotations
 

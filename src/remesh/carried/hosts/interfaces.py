@@ -1,4 +1,4 @@
-"""Through which network interface do the ranks of a host speak to the others? That which leads to another host."""
+"""Network interface of a host's ranks: the one that leads to another host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How does what a program prints get to its user? It writes files of the job, which are copied to the launcher."""
+"""Output of a rank's program: files of the job, copied to the launcher's streams."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Which process id does the program of a rank find as its own?
+"""Process ids of the ranks' programs, each in a pid namespace of its own.
 
-Each program lives in a pid namespace, where any id is free. But programs take their id for what tells them apart: they
-name files by it in folders that all ranks see, and seed generators of random numbers with it. So each rank of a job
-has another one, wherever it runs, and jobs begin at numbers of their own. A restart brings the same id back.
+Each program lives in a pid namespace, where any id is free. But programs use their id as a unique name: they name files
+by it in folders that all ranks see, and seed generators of random numbers with it. So each rank of a job has another
+one, wherever it runs, and jobs begin at numbers of their own. A restart brings the same id back.
 
     ids   | 1 ... 999 |  rank 0, its threads and children  |  rank 1, its threads and children  |  ...  | 32767
                       '- first + shift                     '- first + step + shift

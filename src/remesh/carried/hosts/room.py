@@ -1,8 +1,10 @@
-"""Where does a lower half keep what it shares with its program? In a folder in memory, its *room*. Who clears it away?
+"""Folder in memory that a lower half shares with its program, locked while its owner lives.
 
-Its owner, or, where that was killed, the next rank that starts on the host. An owner holds a lock on its room while it
-lives, and the kernel lets go of it however it ends: a room whose lock is free belongs to nobody. Process ids would not
-do: they are used again, and another container that shares the memory counts its own.
+The owner removes it, or, where that was killed, the next rank that starts on the host.
+
+An owner holds a lock on its folder while it lives, and the kernel releases it however the owner ends: a folder whose
+lock is free has no owner. Process ids would not do: they are used again, and another container that shares the memory
+counts its own.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What does a batch script for Slurm look like? A job that is stopped before its time is up, and queues itself again.
+"""Batch script for Slurm: a job that is stopped before its time is up, and queues itself again.
 
-Slurm sends SIGTERM ahead of the time limit to the batch shell alone, which hands it on to who leads the job: that takes
+Slurm sends SIGTERM ahead of the time limit to the batch shell alone, which hands it on to the job's leader: that takes
 a checkpoint and stops. The same script goes on from the last checkpoint when it runs the next time.
 """
 

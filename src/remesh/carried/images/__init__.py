@@ -1,8 +1,7 @@
-"""Process images: a running process with its descendants, written to a folder and brought back with the same ids,
-memory and open files.
+"""Process images: a running process tree written to a folder, restored with its ids, memory and open files.
 
-x86-64 Linux only. `start_upper` starts a process so that it can be imaged at any instruction; `check_imageable` says
-what in a process stands against it; `dump_image` writes it; `restore_upper` brings it back.
+x86-64 Linux only. `start_upper` starts a process so that it can be imaged at any instruction; `check_imageable` lists
+what in a process prevents that; `dump_image` writes it; `restore_upper` brings it back.
 
 Names are resolved at first use: the init of a process, which is started at each restore, needs few of these modules.
 """

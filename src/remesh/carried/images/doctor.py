@@ -1,4 +1,4 @@
-"""What does this machine offer for process images, what is missing, and what is to be done? `examine_machine` tells.
+"""Checks of what this machine offers for process images, with advice: `examine_machine`.
 
 Each finding stands for one thing that the engine needs. The last ones are the proof: a small process is started,
 imaged, imaged again as an increment, killed, restored from that and ended, in a folder that is removed.

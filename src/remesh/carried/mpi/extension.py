@@ -1,4 +1,4 @@
-"""Is the C extension of this room there? It is built when Remesh is installed where there is a C compiler."""
+"""Check that the C extension of MPI programs is there; it is built at install time where there is a C compiler."""
 
 from __future__ import annotations
 

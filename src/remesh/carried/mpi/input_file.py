@@ -1,4 +1,4 @@
-"""Which file does a job read as its standard input? The one that its user has redirected, for rank 0 alone."""
+"""Standard input of a job: the file that its user has redirected, for rank 0 alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How is a rank started under each MPI, on each network, on one host or several? A table, and one function.
+"""Launch commands of each MPI, on each network, on one host or several: a table, and one function.
 
 All that is known about one MPI stands in its rows here: the rest of the room is the same for all. To add a network is
 to add a row.

@@ -1,4 +1,4 @@
-"""Where is the MPI of this name? In an environment of its own, or the one that is installed on the machine.
+"""Installed MPIs by name: in an environment of their own, or on the machine.
 
 A process holds the library of one MPI, so each MPI has an environment with its launcher and with mpi4py, as
 `make mpi` makes them. The name ``system`` means the launcher on the PATH and this Python's own mpi4py.

@@ -1,6 +1,6 @@
-"""The C extension of this room: the engine of a lower half, the program's short way, and what both need of the machine.
+"""C extension of MPI programs: the engine of a lower half, the program's short way, and their system interface.
 
-Nothing here works without it. ``_fast.c`` and the files beside it say what is in it.
+Nothing here works without it. ``_fast.c`` and the files beside it describe what is in it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Which parts of their user's environment do the two halves get?
+"""Environment variables of the two halves, filtered from their user's environment.
 
-A program has no MPI library inside: it gets all but what launchers set, and is told its rank as they would do. A
-launcher and the lower halves have one: they get all but the way to libraries of another MPI, which a program may need
-for what else stands there.
+A program has no MPI library inside: it gets all but what launchers set, and its rank in the variables that they would
+set. A launcher and the lower halves have one: they get all but the way to libraries of another MPI, which a program may
+need for what else stands there.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""How does a job stay on a set of hosts, from the launcher's start to its end? `run_stay`, called by who leads the job.
+"""Run of an MPI job on a set of hosts, from the launcher's start to its end: `run_stay`.
 
     testbed (if hosts are made here) ── listeners ── launcher ── coordinator's steps until an outcome ── tidy up
 
-The launcher starts the ranks and is not trusted with more: what the job's outcome is, the coordinator says.
+The launcher only starts the ranks; the job's outcome comes from the coordinator.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Which ranks of a checkpoint share memory, and so must be on one host at a restart?
+"""Ranks of a checkpoint that share memory, and so must be on one host at a restart.
 
-A manifest tells of each rank which files it shares: those who name the same one had it mapped together.
+A manifest lists the files that each rank shares: ranks that name the same one had it mapped together.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The consistent cut: how all ranks of a job stop at one moment, and who leads them. It knows neither MPI nor torch."""
+"""Consistent cut of a job: how all ranks stop at one moment, and who leads them. It knows neither MPI nor torch."""

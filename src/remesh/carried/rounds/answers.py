@@ -1,4 +1,4 @@
-"""Who has answered, and what? One value of each rank, that come one at a time.
+"""Answers of all ranks in one wave, collected one at a time in a persistent structure.
 
 A round is a value, so each answer makes a new one. A tuple of all would be copied for each of them, which is quadratic.
 They stand in blocks of about the square root of their number, of which one is copied.

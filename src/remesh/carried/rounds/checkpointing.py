@@ -1,7 +1,7 @@
-"""When does a job take a checkpoint, and what becomes of it? One round after the other, while its leader leads.
+"""Checkpoint rounds of a job, one after the other, while its leader leads.
 
 What a round means is decided in `remesh.carried.rounds.machine`; here its instructions become messages to the ranks,
-folders and manifests. A round that met an obstacle which may pass is begun anew; old checkpoints are removed by a
+folders and manifests. A round that failed for a transient reason is begun anew; old checkpoints are removed by a
 thread.
 
     asked for, or due  ──>  begun  ──>  End: committed, given up  ──>  answered, or tried again

@@ -1,28 +1,29 @@
-"""Which collectives have to end before the cut? Those that have ended somewhere: the collective clock.
+"""Collective clock: which collectives have to end before the cut (those that have ended on some rank).
 
 A collective that is complete on no member has changed nothing in any program. Its requests are unanswered, so it is
-left as it is: it goes on after the checkpoint, and begins anew after a restart. Nobody waits for a member that has not
+left as it is: it goes on after the checkpoint, and begins anew after a restart. No rank waits for a member that has not
 entered it. One that is complete on some member has to be complete on all. At a checkpoint:
 
-1. All ranks stop entering collectives, and publish for each group the number of the last one that is complete there,
-   up to which number all are, and how many they have entered. Programs go on. What all members have entered ends by
-   itself, and counts as complete. What could end on one member before another has entered it is told as complete by
+1. All ranks stop entering collectives, and publish for each group the number of the last one that is complete there, up
+   to which number all are, and how many they have entered. Programs go on. What all members have entered ends by
+   itself, and counts as complete. What could end on one member before another has entered it is reported as complete by
    that one.
-2. The *target* of a group is the largest number that is complete on any member. Who has not reached it may enter
-   collectives up to there: the others are inside of them, or through.
+2. The *target* of a group is the largest number that is complete on any member. Ranks that have not reached it may
+   enter collectives up to there: the others are inside of them, or through.
 3. A rank below one target may be inside of a collective that is beyond the target of another group. That target is
    raised by one, for all its members.
-4. Nobody is below a target that all had been told: the ranks are *aligned*. Targets cap what is entered, so nobody can
-   leave this state; one wave that shows it is enough. What is left open is so on all members, or not entered yet.
+4. When no rank is below a target that all had received, the ranks are *aligned*. Targets cap what is entered, so no
+   rank can leave this state; one wave that shows it is enough. What is left open is so on all members, or not entered
+   yet.
 
 A rank below a target may also wait for a message that another one would send after its collective. Raising a target is
-safe at any time, since it only lets ranks run on as the program says. So when nothing moves, and a rank below a target
-is not inside of a collective that ends by itself, all targets are raised beyond which somebody is inside of one: the
-program then goes on as it would without us. A program that makes new laggards for ever is let go after ``MAX_RAISES``,
-and tried again later.
+safe at any time, since it only lets ranks run on as the program would. So when nothing moves, and a rank below a target
+is not inside of a collective that ends by itself, all targets are raised beyond which some rank is inside of one: the
+program then goes on as it would without us. A program that makes new laggards for ever is released after
+``MAX_RAISES``, and tried again later.
 
-A group that is being made has its first collective, which all members enter. Who has left a group goes on saying how
-far it was there, and names no members; it is below a target there only while it is inside of something.
+A group that is being made has its first collective, which all members enter. A rank that has left a group goes on
+reporting how far it was there, and names no members; it is below a target there only while it is inside of something.
 
 Sources: the sequence numbers are those of MANA 2.0 (Xu and Cooperman, "Enabling practical transparent checkpointing for
 MPI: a topological sort approach", CLUSTER 2023), where entering a collective sets the target; the ring of direct

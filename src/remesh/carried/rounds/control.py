@@ -1,4 +1,4 @@
-"""How does a lower half hear its coordinator while it serves? A thread that reads, and wakes the one that serves.
+"""Coordinator connection of a lower half: a thread that reads it, and wakes the thread that serves.
 
 The thread calls no communication library and changes nothing but its queue.
 """

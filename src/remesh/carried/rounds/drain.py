@@ -1,4 +1,4 @@
-"""Is the network empty? Counting messages instead of looking at wires.
+"""Check that the network is empty, by counting messages sent and received on all ranks.
 
 Messages are counted where the program sends and receives them, so the answer holds on any network. All ranks are asked
 in *waves*: a wave is one status of every rank. Ranks answer at different times, so one wave may show a message as
@@ -7,14 +7,14 @@ received that was sent after the sender had answered. The network is empty when
 1. every rank is closed (it takes nothing new from its program) and quiet (what it had started is complete),
 2. for each pair (s, d): sent[s][d] == received[d][s], and
 3. what all members of a communicator without a clock have entered is complete on each of them, and
-4. the wave before said the same, number by number: then nothing was sent or received between the two, and what the
-   second says was true at one moment.
+4. the wave before had the same numbers: then nothing was sent or received between the two, and the second was true at
+   one moment.
 
 For the third a program is not needed: it is closed, so nothing more is entered, and what all members are inside of ends
 by itself. What some member has not entered is complete on none, for that is what such communicators are. It goes on, or
-begins anew, after the checkpoint. A member that has freed a communicator says nothing of it: all on it was complete
-there, so all members had entered it. It does not have to remember that: nobody says anything of a communicator before
-all members do, but for messages on their way.
+begins anew, after the checkpoint. A member that has freed a communicator reports nothing of it: all on it was complete
+there, so all members had entered it. It does not have to remember that: no rank reports a communicator before all
+members do, but for messages on their way.
 
 Source: counting after Chandy and Lamport, ACM TOCS 3(1), 1985; two waves after Mattern, "Algorithms for distributed
 termination detection", Distributed Computing 2, 1987, section 4.

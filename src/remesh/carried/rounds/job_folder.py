@@ -1,4 +1,4 @@
-"""What does a job leave on the disk? Its folder: what was asked, where its coordinator is, logs, and its checkpoints.
+"""Job folder on disk: the request, the coordinator's address, logs, and checkpoints.
 
     job.json                what was asked: program, ranks, environment; never changes
     token                   32 bytes that prove a right to talk to the coordinator

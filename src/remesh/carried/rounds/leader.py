@@ -1,7 +1,8 @@
-"""Who leads a job? One process: it hears all ranks, takes them through checkpoint rounds, and answers its user.
+"""Leader (coordinator) of a job: one process that hears all ranks, leads checkpoint rounds, answers its user.
 
-One thread, one `step` at a time: callers that speak, rounds that are due, nothing that blocks. Who the ranks are stands
-in `remesh.carried.rounds.ranks`, what becomes of a request for a checkpoint in `remesh.carried.rounds.checkpointing`.
+One thread, one `step` at a time: messages that have arrived, rounds that are due, nothing that blocks. Who the ranks
+are stands in `remesh.carried.rounds.ranks`, what becomes of a request for a checkpoint in
+`remesh.carried.rounds.checkpointing`.
 
     rank      hello, ready, status, imaged, ended, failed, left    <->    ask, image, end, leave, abort
     client    checkpoint, look                               <->    checkpointed, state

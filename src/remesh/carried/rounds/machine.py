@@ -1,4 +1,4 @@
-"""How do all ranks take one checkpoint together? A state machine at the coordinator: events in, instructions out.
+"""State machine of a checkpoint round at the coordinator: events in, instructions out.
 
     HOLD    agree on the collectives that have to end, and let them end (of programs that have a clock)
     CLOSE   ranks take no requests; the network drains
@@ -7,10 +7,10 @@
     DONE    ranks go on, or stop
 
 Ranks are asked in waves: an `Ask` goes to all, each answers with one `Status`, the wave is judged when all are in. In
-HOLD and CLOSE a rank may be let go at any time without harm, so a round that takes too long, or that a rank refuses,
-ends there: everybody resumes and the reason is told. A failed image does the same; nothing of the round is kept.
+HOLD and CLOSE a rank may be released at any time without harm, so a round that takes too long, or that a rank refuses,
+ends there: all ranks resume and the reason is reported. A failed image does the same; nothing of the round is kept.
 
-No clock is read here: events bring the time, and an `Ask` says how long to wait before it is sent.
+No clock is read here: events bring the time, and an `Ask` carries how long to wait before it is sent.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How are the members of a group written in a message? As runs: most groups are a stretch of ranks, or every n-th.
+"""JSON form of a group's members, as runs: most groups are a stretch of ranks, or every n-th.
 
-Each member of a group tells all of them in each wave: written out, those of a group of N ranks were N * N numbers. And
-all who name the same group have the same tuple, so that to compare two waves is no work either.
+Each member of a group sends all of them in each wave: written out, those of a group of N ranks were N * N numbers.
+Equal groups are decoded to the same tuple, so comparing two waves costs nothing either.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which ranks has a job, and what has each told its leader of itself? What the leader tells them goes through here."""
+"""Ranks of a job as its leader sees them: their reports, and the messages to them."""
 
 from __future__ import annotations
 

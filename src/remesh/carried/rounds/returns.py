@@ -1,8 +1,8 @@
-"""Does a job that has failed go on by itself? From its newest checkpoint, as often as its user allows.
+"""Automatic restarts of a failed job, from its newest checkpoint, as often as its user allows.
 
-One stay after the other, each led as if its user had asked for it:
+One run after the other, each led as if its user had started it:
 
-    a stay has failed ── did its user end it? is a restart left? ──> its newest whole checkpoint ──> the next stay
+    a run has failed ── did its user end it? is a restart left? ──> its newest whole checkpoint ──> the next run
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What do signals mean to the process that leads a job? SIGTERM: a checkpoint, then the end. SIGINT: the end."""
+"""Signal handlers of the process that leads a job. SIGTERM: a checkpoint, then the end. SIGINT: the end."""
 
 from __future__ import annotations
 

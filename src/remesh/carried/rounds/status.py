@@ -1,10 +1,10 @@
-"""What does a rank say of itself while a checkpoint is being agreed on?
+"""Status of a rank while a checkpoint is being agreed on.
 
 Definitions. A *collective key* names a communicator (or any set of ranks that call collectives together); it is the
 same text on all its members. Each rank numbers the collectives that it enters on a key from 1 on, from the start of the
 program; members enter them in one order, so a number means the same to all. A collective is *complete* on a rank when
-its outcome belongs to the program there, told or not. ``sent[d]`` and ``received[s]`` count messages of the wire to and
-from world rank d and s, over all communicators.
+its outcome belongs to the program there, delivered or not. ``sent[d]`` and ``received[s]`` count messages of the wire
+to and from world rank d and s, over all communicators.
 
 The values are frozen and hashable, so that a state machine that is made of them can be explored.
 """

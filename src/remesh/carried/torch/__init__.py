@@ -1,1 +1,1 @@
-"""Runs unmodified torch.distributed programs: their process groups and store, their launch and restart."""
+"""Unmodified torch.distributed programs: their process groups and store, their launch and restart."""

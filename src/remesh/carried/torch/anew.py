@@ -1,4 +1,4 @@
-"""Which collectives can begin anew after a cut, and what has to be kept for that?
+"""Rules of collectives that can be restarted after a cut, and the inputs that have to be kept for that.
 
 A cut may come while a rank is inside of a collective that another rank has not entered. The collective can be dropped
 with its process group and begun in the next group if

@@ -1,7 +1,7 @@
-"""What does torch find where it looks for gloo and NCCL? Constructors that make groups of ours.
+"""Stand-ins for torch's gloo and NCCL constructors, which make our process groups instead.
 
 torch makes a group by calling ``ProcessGroupGloo`` or ``ProcessGroupNCCL`` of `torch.distributed.distributed_c10d`, and
-asserts that an instance came of it. Stand-ins under those names make a `CarriedGroup`, and say that it is one.
+asserts that an instance came of it. Stand-ins under those names make a `CarriedGroup`, and pass that check.
 """
 
 from __future__ import annotations

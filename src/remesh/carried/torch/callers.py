@@ -1,4 +1,4 @@
-"""Who hears what a rank's program says to its keeper? One thread for each line that the program opens."""
+"""Server threads of a rank's keeper: one for each connection that the rank's program opens."""
 
 from __future__ import annotations
 

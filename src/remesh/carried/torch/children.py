@@ -1,4 +1,4 @@
-"""What does a child of the program inherit from Remesh? The numbers of its descriptors, with no connection behind them.
+"""Fork handler of a program: children keep the numbers of Remesh's descriptors, without their connections.
 
 A forked child has copies of all connections of its parent. It does not need those of process groups, and no image can
 be taken of it while it holds them. The numbers stay in use, so that code of the child that closes them closes nothing

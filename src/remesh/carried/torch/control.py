@@ -1,10 +1,10 @@
-"""What does Remesh's thread in a program do? It answers its rank's keeper, and sheds and grows groups when told to.
+"""Control thread of Remesh in a program: it answers its rank's keeper, and sheds and grows groups on request.
 
     keeper      ask, shed, open, final   ──>
                                          <──   here, status, shed, final
 
-It sleeps in a receive while the program works. At a cut it hangs up, so that the image holds no connection, and looks
-for the next notice. Nothing of torch is imported here.
+It sleeps in a receive while the program works. At a cut it closes its connection, so that the image holds none, and
+looks for the next notice. Nothing of torch is imported here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What happens to a process at a cut? It says where it stands, sheds its groups, and grows them again elsewhere."""
+"""Process groups of a program at a cut: their progress reported, shed, and grown again elsewhere."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Where is a program's device memory while it is imaged? In the host's memory, where NVIDIA's driver brings it.
+"""Device memory of a program during an image: moved to host memory by NVIDIA's driver.
 
     withdraw     lock ──> checkpoint: what was on the device is memory of the process, which has no device any more
     give back    restore ──> unlock: it is on a device again, at the same addresses
 
-A call may hang with the driver, so a process of its own makes them (`remesh.device.driver`) and tells each
-step; whoever waits for it counts from the last one. The program runs meanwhile: the driver needs its threads, and what
-calls CUDA in between waits.
+A call may hang with the driver, so a process of its own makes them (`remesh.device.driver`) and reports each
+step; the time limit counts from the last one. The program runs meanwhile: the driver needs its threads, and what calls
+CUDA in between waits.
 
-No device has run this; tests have a make-believe driver.
+No device has run this; tests use a fake driver.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What does a program find in its environment? What torchrun would have put there."""
+"""Environment and command of a rank's program, as torchrun would set them."""
 
 from __future__ import annotations
 

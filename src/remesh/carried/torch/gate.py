@@ -1,8 +1,8 @@
-"""When may a thread of the program communicate, and what has it entered? One gate stands before a process's groups.
+"""Gate before a process's groups: when a thread of the program may communicate, and what it has entered.
 
     open       everything passes                                           the program's ordinary life
     holding    collectives pass up to their targets, the rest passes       waves of the collective clock
-    closed     nothing passes, and nothing that has ended is told          drain, shed, image, grow
+    closed     nothing passes, and no completion is delivered          drain, shed, image, grow
 
 A collective is counted in its group's *tally* when it is entered, and stands there until it has ended. Other
 communication (a message, a request to the store) is not counted here, but *passes*: a gate that closes waits until no

@@ -1,4 +1,4 @@
-"""What does a program hold as its process group? A `CarriedGroup`, with a real group in it that comes and goes.
+"""Process group of a program (`CarriedGroup`), with a real group in it that comes and goes.
 
 A `CarriedGroup` counts and holds collectives by the gate, and forwards them to the real group in the same process. At
 a cut the real group is destroyed, and with it its connections, listeners and threads; afterwards it is made again under

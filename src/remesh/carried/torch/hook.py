@@ -1,4 +1,4 @@
-"""How do stand-ins get into a program, whenever it imports torch? By an import finder that waits for that import.
+"""Import hook that puts stand-ins into a program when it imports torch.
 
 Nothing of torch is imported here: a program may choose its environment before it does.
 """

@@ -1,4 +1,4 @@
-"""How does a program learn where its keeper is, before it has a connection, and after a cut? By a notice in a file.
+"""Notice file that tells a program where its keeper is, before it has a connection and after a cut.
 
 The file is bound into the program's mount namespace under a path that is the same on every host, and is never replaced:
 a notice is written into it first, and then the number that makes the notice valid.

@@ -1,8 +1,10 @@
-"""What is under way in a group over NCCL? What the device has queued: who waits for it orders what he queues later.
+"""Works of a group over NCCL: operations that the device has queued.
 
-So nothing has ended because somebody has waited for it, and that call returns at once. The device says what has ended.
-A cut waits for that, but for messages that the program has not waited for: those end with their communicator, and are
-posted again.
+A wait orders what the caller queues later behind them.
+
+So an operation has not ended because a thread has waited for it: that call returns at once. The device knows what has
+ended. A cut waits for that, but for messages that the program has not waited for: those end with their communicator,
+and are posted again.
 
 Calls within a coalescing block are kept until it ends, and are made then, all at once: no cut finds a block half made.
 """

@@ -1,4 +1,4 @@
-"""How is a command started on a host? Here, in a host of a testbed, by Slurm's srun, or by ssh."""
+"""Command line that starts a command on a host: directly, in a testbed, by Slurm's srun, or by ssh."""
 
 from __future__ import annotations
 

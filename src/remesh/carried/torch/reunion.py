@@ -1,11 +1,11 @@
-"""How do ranks meet after a cut, to make their groups again? By counters in the job's store, which all reach.
+"""Rendezvous of ranks after a cut, to make their groups again, by counters in the job's store.
 
     live/KEY    how many members still have the group    |  each rank adds one for each of its groups,
-    arrived     how many ranks have said all they have   |  then one here; the last says that all have
+    arrived     how many ranks have reported all they have   |  then one here; the last reports that all have
     RANK        what that rank has received, by group and sender, for the ranks that have sent something to it
 
 A rank asks for as many values as it has groups, and for those of ranks that it had open messages to: if each rank read
-what all others say, the cost would be quadratic. No rank waits for one that has ended, or for one that has made no
+the values of all others, the cost would be quadratic. No rank waits for one that has ended, or for one that has made no
 group yet: in that case no rank has a group, as all ranks are in the first one.
 """
 

@@ -1,5 +1,6 @@
-"""The C extension of this room: the short way of a collective whose call waits for it. ``_short.c`` and
-``_tensors.h`` say what is in it.
+"""C extension of torch programs: the short way of a collective whose call waits for it.
+
+``_short.c`` and ``_tensors.h`` describe what is in it.
 
 It is None where it was not built, or was built of another source. Then the same steps are taken in Python, and a small
 collective takes longer.

@@ -1,4 +1,4 @@
-"""How does a job of torch.distributed stay on its hosts, from its start to its end? `run_stay`, called by its leader.
+"""Run of a torch.distributed job on its hosts, from its start to its end: `run_stay`, called by its leader.
 
 testbed (if hosts are made here) ── store ── coordinator ── on each host a keeper for each of its ranks ──
 the coordinator's steps until an outcome ── tidy up

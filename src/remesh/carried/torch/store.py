@@ -1,4 +1,4 @@
-"""How does a program reach the job's store? By a `Store` of torch whose connections can be dropped at a cut."""
+"""Client of the job's store in a program: a `Store` of torch whose connections can be dropped at a cut."""
 
 from __future__ import annotations
 

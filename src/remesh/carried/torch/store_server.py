@@ -1,4 +1,4 @@
-"""Where do the ranks of a job keep what they tell each other by name? With the leader, which outlives their programs.
+"""Key-value store of a job, in the leader, which outlives the ranks' programs.
 
 torch's own store would have a server in rank 0, with kinds of descriptors that no image holds, and its content would be
 lost at a restart. Here it is a table, part of every checkpoint. A caller asks one thing at a time and gets one answer;

@@ -1,8 +1,8 @@
-"""What is under way in a process group, and what does a program hold of it? A work that lets go of the real one.
+"""Works of a process group in a program, which drop the real work as soon as it has ended.
 
 A work of gloo keeps its group's connections, so the real one is dropped as soon as it has ended. Some end only once
 some thread waits for them (gloo's reduce-scatter), and to wait twice would copy the result twice. So the thread that
-waits holds the turn, and during a round a thread of Remesh waits for what no other thread waits for.
+waits holds a lock, and during a round a thread of Remesh waits for what no other thread waits for.
 
 What small calls cost is felt, so a collective that its call waits for makes no work at all; and where there is the
 extension in C, it is no `Collective` before a round asks for it.

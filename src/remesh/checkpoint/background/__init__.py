@@ -1,1 +1,1 @@
-"""Saves that go on behind the training loop: copies, workers, and the queue that finishes on all ranks."""
+"""Asynchronous saves: copies, workers, and the queue that finishes on all ranks."""

@@ -1,4 +1,4 @@
-"""How do a call and its copies get into a worker process? Pickled, with memory passed as descriptors.
+"""Messages to a worker process: a pickled call, whose tensors travel as descriptors of shared memory.
 
 A message is a length, then a pickle; descriptors of the buffers that it refers to travel with the length. A tensor in
 a staging buffer is pickled as its place there, so both processes see the same memory. Other tensors are pickled as

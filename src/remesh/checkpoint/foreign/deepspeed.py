@@ -1,4 +1,4 @@
-"""What is in a checkpoint of DeepSpeed ZeRO? A plain state, for ``remesh ckpt convert --from deepspeed-zero``.
+"""Reader of DeepSpeed ZeRO checkpoints: a plain state, for ``remesh ckpt convert --from deepspeed-zero``.
 
 Definitions. A *tag* is the folder of one checkpoint; the file ``latest`` beside it names the newest. Every rank of data
 parallelism leaves its *partition*: flat vectors of the parameters' master values and of each of the moments.
@@ -8,7 +8,7 @@ parallelism leaves its *partition*: flat vectors of the parameters' master value
 
 1. The files are read by ``torch.load(weights_only=True)``; objects of DeepSpeed's own classes, which are
    not needed, become empty ones, and any other class is refused.
-2. Partitions are put together by the shapes that the model's file tells; their sums must fit.
+2. Partitions are put together by the shapes in the model's file; their sums must fit.
 3. The result: ``model`` (master values), ``optimizer`` (moments by parameter), ``groups``, second names of ``shared``
    parameters, buffers, and the program's own values. DeepSpeed is not needed.
 """

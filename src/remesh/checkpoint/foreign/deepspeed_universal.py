@@ -1,4 +1,4 @@
-"""How does a checkpoint become one that DeepSpeed resumes from? As its universal checkpoint, for any number of ranks.
+"""Writer of DeepSpeed's universal checkpoints, from which any number of ranks resumes.
 
 For ``remesh ckpt convert --to deepspeed-universal``. DeepSpeed reads a folder with a file for each state of each
 parameter, whole, and each rank cuts its partition from them. What it reads differs by the stage of ZeRO, so both are
@@ -11,7 +11,7 @@ written, and one folder serves all stages:
     TAG/zero/PARAMETER/fp32.pt, exp_avg.pt, exp_avg_sq.pt, step.pt
 
 1. Parameters are those that the groups name; each needs master values, both moments of Adam, and one step for all.
-2. ZeRO 3 gives the options of the first group to all of them. So it is told only those that all groups share; the
+2. ZeRO 3 gives the options of the first group to all of them. So only those that all groups share are written; the
    others stay as the script sets them.
 3. DeepSpeed restores no buffers from such a folder: they are handed to the program in its client state.
 """

@@ -1,12 +1,12 @@
-"""What is in a checkpoint of Megatron of the old kind? Whole tensors, under the names that its new kind has.
+"""Reader of Megatron's legacy checkpoints: whole tensors, under the names of its current format.
 
 For ``remesh ckpt convert --from megatron-legacy``. Definitions. A *part* is the file of one rank of tensor and pipeline
 parallelism, ``mp_rank_TT[_PPP]/model_optim_rng.pt``. A *chunk* is a piece of the model on one rank of the pipeline;
 with virtual stages there are several, and chunk v of rank p comes v * (ranks) + p in the order of layers.
 
 1. Parts are read by ``torch.load(weights_only=True)``; objects of Megatron's own classes become stand-ins.
-2. Layers are numbered through all chunks, by what these hold; a `HowCut` says how the ranks' parts of a tensor make it
-   whole. Names that no rule has are told all at once.
+2. Layers are numbered through all chunks, by what these hold; a `HowCut` describes how the ranks' parts of a tensor
+   make it whole. Names that no rule has are reported all at once.
 3. States of the optimizer stand under numbers. They follow the parameters of a part in their order, group by group:
    those with weight decay, those without. Every shape must fit.
 4. Layers are stacked, as Megatron Core's ``torch_dist`` has them, so Megatron reads the result for any parallelism.

@@ -1,4 +1,4 @@
-"""How does a checkpoint become one of Megatron's old kind? As the parts that its loop resumes from, for any mesh.
+"""Writer of Megatron's legacy checkpoints: the parts that its loop resumes from, for any mesh.
 
 For ``remesh ckpt convert --to megatron-legacy``, the reverse of `megatron_legacy`, whose terms and rules it uses.
 

@@ -1,4 +1,4 @@
-"""How are another program's files of ``torch.save`` read? As plain values, with stand-ins for its own objects."""
+"""Reader of another program's ``torch.save`` files: plain values, with stand-ins for its own objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which bytes stand around the elements of a tensor in its blob? The frame that ``torch.save`` would write.
+"""Zip frame around a tensor's elements in its blob, byte for byte as ``torch.save`` writes it.
 
 A blob is a zip archive of stored members. All of it but the elements and three checksums follows from dtype and
 shape, so the frame is made once for each pair and only patched for each tensor; no tensor is pickled.

@@ -1,10 +1,10 @@
-"""How do tensors and objects get into a data file, block by block with a checksum, and objects out of it?
+"""Data file of a checkpoint: blobs of tensors and objects, with a checksum of each block.
 
     | blob | blob | ... | blob | one CRC-32 per block | footer |
     '------- data bytes -------'------- trailer -------------'
 
 The data bytes are cut into *blocks* of equal length, the last one shorter. The trailer stands behind the last blob,
-where readers that go by offset and length never look. Its footer tells its place, so it is found from the end.
+where readers that go by offset and length never look. Its footer holds its offset, so it is found from the end.
 
 The blob of a tensor is what ``torch.save`` would write: a frame around its elements (`blob_frame`), which wants their
 CRC-32. For large tensors it is put together from those of the blocks. Small tensors that are alike go in together.
@@ -14,8 +14,8 @@ is left to wait for at the end.
 
 The blob of an object is a ``torch.save`` file, too; it holds a list with one element per local object of that name.
 Reading allows what ``torch.load(weights_only=True)`` allows, NumPy arrays, namespaces, buffers, paths and what the
-program has registered with ``torch.serialization.add_safe_globals``; whatever cannot be read back is refused when it is
-saved.
+program has registered with ``torch.serialization.add_safe_globals``; a value that could not be read back is refused
+when it is saved.
 """
 
 from __future__ import annotations

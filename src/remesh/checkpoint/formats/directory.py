@@ -1,18 +1,19 @@
-"""What lies in a directory beside tensors, and when is it a checkpoint? Names, marker, common data, and the commit.
+"""Checkpoint directory: file names, the marker, common data, and the commit of a save.
 
-    begin    the save takes its turn (`storage.turns`); data of turns that were given up on is removed
-    (write)  data files, each reaching the disk; common data and .metadata, staged under the number of the turn
+    begin    the save takes the lock (`storage.turns`); data of saves that lost it is removed
+    (write)  data files, each reaching the disk; common data and .metadata, staged under the lock's number
     finish   the checksums of all files and the marker are staged, too; all small files reach the disk together
-             the turn ends, unless another save has taken over: from here on no other can become the checkpoint
+             the lock is closed, unless another save has taken it over: from here on no other can become the checkpoint
              staged files get their names, metadata.json last: from here on the checkpoint exists
-             the marks are removed, and what turns before have left; where that fails the save has not
+             lock files are removed, and what earlier saves have left; if that fails the save has succeeded
 
-A crash before the end of the turn leaves a directory that no reader takes for a checkpoint and that the next save may
-have. After a crash behind it whoever looks next, reader or writer, finishes. A directory that holds a complete
-checkpoint is never written to. Called by one rank, between collectives that keep the others waiting.
+A crash before the lock is closed leaves a directory that no reader takes for a checkpoint and that the next save may
+have. After a crash behind that point the next process that looks, reader or writer, completes the commit. A directory
+that holds a complete checkpoint is never written to. Called by one rank, between collectives that keep the others
+waiting.
 
-The marker ``metadata.json`` says of which format a checkpoint is. It holds exactly four fields, because readers of the
-time refuse any further one; newer writers leave out the two that name the common backend.
+The marker ``metadata.json`` names the format of a checkpoint. It holds exactly four fields, because readers of the time
+refuse any further one; newer writers leave out the two that name the common backend.
 """
 
 from __future__ import annotations

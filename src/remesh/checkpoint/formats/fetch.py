@@ -1,4 +1,4 @@
-"""How do elements get from stored chunks into tensors, reading no more than they need?
+"""Reads of stored chunks into tensors, of no more bytes than they need.
 
 For each chunk:
 

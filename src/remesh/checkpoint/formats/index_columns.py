@@ -1,14 +1,16 @@
-"""How is the index of a million chunks read in a second? As columns of numbers, beside the pickle that others read.
+"""Columnar index of a checkpoint: the chunks as arrays of numbers, beside the ``.metadata`` pickle.
 
-``.metadata`` has an object for every chunk, and a reader that trusts nobody looks at each. This file says the same in
-columns, so that NumPy looks at all of them at once, and a tensor's description is made when it is asked for.
+So the index of a million chunks is read in a second.
+
+``.metadata`` has an object for every chunk, and a reader that does not trust the file checks each. This file holds the
+same in columns, so that NumPy looks at all of them at once, and a tensor's description is made when it is asked for.
 
     | JSON, one line: files, kinds, keys, numbers of chunks | numbers, 8 bytes each | what .metadata is |
 
 A *kind* is a dtype with a global shape. The numbers are the columns of `_IndexColumns`, one behind the other. At the
-end stand length and checksum of the ``.metadata`` that was written with it: beside any other one the columns count for
-nothing. The file is used only where `integrity` has confirmed every byte of it; its numbers are checked like those of
-a stranger nevertheless.
+end stand length and checksum of the ``.metadata`` that was written with it: beside any other one the columns are
+ignored. The file is used only where `integrity` has confirmed every byte of it; its numbers are validated nevertheless,
+as untrusted input.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""How does the index of a million chunks get into its two files in seconds? As columns, and as a pickle from templates.
+"""Encoder of a checkpoint's index into two files: columns, and a pickle made from templates.
 
-torch's own objects are pickled once each, with marks in the places of their values; what stands between the marks is
+So the index of a million chunks is written in seconds.
+
+torch's own objects are pickled once each, with placeholders for their values; what stands between the placeholders is
 the same for all chunks. Classes, file names and tensor properties are put into the pickle's memo first and referred to
 by number. So the result is what `pickle.dumps` makes of ``Metadata``, but for the numbering of the memo; no object per
 chunk is made.

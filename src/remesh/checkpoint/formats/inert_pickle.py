@@ -1,10 +1,10 @@
-"""How is a ``.metadata`` pickle read without running anything that it names?
+"""Safe reader of ``.metadata`` pickles: it runs nothing that they name.
 
 A pickle may name any callable. This reader knows the few names that occur in real files and gives each an *inert*
 stand-in, made anew for every file: an object that keeps its state and does nothing. No class of torch or of this
 package is ever handed to the pickle, so a hostile one can neither call nor change it. Any other name is an error.
 
-The stand-ins carry attributes as they are in the file; whoever reads them checks every value.
+The stand-ins carry attributes as they are in the file; their reader checks every value.
 """
 
 from __future__ import annotations

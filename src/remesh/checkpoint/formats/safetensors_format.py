@@ -1,4 +1,4 @@
-"""The format of Hugging Face: ``*.safetensors`` files and an index that says which tensor is in which file.
+"""Hugging Face's format: ``*.safetensors`` files and an index that lists which tensor is in which file.
 
     8 bytes: length of the header | header: JSON, name -> dtype, shape, where in the data | data: bare elements
 

@@ -1,4 +1,4 @@
-"""How do thousands of small tensors come out of a file? Many with one read, those that are alike with one copy.
+"""Batched reads of small tensors: many with one read, equal dtypes and shapes with one copy.
 
 Definitions. A tensor is *small* when calls for it alone would cost more than its bytes; here it is wanted whole and
 lies whole in one blob. Tensors are *alike* when dtype and shape, and so the frames of their blobs, are the same.

@@ -1,9 +1,11 @@
-"""What stands for an object of a class that must not be imported? A stand-in, which runs no code of that class.
+"""Stand-ins for pickled objects whose classes must not be imported.
+
+A stand-in runs no code of the class.
 
 Programs keep objects of their own beside their tensors: an enumeration among Megatron's arguments, say. A tool that
 lists or converts a checkpoint has neither these classes nor a reason to trust them. Under ``torch.load(...,
-weights_only=True)`` each class that is not known to be safe is replaced by a `StandIn`: it keeps what the pickle says
-of the object, and is written back as the very same.
+weights_only=True)`` each class that is not known to be safe is replaced by a `StandIn`: it keeps what the pickle holds
+of the object, and is written back unchanged.
 """
 
 from __future__ import annotations

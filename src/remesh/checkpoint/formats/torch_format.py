@@ -1,4 +1,4 @@
-"""The format ``torch_dist``: the files of ``torch.distributed.checkpoint``, which native torch reads too.
+"""Format ``torch_dist``: the files of ``torch.distributed.checkpoint``, which native torch reads too.
 
 A directory holds ``__{rank}_0.distcp`` files of blobs one after another, and ``.metadata``, a pickle of torch's own
 plain ``Metadata`` that says which box of which tensor lies in which bytes of which file. Objects stand under their

@@ -1,4 +1,4 @@
-"""The format ``zarr``: a directory for each tensor, with a file for each cell of a regular grid (zarr version 2).
+"""Format ``zarr``: a directory for each tensor, with a file for each cell of a regular grid (zarr version 2).
 
     KEY/.zarray            JSON: shape, shape of a cell, dtype
     KEY/0.1                the elements of cell (0, 1), row-major, bare; cells at the end of the grid are padded

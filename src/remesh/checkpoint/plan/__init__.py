@@ -1,1 +1,1 @@
-"""Who writes what, and which stored chunks fill which boxes: decided from metadata alone. Pure."""
+"""Plans of saves and loads: writer of each chunk, chunks that fill the wanted boxes. From metadata alone; pure."""

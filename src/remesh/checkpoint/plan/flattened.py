@@ -1,4 +1,4 @@
-"""Where do the elements of a flattened slice lie, in the global tensor and in the file? Pure geometry.
+"""Geometry of flattened slices (flat optimizer shards): their places in the global tensor and in the file. Pure.
 
 Definitions. A *flattened slice* is a 1-D run ``[start, stop)`` of a grid cell that was flattened row-major; optimizers
 that shard flat parameters hold such slices. Its *pieces* are the boxes of the global tensor that it consists of, at
@@ -9,8 +9,8 @@ Algorithm of a load from the stored form:
 
 1. A request that is a slice of the same grid is a run of the stored tensor.
 2. Any other request is taken to pieces, every stored run too; both are layouts of the tensor before flattening.
-3. Each slice of their overlap lies in one piece of one run, where it is some runs of elements at equal distances.
-   They are asked for one by one, or with what lies between them where that is little.
+3. Each slice of their overlap lies in one piece of one run, where it is some runs of elements at equal distances. They
+   are read one by one, or together with the gaps between them where those are small.
 4. What is asked for lands in the caller's tensor directly, or in a buffer that is copied there afterwards.
 
 Pieces, overlaps and runs are those of `remesh.layout`; nothing here compares boxes.

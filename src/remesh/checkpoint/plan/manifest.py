@@ -1,9 +1,9 @@
-"""What is on disk, and where? The manifest of a checkpoint, free of any format's classes.
+"""Manifest of a checkpoint: tensors, objects and the file extents of their chunks, free of any format's classes.
 
-Definitions. A *blob* is one serialised tensor or object. An *extent* is the byte range of a file that a blob fills.
-A *chunk* is a box of a global tensor with the extent of its blob. Format edges turn their own metadata into a
-`Manifest` and back; planning what to read looks at manifests only.
-An `Index` says the same in plain tuples, for writing: of a million chunks it costs a tenth.
+Definitions. A *blob* is one serialised tensor or object. An *extent* is the byte range of a file that a blob fills. A
+*chunk* is a box of a global tensor with the extent of its blob. Format edges turn their own metadata into a `Manifest`
+and back; planning what to read looks at manifests only. An `Index` holds the same in plain tuples, for writing: of a
+million chunks it costs a tenth.
 """
 
 from __future__ import annotations

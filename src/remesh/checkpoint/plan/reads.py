@@ -1,4 +1,4 @@
-"""Which stored chunks fill the wanted boxes? Reads, planned from the manifest alone.
+"""Read plan of a load: the stored chunks that fill the wanted boxes, from the manifest alone.
 
 Definitions. A *want* is a box of a global tensor that a rank asks for. A *copy* takes a box of a chunk to a want.
 A *read* is one chunk with all its copies: it is fetched once, whatever number of wants it serves.

@@ -1,4 +1,4 @@
-"""Which runs of a row-major chunk have to be read for a box of it? Slabs, planned without touching a file.
+"""Contiguous runs of a row-major chunk that cover a wanted box (slabs), planned without touching a file.
 
 Definitions. A *slab* is a part of the box together with the smallest run of the chunk's elements that covers it. What
 of the run lies outside the part is read in vain.

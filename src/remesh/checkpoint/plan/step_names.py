@@ -1,4 +1,4 @@
-"""Under which names do the checkpoints of a job lie beside each other? By their step, so that names sort like steps."""
+"""Names of checkpoint directories by step; names sort like steps."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Who writes what? Pure choices of a save: what each rank writes, and the index that comes of it.
+"""Write plan of a save: what each rank writes, and the index of it. Pure.
 
-Every rank writes its main replicas: first its objects, those of one name together, then its tensors, each in the
-order of the state dict. It tells the others what it has written, and where, in columns. Which replica is the main one
-is the caller's word, or is chosen here by balancing bytes. Small boxes are not worth balancing: the first rank that
-holds one writes it, so that small tensors which ranks do not hold alike come from one rank, and fit together.
+Every rank writes its main replicas: first its objects, those of one name together, then its tensors, each in the order
+of the state dict. It sends the others what it has written, and where, in columns. The caller chooses the main replica,
+or it is chosen here by balancing bytes. Small boxes are not worth balancing: the first rank that holds one writes it,
+so that small tensors which ranks do not hold alike come from one rank, and fit together.
 """
 
 from __future__ import annotations

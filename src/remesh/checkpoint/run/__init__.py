@@ -1,1 +1,1 @@
-"""Saves, loads and what is done to whole checkpoints, carried out."""
+"""Execution of saves, loads and operations on whole checkpoints."""

@@ -1,4 +1,4 @@
-"""Is the common data the same on all ranks? It should be; what becomes of it where it is not.
+"""Common data of a save: compared across ranks, and joined or taken from rank 0 where it differs.
 
 A digest of it travels with the first gather of a save, so that ranks which agree, as they nearly always do, pay
 nothing more. Where digests differ, there are two ways:

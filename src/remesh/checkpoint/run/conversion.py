@@ -1,4 +1,4 @@
-"""From the files that are, to the files that are wanted: checkpoints converted and merged, by one process.
+"""Conversion and merging of checkpoints between formats, by one process.
 
 Definitions. The *contents* of some checkpoints are their tensors, objects and common data together. The *cut* of a
 tensor is the list of boxes in which it is to be stored.

@@ -1,4 +1,4 @@
-"""What lies under a root of checkpoints, and what may go? Listing, and garbage collection of aborted saves.
+"""Listing of the checkpoints under a root, and garbage collection of aborted saves.
 
 A checkpoint is removed marker first: a crash halfway leaves a directory that no reader takes for a checkpoint. Only
 files that a save writes are removed; a directory with other files in it stays, with those.

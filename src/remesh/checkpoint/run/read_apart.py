@@ -1,4 +1,4 @@
-"""What is read into memory of its own first, and put in its place when all has been read?
+"""Temporary tensors of a load: what is read into memory of its own, and copied into place at the end.
 
 1. Pieces of a tensor that is not contiguous: their boxes cannot be seen in it.
 2. Tensors of several names in one memory. A model whose output layer is its embedding asks for both, and fills one

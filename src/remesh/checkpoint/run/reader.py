@@ -1,4 +1,4 @@
-"""Loading, carried out: open a checkpoint, plan what fills the wanted entities, read it.
+"""Load of a checkpoint: open it, plan what fills the wanted entities, read it.
 
 Opening and planning touch no tensor of the caller. Reading fetches every chunk once and copies its elements into
 all tensors that want them, in place and with a cast to their dtype. Both are steps of every rank: until all have

@@ -1,4 +1,4 @@
-"""Taking tensors out of a complete checkpoint, by the prefix of their keys.
+"""Removal of tensors from a complete checkpoint, by the prefix of their keys.
 
 The one change that a complete checkpoint allows, because a user asks for it by name. The index without those tensors
 replaces the old one in one step; only then files are deleted, and only those that no other tensor or object needs. A

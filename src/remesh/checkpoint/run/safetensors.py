@@ -1,4 +1,4 @@
-"""Checkpoints and the files of Hugging Face: export into ``*.safetensors``, and loads from them, by one process."""
+"""Export into Hugging Face's ``*.safetensors`` files, and loads from them, by one process."""
 
 from __future__ import annotations
 

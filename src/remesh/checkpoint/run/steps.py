@@ -1,6 +1,6 @@
-"""What does every rank do before any goes on? A step of a save or load, whose error is raised on all alike.
+"""Collective steps of a save or load: an error in one is raised on all ranks alike.
 
-A save or a load is a row of such steps. Within one, a rank works alone; between two, all know that it went well
+A save or a load is a sequence of such steps. Within one, a rank works alone; between two, all know that it went well
 everywhere. So when one raises, all have done the steps before it and none has begun the next.
 """
 

@@ -1,4 +1,4 @@
-"""What values does a checkpoint hold? Boxes of stored tensors read on their own, by one process, in bounded memory.
+"""Values of stored tensors, read box by box or compared, by one process, in bounded memory.
 
 Comparing goes band by band, so it needs two bands of memory whatever the size and the cut of the tensors.
 """

@@ -1,4 +1,4 @@
-"""Saving, carried out: every rank writes its part, then one of them commits.
+"""Save of a checkpoint: every rank writes its part, then one of them commits.
 
     gather 1   every rank: split the state dict, see that it can be stored, outline its entities; each checks all
     gather 2   rank 0: begin, which takes a turn in the directory, and the common data

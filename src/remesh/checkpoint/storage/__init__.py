@@ -1,4 +1,4 @@
-"""Where checkpoints are kept: one small interface over the file system and every URL that fsspec knows.
+"""Storage of checkpoints: one small interface over the file system and every URL that fsspec knows.
 
 location_of("s3://bucket/run")   text to a `Location`, which joins like a path
 store_of(location)               what can be done there: read, put, create, list, remove

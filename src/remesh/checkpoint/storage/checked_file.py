@@ -1,4 +1,4 @@
-"""How are bytes read out of a data file so that none is used before its block has been checked?
+"""Reader of a data file that uses no byte before its block's checksum has been verified.
 
 A file with a trailer is read in whole blocks: those that lie inside a destination go straight there, those at its
 edges go through a *window*, which also serves many small neighbours with one read. A file without a trailer, of a

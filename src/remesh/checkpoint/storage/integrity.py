@@ -1,4 +1,4 @@
-"""Are the bytes on disk those that were written? Checksums of every file of a checkpoint.
+"""Checksums of every file of a checkpoint: written, read and verified.
 
 Each data file ends in a table of checksums of its blocks, computed while it was written (`Trailer`).
 One file, `CHECKSUMS_FNAME`, holds the size and CRC-32 of the small files and of each data file's table, and ends in

@@ -1,4 +1,4 @@
-"""How are the CRC-32 of neighbouring blocks put together to that of all of them?
+"""Combination of CRC-32 checksums: that of a whole from those of its blocks.
 
 CRC-32 is linear over GF(2): appending zeros to what has a checksum is a fixed matrix for each number of zeros, and the
 checksum of A then B is that of A after as many zeros as B is long, xor that of B. The matrix of a power of two is

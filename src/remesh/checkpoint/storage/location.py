@@ -1,8 +1,8 @@
-"""Where is a checkpoint? A path of this machine, or a URL that fsspec knows: ``s3://bucket/run/step-00000120``.
+"""Location of a checkpoint: a path of this machine, or a URL that fsspec knows (``s3://bucket/run/step-120``).
 
-Both kinds are values that join, and tell their name and parent, alike: `pathlib.Path` and `RemotePath`. What can be
-done at a location is the business of its store, which `store_of` finds. A URL names a place and nothing else:
-credentials come from the environment, so that none gets into a manifest, a log or an error.
+Both kinds are values with the same interface (join, name, parent): `pathlib.Path` and `RemotePath`. What can be done at
+a location is the business of its store, which `store_of` finds. A URL names a place and nothing else: credentials come
+from the environment, so that none gets into a manifest, a log or an error.
 """
 
 from __future__ import annotations

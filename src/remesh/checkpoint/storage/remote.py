@@ -1,4 +1,4 @@
-"""Files of any store that fsspec speaks to: object stores (s3, gs, az), memory, and what else has a client.
+"""Remote storage by fsspec: object stores (s3, gs, az), memory, and every other store that has a client.
 
 Reads, small writes and listings are tried a few times with growing pauses, unless the store has given a definite answer
 (not there, not allowed). A large file goes up in parts while it is written, which the store's client tries again by

@@ -1,4 +1,4 @@
-"""What does a checkpoint need of a place that keeps files? The interface, and the file system as the first such place.
+"""Storage interface of checkpoints, and the local file system as its first implementation.
 
 A store keeps files under paths. A file is written once, from start to end, and then read in ranges. Two promises carry
 the commit of a save:

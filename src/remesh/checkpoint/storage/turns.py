@@ -1,21 +1,22 @@
-"""Who saves in this directory, and has it become a checkpoint? A chain of marks answers, each of which appears once.
+"""Lock of a checkpoint directory: one save at a time, with takeover, and the commit that readers can complete.
 
-    .remesh-save-in-progress      turn 0: a save has begun
-    .remesh-save-in-progress.1    turn 1: another one has taken over, since it cannot know whether turn 0 still runs
-    .remesh-save-in-progress.2    the end: turn 1 becomes the checkpoint, and nobody else ever will
+    .remesh-save-in-progress      lock 0: a save has begun
+    .remesh-save-in-progress.1    lock 1: another save has taken over, since it cannot know whether the first still runs
+    .remesh-save-in-progress.2    the end: the save with lock 1 becomes the checkpoint, and no other ever will
 
-A *turn* is the stay of one save in a directory. Turn n ends by creating mark n + 1 as *the end*; a newcomer takes over
-by creating the same mark as a turn of its own. Marks are created exclusively, so one of the two succeeds, and the other
-is told. Which of several savers comes first is decided nowhere else, and by no clock.
+A *lock* (also *turn*) belongs to one save in a directory. The save with lock n closes it by creating lock file n + 1 as
+*the end*; a newcomer takes over by creating the same file as a lock of its own. Lock files are created exclusively, so
+one of the two succeeds, and the other gets an error. Nothing else decides which of several savers comes first, and no
+clock does.
 
-Until the end no two turns write files of one name: data files carry the number of the turn, and a small file that has
-a fixed name in the format is *staged* as NAME.turn, or in a folder as FOLDER/.remesh-turn-NAME. So a save that was
-given up on may go on for as long as it likes.
-Once the end is there, staged files get their names, the last one being the commit of the format. If the saver dies in
-between, whoever looks next gives them: all that is needed is on disk by then, and everybody does the same.
-With the last name the checkpoint is there. What fails after that is told in the log, and nothing is raised.
+Until the end no two saves write files of one name: data files carry the number of the lock, and a small file that has a
+fixed name in the format is *staged* as NAME.turn, or in a folder as FOLDER/.remesh-turn-NAME. So a save that lost the
+lock may go on without harm. Once the end is there, staged files get their names, the last one being the commit of the
+format. If the saver dies in between, the next process that looks renames them: all that is needed is on disk by then,
+and every process does the same. With the last name the checkpoint is there. A failure after that is logged, and nothing
+is raised.
 
-A store without exclusive creation (see `Store.create_once`) can tell only savers that do not begin in one instant.
+A store without exclusive creation (see `Store.create_once`) can tell apart only saves that do not begin in one instant.
 """
 
 from __future__ import annotations

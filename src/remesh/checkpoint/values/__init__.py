@@ -1,1 +1,1 @@
-"""What is in a state: entities, nests of them, their descriptions and the checks on those. No files."""
+"""Values of a state: entities, nests of them, their descriptions and checks. No files."""

@@ -1,4 +1,4 @@
-"""What is this leaf of a sharded state dict? The entities that say how local data sits in the global state.
+"""Entities of a sharded state dict: the leaves that place local data in the global state.
 
 Definitions. A *sharded state dict* is a nest of dicts and lists. Its leaves are
 

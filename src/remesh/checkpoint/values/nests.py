@@ -1,4 +1,4 @@
-"""How are nests of dicts and lists taken apart and put together? Pure functions on state dicts.
+"""Functions on nests of dicts and lists: flatten, map, filter, merge, compare. Pure.
 
 A *nest* is a dict or list whose values are nests or leaves; everything else, tuples included, is a leaf. A leaf with
 ``state_dict`` and ``load_state_dict`` (torch's ``Stateful``: modules, optimizers, others) stands for its state dict.

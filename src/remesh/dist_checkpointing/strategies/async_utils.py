@@ -1,4 +1,4 @@
-"""The names of `remesh.checkpoint.background` under the module that users of Megatron Core import."""
+"""Names of `remesh.checkpoint.background` under the module that users of Megatron Core import."""
 
 from __future__ import annotations
 

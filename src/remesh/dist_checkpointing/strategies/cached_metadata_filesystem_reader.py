@@ -1,4 +1,4 @@
-"""A reader for native torch that reads the index of a checkpoint once, and unpickles nothing that others wrote."""
+"""Storage reader for native torch that reads a checkpoint's index once, and unpickles nothing that others wrote."""
 
 from __future__ import annotations
 

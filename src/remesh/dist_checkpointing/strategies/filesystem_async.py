@@ -1,4 +1,4 @@
-"""A writer for native torch's planner that writes in the background, under the name that programs know.
+"""Storage writer for native torch's planner that writes in the background, under the name that programs know.
 
     writer = FileSystemWriterAsync(path)
     planned, *_ = save_state_dict_async_plan(state_dict, writer)                    # strategies.state_dict_saver

@@ -1,4 +1,4 @@
-"""The load strategy for zarr under the name it has had; there is one way to read zarr here, and this is it."""
+"""Load strategy for zarr under its older name; there is one way to read zarr here, and this is it."""
 
 from __future__ import annotations
 

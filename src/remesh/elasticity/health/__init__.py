@@ -1,1 +1,1 @@
-"""Hangs with their culprit's name, and ranks that are slower than the others."""
+"""Health of ranks: hangs with their culprits, and stragglers."""

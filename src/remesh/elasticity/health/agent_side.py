@@ -1,4 +1,4 @@
-"""The agent's shell around :class:`HealthMachine`: reads the store and workers' messages, shares busy times."""
+"""Agent's shell around :class:`HealthMachine`: it reads the store and workers' messages, and shares busy times."""
 
 from __future__ import annotations
 

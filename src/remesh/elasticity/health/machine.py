@@ -1,10 +1,10 @@
-"""When does an agent ask for stacks, and what follows? A machine beside the membership's: facts in, instructions out.
+"""State machine of hang detection: when an agent asks for stacks, and what follows. Facts in, instructions out.
 
-    gen/<n>/stuck        some node's workers made no step for too long; set once
-    gen/<n>/stacks/<i>   where node i's workers stand
+    gen/<n>/stuck        a node's workers made no step for too long; set once
+    gen/<n>/stacks/<i>   the stacks of node i's workers
     gen/<n>/culprits     the verdict of the generation's first node; set once
 
-    QUIET --no step for hang_timeout_s: set stuck--> (anybody's stuck seen) ASKING --all answered, or 3 s--> ANSWERED
+    QUIET --no step for hang_timeout_s: set stuck--> (any node's stuck seen) ASKING --all answered, or 3 s--> ANSWERED
     ANSWERED, first node: all nodes' stacks there, or 10 s --> culprits
     culprits seen: each node kills its own; the rest is a death like any other
 

@@ -1,8 +1,8 @@
-"""Who is so slow, for so long, that the job may be better off without it?
+"""Detection of ranks that are slow for long enough to be excluded (persistent stragglers).
 
 Each comparison has every rank's *pace*: its busy time per step, and the step that it had reached. A rank is *slow* in
 one if it worked longer than a factor times the median of all others. One that was slow in every comparison over a
-number of steps is told, the slowest first, one in a generation. Whether it is left out is decided elsewhere
+number of steps is reported, the slowest first, one in a generation. Whether it is left out is decided elsewhere
 (:mod:`remesh.elasticity.membership.exclusion`).
 """
 

@@ -1,9 +1,9 @@
-"""Who hangs, and who is slow? Verdicts on what ranks tell of themselves, each with its reason.
+"""Verdicts on hangs and stragglers from what ranks report, each with its reason.
 
-*Hang.* No rank has made a step for too long. Every rank tells where its main thread stands. A rank *waits* if it stands
+*Hang.* No rank has made a step for too long. Every rank reports the stack of its main thread. A rank *waits* if it is
 inside a collective, else it *works*; a rank that does not answer at all is stuck outside Python. If some wait, those
 that do not, or that wait in an earlier step, are the culprits: they did not enter what the others wait in. If all wait
-in one place, it is the network; if none waits, the step is just long, and nobody is blamed.
+in one place, it is the network; if none waits, the step is just long, and no rank is blamed.
 
 *Stragglers.* Wall times of ranks are equal where they meet in every step; what differs is how long each works before
 the others' waiting ends. So each rank's *busy* time per step counts: wall time less the share that its main thread was

@@ -1,7 +1,7 @@
-"""Where does this process's main thread stand? Looked at from another thread, now and then.
+"""Sampler of the main thread's stack, from another thread.
 
 A *sample* is one look: the main thread is inside a collective if a frame of it belongs to torch's collectives. It costs
-some ten microseconds, and holds the main thread up by no more than that.
+some ten microseconds, and delays the main thread by no more than that.
 """
 
 from __future__ import annotations

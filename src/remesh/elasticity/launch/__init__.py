@@ -1,1 +1,1 @@
-"""What ``remesh run`` was asked for, and restart mode: torchrun's contract, kept by torch's own agent."""
+"""Launch of ``remesh run``: its request, and restart mode, torchrun's contract kept by torch's own agent."""

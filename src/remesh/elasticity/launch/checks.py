@@ -1,4 +1,4 @@
-"""What is wrong with the values of the flags? Said before anything starts, for both modes, with what was expected."""
+"""Checks of the values of ``remesh run``'s flags, before anything starts, for both modes."""
 
 from __future__ import annotations
 

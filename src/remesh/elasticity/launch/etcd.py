@@ -1,4 +1,4 @@
-"""A meeting place on etcd: torch's rendezvous state and a c10d store, kept under etcd's version 3 interface.
+"""Rendezvous on etcd: torch's rendezvous state and a c10d store, kept under etcd's version 3 interface.
 
 etcd outlives every node of the job, so no node's death takes the meeting place along. torch's own etcd backends speak
 version 2, which etcd 3.6 no longer has, and need a package that is no longer kept; this one speaks JSON to the gateway

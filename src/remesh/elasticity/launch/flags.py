@@ -1,4 +1,4 @@
-"""Which flags has ``remesh run``? One row for each: torchrun's, with torchrun's names, defaults and meaning, and ours.
+"""Table of ``remesh run``'s flags: torchrun's, with the same names, defaults and meaning, and our own.
 
 Names are spelled with ``-``; ``_`` is taken too. Each of torchrun's flags can be given as a variable ``PET_<NAME>``.
 ``tests/unit/elasticity/launch/test_flags.py`` walks torch's own parser and finds every flag of it here.

@@ -1,4 +1,4 @@
-"""Where the agents of a restart-mode job meet: torch's rendezvous on c10d, etcd, or fixed ranks, behind a door.
+"""Rendezvous of a restart-mode job's agents: torch's, on c10d, etcd, or fixed ranks, with admission by token.
 
 The door: an agent first compares the job's card (:mod:`remesh.elasticity.store.door`), signed with the job's token.
 The rendezvous state itself is signed too, and checked before torch unpickles it, so that a stranger who reaches the

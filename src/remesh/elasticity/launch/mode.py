@@ -1,4 +1,4 @@
-"""Does a script know us? Chooses between the two modes of ``remesh run`` by reading the script's text.
+"""Choice between the two modes of ``remesh run``, from the script's text.
 
 *In-process*: the script calls :func:`remesh.elastic`; survivors of a failure keep their processes.
 *Restart*: any script that torchrun can start; all workers are started anew after a failure, as torchrun does.

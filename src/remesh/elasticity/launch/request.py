@@ -1,4 +1,4 @@
-"""From flags to a job: checks what ``remesh run`` was asked for, and says it in the terms of one of the two modes.
+"""Job request from ``remesh run``'s flags, checked, in the terms of one of the two modes.
 
 Every mistake that can be seen before a worker starts is a ConfigError here: the caller must act, and nothing was made.
 """

@@ -1,4 +1,4 @@
-"""Which category is an error? Turns whatever ended an agent into an outcome that says who must act."""
+"""Outcome of an error that ended an agent: its category, which says who must act."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What an agent decides: events in, instructions out, by a machine that touches nothing."""
+"""Membership decisions of an agent: events in, instructions out, by a machine without I/O."""

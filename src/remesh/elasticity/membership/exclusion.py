@@ -1,13 +1,13 @@
-"""Who is left out of a job, and for how long? Nodes that fail again and again, and workers that are slow.
+"""Exclusion from a job: nodes that fail again and again hold off, slow workers become standbys.
 
-A node counts a *failure* when it dies, or loses a worker. Counts stand in the generation, by the node's name, so that
-an agent that was started anew knows them too. After ``free`` failures every further one doubles the time that the node
-holds off before it asks to be let in; its workers that are in the mesh stay there. Time is taken on the node's own
-clock, from when it learned of the count. While the job stands still for want of workers nobody holds off.
+A node counts a *failure* when it dies, or loses a worker. Counts stand in the generation, by the node's name, so that a
+restarted agent knows them too. After ``free`` failures every further one doubles the time for which the node holds off
+before it asks to join; its workers that are in the mesh stay there. Time is taken on the node's own clock, from when it
+learned of the count. While the job waits for more workers no node holds off.
 
 A worker that was found slower than the others may be left out at a step boundary, if the job is better off without it:
-it stands by for as long as its node would hold off. What is left of the mesh has more to do per worker, so the worker
-must be slower by more than that. One is left out at a time, and the next one is judged in the next generation.
+it is a standby for as long as its node would hold off. The remaining mesh has more to do per worker, so the worker must
+be slower by more than that. One is left out at a time, and the next one is judged in the next generation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What goes into an agent's machine, and what comes out? Events and instructions, as values.
+"""Events and instructions of an agent's state machine, as values.
 
 The machine itself is in :mod:`remesh.elasticity.membership.machine`.
 """

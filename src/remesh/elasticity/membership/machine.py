@@ -1,21 +1,21 @@
-"""What does an agent do next? The membership protocol as a machine: events in, instructions out.
+"""Membership protocol of an agent as a state machine: events in, instructions out.
 
-One agent runs per node; it speaks for the node's workers. Agents share nothing but a store of set-once keys:
+One agent runs per node and acts for the node's workers. Agents share nothing but a store of set-once keys:
 
-    gen/<n>/pause    somebody wants in, or out: leave generation n together after the next step
-    gen/<n>/broken   somebody is lost: leave generation n at once
+    gen/<n>/pause    a node wants to join or leave: leave generation n together after the next step
+    gen/<n>/broken   a node or worker is lost: leave generation n at once
     gen/<n>/here/<i> node i has come to the meeting for generation n, with these workers
     gen/<n>/lead/<k> who leads that meeting: the first to come; k counts the leaders that were lost on the way
     gen/<n>/plan     generation n as decided; the first proposal holds
     gen/<n>/done/<i> all of node i's workers ended well in generation n
     end              how the job ended
 
-The leader of a meeting reads all reports and proposes; the others watch only it. That another one leads in its place
-does no harm, since the first plan holds: leading is a matter of who reads, not of who is right. While a generation runs
-its first node watches all others, and they watch that one.
+The leader of a meeting reads all reports and proposes; the others watch only it. Two leaders do no harm, since the
+first plan holds: the leader decides who reads, not which plan is right. While a generation runs its first node watches
+all others, and they watch that one.
 
-When the store is lost, the agents move to another one (:mod:`remesh.elasticity.model.failover`) and say again what they
-know.
+When the store is lost, the agents move to another one (:mod:`remesh.elasticity.model.failover`) and report again what
+they know.
 
 The phases of an agent, and what takes it from one to another, are a table: :mod:`remesh.elasticity.membership.phases`.
 

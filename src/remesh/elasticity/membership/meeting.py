@@ -1,4 +1,4 @@
-"""One meeting as an agent sees it: who is known to be lost, who leads, what this node brought, and what comes of it."""
+"""Rendezvous as an agent sees it: who is known to be lost, who leads, what this node brought, and the result."""
 
 from __future__ import annotations
 

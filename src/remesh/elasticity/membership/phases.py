@@ -1,4 +1,4 @@
-"""Where may an agent stand, and what takes it on? The table that its machine obeys.
+"""Table of an agent's phases and transitions, which its state machine obeys.
 
 :mod:`remesh.elasticity.membership.machine` refuses a change of phase that is not in `TRANSITIONS`; the diagram of
 ``docs/elastic/protocol.md`` is drawn from it, and a test sees every row happen. What an agent does only once in a phase

@@ -1,4 +1,4 @@
-"""Which workers does this node have, where does each stand, and what is told of them at a meeting?
+"""Roster of a node's workers: the state of each slot, and the report on them to a meeting.
 
 A worker is known by its slot, and by its process: a slot whose process died gets another one. Two kinds of processes
 come to a meeting under a reservation: those *left behind*, whose state belongs to a generation that the others left

@@ -1,4 +1,4 @@
-"""What may an agent do, and how long does it wait? Given once, when it starts."""
+"""Options and time limits of an agent, fixed when it starts."""
 
 from __future__ import annotations
 

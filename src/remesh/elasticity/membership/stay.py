@@ -1,4 +1,4 @@
-"""One stay of an agent in one phase: since when, what was done in it once and for all, when to look again who lives."""
+"""Stay of an agent in one phase: its start, the one-time actions done in it, and the next liveness check."""
 
 from __future__ import annotations
 

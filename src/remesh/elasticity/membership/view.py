@@ -1,8 +1,10 @@
-"""What must an agent read of the store? As little as its phase needs, so that reads grow no faster than agents do.
+"""Reads of the store by an agent: only the keys that its phase needs.
 
-An agent that runs reads a handful of keys. One that is at a meeting reads who leads it; only the leader reads who is
-registered, and everybody's report. When all workers of the generation's first node have ended well, that node's agent
-looks whether the others' have. Who the members of a new generation are, all read at once: the store may be lost later.
+So the number of reads grows no faster than the number of agents.
+
+An agent that runs reads a handful of keys. One that is at a meeting reads its leader; only the leader reads the
+registered nodes and all reports. When all workers of the generation's first node have ended well, that node's agent
+looks whether the others' have. The members of a new generation are read by all at once: the store may be lost later.
 
 The store is a parameter: agents give the real one, tests and the simulation of large jobs a dictionary.
 """

@@ -1,7 +1,7 @@
-"""What must every rank be told alike? Options by which each decides for itself what the others take for granted.
+"""Comparison of the options that must be the same on all ranks.
 
 A rank that saves at other steps than the others waits for them in a collective that they are not in; one that cuts
-batches of another size loses and repeats samples. So ranks tell each other their options wherever they meet anyway.
+batches of another size loses and repeats samples. So ranks exchange their options wherever they meet anyway.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""The store is lost: where do the survivors go on, and may they? Pure rules; `remesh.elasticity.store` is the shell.
+"""Failover of the job's store: to which agent the survivors move, and the quorum that they need. Pure rules.
 
-Every agent runs a store of its own, empty and idle. The one that the endpoint names is in force first. When the store
-in force is lost, the agents of the last generation move to the store of the lowest of them that answers. A *place* is a
-store together with its turn: places are ordered, and nobody goes back to an earlier one.
+`remesh.elasticity.store` is the shell.
 
-    lost ──> look at everybody: the old store answers again      -> return to it
+Every agent runs a store of its own, empty and idle. The one that the endpoint names is active first. When the active
+store is lost, the agents of the last generation move to the store of the lowest of them that answers. A *place* is a
+store together with the number of the move to it: places are ordered, and no agent goes back to an earlier one.
+
+    lost ──> look at all nodes: the old store answers again      -> return to it
                                 a later place is open somewhere   -> join it
                                 else register with the lowest agent that answers
              enough have registered there                        -> open it: a set-once key of that store
@@ -14,7 +16,7 @@ that ran last. Nodes whose agents are proved to be gone (their port refuses conn
 count. More than half of the others is enough anywhere; exactly half only where that generation was decided. Two
 sides that both had enough would share a node, and a node is in one place at a time.
 
-Was the last generation ever alive? All ranks take part in every step, so it was if anybody holds a later step than it
+Was the last generation ever alive? All ranks take part in every step, so it was if any node holds a later step than it
 began with. If that is not known, the bases of its own decision must agree as well; it may have run, or not.
 """
 

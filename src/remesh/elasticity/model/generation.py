@@ -1,12 +1,12 @@
-"""What was decided? Generations: one stay of the job on one mesh, as every agent and worker reads it.
+"""Generations: the decision that starts the job on one mesh, as every agent and worker reads it.
 
 A *meeting* takes the reports of all nodes that are there and ends in one generation (or in a reason to wait, or to
 give up). The decision is a pure function of the reports, so that any agent may propose it; the first proposal that
 reaches the store is the one that holds.
 
-Steps. Each worker reports the step that its state stands at. All took a step or none did, with one exception: workers
-that had voted when the vote's outcome was lost to them. If any survivor knows that step as resolved, then every rank
-had voted, and the workers in doubt follow it; otherwise nobody alive took it, and nobody will.
+Steps. Each worker reports the step of its state. All took a step or none did, with one exception: workers that had
+voted when the vote's outcome was lost to them. If any survivor knows that step as resolved, then every rank had voted,
+and the workers in doubt follow it; otherwise no survivor took it, and none will.
 """
 
 from __future__ import annotations

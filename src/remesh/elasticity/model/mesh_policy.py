@@ -1,7 +1,7 @@
-"""Which mesh? Turns a template and the number of live workers into a shape, and says why.
+"""Choice of the mesh: from a template and the number of live workers, a shape and the reason for it.
 
 A *template* maps axis names to sizes, outermost first. A size is a number; a list of numbers to choose from, the first
-one liked best; or ``-1`` for the one axis that takes whatever is left. ``{"dp": -1, "tp": 2}`` over 7 workers is
+one preferred; or ``-1`` for the one axis that takes whatever is left. ``{"dp": -1, "tp": 2}`` over 7 workers is
 ``dp=3 x tp=2`` with one worker standing by. A template may know how much *memory* a worker needs and has.
 
 The choice, in steps:

@@ -1,4 +1,4 @@
-"""How did a job end, and who must act? Categories of failure, exit codes, and the choice of the cause.
+"""Outcome of a job: categories of failure, exit codes, and the choice of the cause.
 
     category        exit code   who must act
     input           2           whoever wrote the command or called the API: flags, script path, mesh, folders

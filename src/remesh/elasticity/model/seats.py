@@ -1,13 +1,13 @@
-"""Who takes a seat that is free, and on which node is the second copy of a seat's state kept?
+"""Assignment of workers to ranks of a mesh (seats), and of nodes that keep the second copy of snapshots.
 
-A *seat* is a rank of a mesh; a *spare* is a worker that stands by. Snapshots of a seat are kept twice
+A *seat* is a rank of a mesh; a *spare* is a standby worker. Snapshots of a seat are kept twice
 (:mod:`remesh.elasticity.snapshots.choice`): on its own node, and on its *keeper*, another one.
 
 *Keepers.* A seat is kept by a node with spares, as long as that node keeps fewer than ``SEATS_PER_SPARE`` seats for
 each of its spares; the others by the next node in a ring over the nodes with seats. So the spares' memory, which is
 idle, comes first; a node keeps no more for a spare than for a worker with a seat: two versions of two seats.
 
-*Seats.* Where the shape of the mesh stays, whoever had a seat keeps it. A free seat goes to a spare that is near to the
+*Seats.* Where the shape of the mesh stays, every worker keeps its seat. A free seat goes to a spare that is near to the
 seat's snapshots: on its own node, else on its keeper; else to the next spare in order. If the job has to go back to a
 snapshot, that spare finds in its own node's memory what it needs, and nothing crosses the network.
 """

@@ -1,4 +1,4 @@
-"""What runs on each node: its agent, with the worker processes, their links and the store as the agent sees them."""
+"""Node side of an elastic job: its agent, with the worker processes, their links and its store access."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The agent of a node: the shell around :mod:`remesh.elasticity.membership.machine`.
+"""Agent of a node: the shell around :mod:`remesh.elasticity.membership.machine`.
 
 It starts the workers (:mod:`remesh.elasticity.node.processes`, one by one, so that one may die alone), hears them
 (:mod:`remesh.elasticity.node.switchboard`), speaks to the store (:mod:`remesh.elasticity.node.store_side`), and carries

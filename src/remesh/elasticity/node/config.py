@@ -1,4 +1,4 @@
-"""What was an agent asked for? Given once, when it starts."""
+"""Configuration of an agent, fixed when it starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node's worker processes, each started, watched and killed by itself: by process contexts of torch's elastic."""
+"""Worker processes of a node, each started, watched and killed by itself (torch elastic's process contexts)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What does an agent say to the store, and what does it hear there? Its register entry, heartbeats, views, and moves.
+"""Store access of an agent: its registration, heartbeats, views, and moves to another store.
 
-A request that fails means that the store is lost. From then on nothing is said to it, until `StoreSide.move` has found
-the one that is in force now. What is heard comes back as events for the agent's machine.
+A request that fails means that the store is lost. From then on no request is made, until `StoreSide.move` has found the
+active store. What is read comes back as events for the agent's machine.
 """
 
 from __future__ import annotations

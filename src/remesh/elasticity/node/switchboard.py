@@ -1,5 +1,7 @@
-"""Who speaks to an agent, and what do they say? Its workers, over a Unix socket in its folder; other agents only look
-whether it lives."""
+"""Unix socket server of an agent, with a connection to each of its workers.
+
+Other agents connect only to see whether it lives.
+"""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Which boxes need snapshots, and who takes each?
+"""Choice of the boxes that need snapshots, and of the rank that takes each.
 
 *Choice.* State that lies on two nodes or more survives a node's death without any snapshot. If every box of every
 tensor does, none is taken. Otherwise a step to go back to needs every box, so each box is taken once, by the lowest
 rank that holds it, and kept twice: on that rank's node and on its keeper (:mod:`remesh.elasticity.model.seats`).
 
-*Sources.* On recovery every step at which anybody holds anything is a candidate, the newest first: workers' memory at
-the newest step, and snapshots. The first candidate at which every wanted box is held, by memory or snapshot, is taken,
-unless the last checkpoint is newer. So sources mix per box, but never steps. (:mod:`remesh.elasticity.training.fill`
-does this.)
+*Sources.* On recovery every step of which some rank or snapshot holds a part is a candidate, the newest first: workers'
+memory at the newest step, and snapshots. The first candidate at which every wanted box is held, by memory or snapshot,
+is taken, unless the last checkpoint is newer. So sources mix per box, but never steps.
+(:mod:`remesh.elasticity.training.fill` does this.)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What does a snapshot look like in shared memory? A header, a description, and the bytes.
+"""Layout of a snapshot in shared memory: a header, a description, and the bytes.
 
     0      magic, complete (0 or 1), step, samples, line, length and CRC-32 of the description, length of the bytes
     64     description: JSON, one entry per tensor with its boxes and where its bytes begin, and the plain values

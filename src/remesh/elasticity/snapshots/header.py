@@ -1,4 +1,4 @@
-"""The first bytes of a snapshot: what agents look at. `remesh.elasticity.snapshots.form` has the rest."""
+"""Header of a snapshot, which agents read. `remesh.elasticity.snapshots.form` has the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent's side of snapshots: keeps those of its own workers, and of the seats that it is the keeper of.
+"""Agent's side of snapshots: it keeps those of its own workers, and second copies of other nodes' ranks.
 
 A *shelf* holds the two buffers of one rank in one generation. Own workers hand over theirs; the others' are filled
 here, by a thread of their own, so that bytes never hold up the agent's decisions; both outlive the worker. Shelves of

@@ -1,4 +1,4 @@
-"""The state in a snapshot, as a worker takes it: tensors that look into the shared memory."""
+"""State in a snapshot, as a worker takes it: tensors that view the shared memory."""
 
 from __future__ import annotations
 

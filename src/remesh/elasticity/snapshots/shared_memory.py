@@ -1,4 +1,4 @@
-"""Shared memory that outlives whoever made it, without a name: nothing is left behind however processes die.
+"""Unnamed shared memory that outlives the process that made it: nothing is left behind however processes die.
 
 A *buffer* is a memory file (``memfd``). The worker makes it, its agent opens it by the worker's descriptor in ``/proc``
 and keeps it; from then on either may die. The kernel frees it with the last holder. Other workers of the node open it

@@ -1,4 +1,4 @@
-"""Which of the snapshots that a node keeps are read by which of its ranks, and which may go? Asked by agents."""
+"""Snapshots that a node keeps: which of its ranks reads each, and which can be removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worker's side of snapshots: copy what was chosen into shared memory, and send it on while training goes on.
+"""Worker's side of snapshots: copy what was chosen into shared memory, and send it on while training goes on.
 
     boundary of step n     main thread: copy into buffer (n-th snapshot) % 2                        the only pause
                            sending thread: mark it complete; buffer ──> agent of the keeper, which has two of its own

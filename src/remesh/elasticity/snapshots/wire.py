@@ -1,11 +1,13 @@
-"""How does a snapshot cross from a worker to the agent of its keeper? One line (`remesh.wire.messages`), one parcel.
+"""Transfer of a snapshot from a worker to the agent that keeps its second copy.
 
-    worker:  parcel      whose it is, how many bytes and their checksum
+It uses one connection (`remesh.wire.messages`) for each snapshot.
+
+    worker:  parcel      owner, number of bytes and their checksum
     agent:   come, or no-room
     worker:  the bytes
     agent:   kept, once its memory has them and their checksum fits
 
-No memory is taken for whoever does not know the token; whoever is slow is dropped after SEND_TIMEOUT_S of silence.
+No memory is taken for a peer that does not know the token; a connection is dropped after SEND_TIMEOUT_S of silence.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What all agents share: where it is served, how it is reached, who may come in, and which store is in force."""
+"""Shared store of all agents: where it is served, how it is reached, who is admitted, and which store is active."""

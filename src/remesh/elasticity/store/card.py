@@ -1,9 +1,9 @@
-"""Are two agents of one job? What every node of a job must have been asked for alike, compared at the door.
+"""Settings that all nodes of a job must share, compared when an agent joins.
 
-The first agent leaves its card under the job's name in the store; each later one compares its own with it. A
-difference means that two jobs use one name, or that one node was started wrongly; both are said before any worker runs.
-Scripts are compared by file name only, arguments not at all: nodes may keep their files in different places, and may
-be told different things.
+The first agent writes its settings (the *card*) under the job's name in the store; each later one compares its own with
+it. A difference means that two jobs use one name, or that one node was started wrongly; both are reported before any
+worker runs. Scripts are compared by file name only, arguments not at all: nodes may keep their files in different
+places, and may get different arguments.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Who may come in? Every agent compares its job's card with the one in the store, signed with the job's token."""
+"""Admission of agents to a job: the comparison of settings, signed with the job's token.
+
+Every agent compares its job's card with the one in the store.
+"""
 
 from __future__ import annotations
 

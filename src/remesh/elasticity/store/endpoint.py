@@ -1,4 +1,4 @@
-"""What does a host's name say? Endpoints as users write them, and who can reach what listens there."""
+"""Endpoints as users write them (HOST[:PORT]), and whether they are loopback."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Which store is in force for this agent? Finds it, leaves it when it is lost, and tells those who stayed behind.
+"""Store client of an agent across failover: finds the active store, leaves a lost one, informs the others.
 
 The shell around :mod:`remesh.elasticity.model.failover`. Keys of a store, besides the job's own:
 
-    card               the job's card, brought along by whoever moves
+    card               the job's card, brought along by the first node that moves
     standby/movers/<i> node i would move here
     standby/open       which place this is, the newest generation then, and the nodes known then; set once
     moved              the job goes on elsewhere; written by the host of the later place

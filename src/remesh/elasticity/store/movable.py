@@ -1,4 +1,4 @@
-"""Keys that stay when the host of their store is lost: for an agent of torch's own, which only asks a store.
+"""Store whose keys survive the loss of its host, for torch's own agent, which only asks a store.
 
 An agent of Remesh moves with its store by itself (`remesh.elasticity.node`). Any other one asks through `MovableHome`:
 a request to a store that is lost goes to the next one, on which the nodes of the last round agree. `MovableStore` is a

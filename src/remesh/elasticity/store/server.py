@@ -1,4 +1,4 @@
-"""The stores themselves: served by agents, reached by agents and workers.
+"""Store servers, run by agents, and the clients of agents and workers.
 
 An agent's own store listens where the agent does, or at the endpoint that names its machine. The sockets of a client
 are known, so that a watcher can end a request to a host that has fallen silent: the store's own client waits for ever.

@@ -1,4 +1,4 @@
-"""What all agents share: set-once keys and a bell on a c10d store.
+"""Set-once keys of all agents on a c10d store, and a counter of changes that they wait for (the bell).
 
 Values are JSON, signed with the job's token and the key they stand under: a value that does not fit was not written by
 an agent of this job and counts as not there. ``ring`` raises a counter that everybody reads instead of reading every

@@ -1,4 +1,4 @@
-"""A connection to a store that another thread can cut, so that whoever waits on it for a key goes on.
+"""Connection to a store that another thread can cut, which wakes a thread that waits on it for a key.
 
 A client of torch's store waits for a key in C++ until its timeout, and nothing in its interface ends that. While it
 connects it waits for ever, if the host takes the connection and says nothing. Its socket is the one to the store's port

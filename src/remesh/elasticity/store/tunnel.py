@@ -1,13 +1,13 @@
-"""How does the store's traffic cross the network unread? torch's store speaks no TLS, so agents speak it for the store.
+"""TLS tunnels for the store's traffic, since torch's store speaks no TLS.
 
     worker ─┐                                                   ┌─> the store, on loopback
             ├─> way, on loopback ══ TLS, both certificates ══> door
     agent  ─┘   (of their agent)                                (of the agent that serves)
 
-A *door* is the port that others know; a *way* is a port of loopback for one endpoint elsewhere. Neither looks at what
-passes. When one side of a connection ends, the other is ended: a lost host shows as it does without encryption. Who
-shows no certificate of the authority within a few seconds is dropped. The side that refuses notes why, and a caller who
-is dropped without a word notes that.
+A *door* is the public port of the server side; a *way* is a loopback port of the client side, for one endpoint
+elsewhere. Neither looks at the payload. When one side of a connection ends, the other is ended: a lost host shows as it
+does without encryption. A peer that shows no certificate of the authority within a few seconds is dropped. The side
+that refuses records why, and a client that is dropped without a reason records that.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What happened: one JSON line per event, one file per process, for people, reports and dashboards.
+"""Event log of a job: one JSON line per event, one file per process, for people, reports and dashboards.
 
 Every line has ``t`` (seconds since the epoch), ``who`` and ``kind``; the rest depends on the kind. A line is written
 with one call, so that a process killed in the middle leaves at most one cut line, which readers skip. A log does not

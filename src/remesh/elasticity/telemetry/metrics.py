@@ -1,4 +1,4 @@
-"""What do the events add up to? A fold from events to numbers, and their text in the OpenMetrics format.
+"""Metrics of a job in the OpenMetrics format, folded from its events.
 
     remesh_events_total{kind="..."}      how often each kind of event happened on this node
     remesh_generation                    number of the present generation (in-process) or round (restart mode)

@@ -1,4 +1,4 @@
-"""Serves one text at ``/metrics`` on a loopback port, to anybody, without harm.
+"""HTTP server of one text at ``/metrics`` on a loopback port, without authentication.
 
 A request is at most a few KiB and must be complete within a second, else its connection is dropped; more connections at
 once than MAX_CONNECTIONS are dropped unheard. So slow, half-open and garbage connections cost a few idle threads for a

@@ -1,1 +1,1 @@
-"""The worker's side: it meets, trains, leaves and meets again; where its state and its samples come from."""
+"""Worker's side of an elastic job: it meets, trains, leaves and meets again, with its state and samples."""

@@ -1,14 +1,14 @@
-"""Where does the state come from? Fills carried objects from peers' memory, snapshots, else from the last checkpoint.
+"""Recovery of a job's state: from peers' memory and snapshots, else from the last checkpoint.
 
-1. every rank tells at which steps it can give, under which names: from its own memory, and from snapshots on its node;
-   where all hold the newest step, each just what its new place needs, each keeps its own, and nothing is planned;
-2. steps are tried from the newest: if every wanted box has a holder then, its holders give and everybody takes, by one
-   reshard plan for all tensors;
+1. every rank reports the steps that it can give, and under which names: from its own memory, and from snapshots on its
+   node; where all hold the newest step, each just what its new place needs, each keeps its own, and nothing is planned;
+2. steps are tried from the newest: if every wanted box has a holder then, its holders send and all ranks receive, by
+   one reshard plan for all tensors;
 3. a step at which some box has no holder is left out on all ranks alike, so that no rank mixes two steps; the last
    checkpoint comes in its place among the steps, after memory of the same step;
 4. the newest step goes by windows, if the program has asked for them (`remesh.elasticity.training.windows`);
-5. a job that has resolved no step yet begins anew, and so does one that lost a box before its first checkpoint could
-   be there; any other ends with an error, for nobody has asked for its steps to be made again.
+5. a job that has resolved no step yet begins anew, and so does one that lost a box before its first checkpoint could be
+   there; any other ends with an error, since repeating its steps was not asked for.
 
 *Lines.* A job that goes back makes some steps a second time, and not always to the same bits. So every state knows the
 generation in which the job last began or went back, its line; holders of one step give together only if their lines are

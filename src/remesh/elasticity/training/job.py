@@ -1,4 +1,4 @@
-"""The job object that a training function gets, once per generation.
+"""Job object that a training function gets, once per generation.
 
     attempt   around a step: the program stays in its loop when a member is replaced
     carry     fill model and optimizer from peers' memory, else from the last checkpoint

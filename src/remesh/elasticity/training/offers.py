@@ -1,4 +1,4 @@
-"""What can one rank give to fill a mesh? The state in its own memory, and snapshots on its node."""
+"""State that one rank can give to fill a mesh: its own memory, and snapshots on its node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands around a job: the worker process, the generation and its network, and what the program asked for."""
+"""Context of a job: the worker process, the generation and its network, and what the program asked for."""
 
 from __future__ import annotations
 

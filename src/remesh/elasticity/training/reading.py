@@ -1,4 +1,4 @@
-"""Do all ranks read the same stream? Chance while reading, apart from the program's, and a digest of what was read.
+"""Random state and digest of a sample stream, so that all ranks read the same.
 
 *Chance.* Loaders draw their orders from the process's generators: torch's ``RandomSampler`` from torch's, at its first
 sample, others from Python's or NumPy's. A job seeds those differently on each rank. So a stream is read with
@@ -6,7 +6,7 @@ generators that follow from a seed that all ranks have, and the program finds it
 
 *Digest.* A loader may draw from a generator of its own all the same, or follow a clock, a rank, the order of a folder.
 So each rank keeps a running checksum of the samples it read, and ranks compare it before they take a step. Of large
-arrays it takes some elements, evenly spread; of an object that says nothing of itself, its type.
+arrays it takes some elements, evenly spread; of an opaque object, its type.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What of a job's state is kept elsewhere, so that it outlives a rank: checkpoints, snapshots, and what is handed over.
+"""Protection of a job's state against the loss of ranks: checkpoints, snapshots, and what is handed over.
 
 One for each generation. Every method is called by all ranks, between two steps, and blocks on the others.
 """

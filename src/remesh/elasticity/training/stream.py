@@ -1,4 +1,4 @@
-"""How does a stream without indices go on after a change of mesh? Read alike on every rank, from a known position.
+"""Stream of samples from an iterable dataset, read alike on every rank and continued after a change of mesh.
 
 An iterable dataset has no indices to share out. So every rank reads the whole stream and keeps its share of each batch;
 what a rank reads follows from the position alone, and a change of the number of ranks can neither lose nor repeat a
@@ -11,10 +11,10 @@ Going to a position, in this order:
    the job (``job.carry(..., data=stream)``): its state at the position is put back, on new ranks too.
 3. Any other is begun anew, and as many samples are passed over as lie behind the job.
 
-An epoch is one pass over the iterable. If it has ``set_epoch`` it is told which one, so that it may shuffle. It is read
-with random state that follows from (seed, epoch), and from (seed, epoch, position) once it goes on from a state: so a
-loader that shuffles by the process's generators has one order on all ranks. What was read has a digest; ranks compare
-it with each vote, and a stream that comes to a position again with what was read before
+An epoch is one pass over the iterable. If it has ``set_epoch`` it is called with the epoch, so that it may shuffle. It
+is read with random state that follows from (seed, epoch), and from (seed, epoch, position) once it goes on from a
+state: so a loader that shuffles by the process's generators has one order on all ranks. What was read has a digest;
+ranks compare it with each vote, and a stream that comes to a position again with what was read before
 (:mod:`remesh.elasticity.training.reading`). A loader with an order of its own is refused.
 """
 

@@ -1,15 +1,15 @@
-"""How is a mesh filled that has no room for two states? By windows: what has moved is given up before more is made.
+"""Recovery in windows, for a mesh that has no memory for two states: old shards are freed before more are made.
 
 What can be made bit by bit are the moments of optimizers, and they are most of a state: a fresh optimizer makes those
 of a few parameters at a time. The parameters themselves are there when the program hands over its model. In steps:
 
-1. Ranks tell what they hold of the step, what is there to be filled, and how large the parameters are whose moments
+1. Ranks report what they hold of the step, what is there to be filled, and how large the parameters are whose moments
    are still to be made. Unless every box that may be wanted has a holder, nothing is done here: what is there is filled
    at once, or from a checkpoint.
 2. The order of the windows keeps the peak low (`remesh.resharding.planning.windows`): what is there already comes
    first, for it takes nothing and gives up its old shards.
-3. In each window moments are made, and moved by an ordinary reshard. When all ranks have theirs the old shards are let
-   go of; they are free once nobody else has them.
+3. In each window moments are made, and moved by an ordinary reshard. When all ranks have theirs the old shards are
+   released; their memory is free once no other object refers to them.
 
 Between two windows a rank holds old shards of some tensors and new ones of the others, all of one step. Should a rank
 be lost then, this is what the others give: boxes are boxes, whichever mesh they were cut for. Gone is what the lost

@@ -1,4 +1,4 @@
-"""A worker process: meets, trains, leaves, meets again.
+"""Worker process: it meets, trains, leaves, meets again.
 
 connect to the agent ──> ready ──> meet: grow the lower half, make a Job, call train(job)
                            ^          |

@@ -1,1 +1,1 @@
-"""Parts of Linux that Python does not offer: system calls, facts of processes in ``/proc``, watched pages."""
+"""Linux interfaces that Python does not offer: system calls, facts of processes in ``/proc``, watched pages."""

@@ -1,4 +1,4 @@
-"""The calls of the kernel that Python does not offer, by ctypes.
+"""System calls that Python does not offer, by ctypes.
 
 Numbers and layouts are of the kernel's ABI: asm/unistd_64.h, linux/ptrace.h, linux/prctl.h, linux/fs.h. What has a
 number in `SYS` is for x86-64; the rest is called by name, on any processor.

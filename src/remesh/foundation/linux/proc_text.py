@@ -1,4 +1,4 @@
-"""What do the texts in ``/proc`` say about a process? Areas of its memory, open files, status: parsed, nothing is read.
+"""Parsers of the texts in ``/proc`` about a process: memory areas, open files, status. Nothing is read.
 
 Paths of mapped and open files are as the process sees them. Source: proc(5).
 """

@@ -1,4 +1,4 @@
-"""What does the kernel say about a process in ``/proc``? By process id; what the texts mean is in `proc_text`.
+"""Reader of ``/proc`` by process id; the texts are parsed in `proc_text`.
 
 Ids: a process in a pid namespace has an *outer* id, which this process sees, and an *inner* one, which it sees itself.
 Paths of mapped and open files are as the process sees them; `seen_from_here` leads to the same file from outside.

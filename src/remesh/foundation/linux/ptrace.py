@@ -1,10 +1,10 @@
-"""How is a thread of another process held, read, changed, and made to perform a system call?
+"""Tracees (ptrace): threads of other processes, stopped, read, changed, and made to perform system calls.
 
-A *tracee* is a thread that this thread holds by ptrace. An *injected call* sets its registers so that its next
-instruction is ``syscall``, wherever such an instruction lies in its memory, and lets it step once. Three details make
-that safe: all its signals are blocked meanwhile, or a pending one would appear as another stop; ``orig_rax`` is -1,
-or the kernel would restart the call that the tracee was in when it was stopped; registers and mask are put back by
-`Tracee.settle`. Source: ptrace(2).
+A *tracee* is a thread that this thread traces. An *injected call* sets its registers so that its next instruction is
+``syscall``, wherever such an instruction lies in its memory, and lets it step once. Three details make that safe: all
+its signals are blocked meanwhile, or a pending one would appear as another stop; ``orig_rax`` is -1, or the kernel
+would restart the call that the tracee was in when it was stopped; registers and mask are put back by `Tracee.settle`.
+Source: ptrace(2).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which sockets of the domain AF_UNIX are there, and which are connected? Asked of the kernel by sock_diag.
+"""List of AF_UNIX sockets and their connections, from the kernel by sock_diag.
 
 It answers for the network namespace of this process. Source: sock_diag(7), linux/unix_diag.h.
 """

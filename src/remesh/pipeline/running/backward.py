@@ -1,8 +1,10 @@
-"""How is a backward taken in two parts? The one place that looks into torch's autograd graph.
+"""Split backward pass: gradients of inputs first, of weights later.
+
+No other module reads torch's autograd graph.
 
 Definitions. The *whole* backward of a stage computes the gradients of its inputs and of its leaves (weights, and what
-else was made to have a gradient). Split, its first part computes those of the inputs, for which stages before wait,
-and leaves a `Rest`; the second part computes those of the weights, for which nobody waits. The *trunk* is all nodes of
+else was made to have a gradient). Split, its first part computes those of the inputs, for which stages before wait, and
+leaves a `Rest`; the second part computes those of the weights, for which no stage waits. The *trunk* is all nodes of
 the graph from which a way leads to an input. The *starts* of a node beside the trunk are the trunk's nodes, and the
 outputs, from which ways lead to it that touch no further node of the trunk.
 
@@ -16,11 +18,11 @@ of it: nothing is lost, nothing is there twice, sums have the order of the whole
 2. First part: one run to the inputs and the leaves that cannot wait; hooks note the gradients that arrive at starts.
 3. Second part: one run from each start to its leaves.
 
-Some nodes must run once only: those of a `torch.autograd.Function`, which may do in its backward what it likes, and
-those whose saved tensors come from a hook, which may compute a whole module anew (activation checkpointing). What they
-lead to beside the trunk is not put off. A graph with reentrant checkpointing, which allows no backward to chosen
-tensors, or with a compiled module, which allows no second one, is not split: its first part is the whole.
-Hooks that a module puts on its own values may run in both parts; what they return counts once.
+Some nodes must run once only: those of a `torch.autograd.Function`, whose backward is arbitrary code, and those whose
+saved tensors come from a hook, which may compute a whole module anew (activation checkpointing). What they lead to
+beside the trunk is not put off. A graph with reentrant checkpointing, which allows no backward to chosen tensors, or
+with a compiled module, which allows no second one, is not split: its first part is the whole. Hooks that a module puts
+on its own values may run in both parts; what they return counts once.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""How does a value get from one stage to another? Reshard plans that are carried out beside the compute.
+"""Edges between pipeline stages: reshard plans that run beside the compute.
 
 Definitions. A *route* is all values that go from one stage to another, one plan forward and one for the gradients
 back. A *lane* is one direction of a route on one rank that takes part in it. The plans are made once, from how each
 stage says that the values lie on its mesh; then a lane carries one micro-batch after the other, in the order in which
 the schedule makes them.
 
-Every lane of a step has threads of its own; over NCCL none has (`remesh.pipeline.running.queued_edges`). Giving puts
-the values in their hands and returns; receives are posted a few micro-batches ahead, whether anybody waits yet or not,
+Every lane of a step has threads of its own; over NCCL none has (`remesh.pipeline.running.queued_edges`). Sending hands
+them the values and returns; receives are posted a few micro-batches ahead, whether their values are needed yet or not,
 so values arrive while the stage computes. Relays and sums of a plan go on in the same threads. Lanes have tags of their
 own and never wait for each other.
 
@@ -15,7 +15,8 @@ own and never wait for each other.
     stage 1             F0      B0 ─┘ F1
 
 Every receive is posted, sooner or later, whatever its rank does. So a send always comes to its end, and a rank that
-stands still until its own have (`Lane.wait_gone`, what pipelines do that do not overlap) waits for nobody's compute.
+blocks until its own sends have ended (`Lane.wait_gone`, as pipelines without overlap do) waits for no other rank's
+compute.
 """
 
 from __future__ import annotations

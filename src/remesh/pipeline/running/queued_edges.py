@@ -1,8 +1,8 @@
-"""How does a value get from one stage to another over NCCL alone? In the one order that all ranks have planned.
+"""Edges between pipeline stages over NCCL, in the one order that all ranks have planned.
 
-Messages over NCCL have no tags, and each waits for its turn among all that its rank has queued. So lanes have no
+Messages over NCCL have no tags, and are carried out in the order in which their rank has queued them. So lanes have no
 threads here: the rank goes through its queue (`remesh.pipeline.queues`), and queues every crossing at its place there.
-Nothing of it holds up the host. On the device, with a stream for the crossings beside the one that computes:
+The host waits for none of it. On the device, with a stream for the crossings beside the one that computes:
 
     computes   F0 ──┐       F1 ──┐            ┌──> B0
     crossings       └─ give 0    └─ give 1  take 0

@@ -1,10 +1,10 @@
-"""How do ranks become a pipeline, and train a step? They meet, plan how values go from stage to stage, and go.
+"""Pipeline runtime: the ranks meet, plan how values go from stage to stage, and train a step.
 
 One step on one rank, in order:
 
-0. Before the first one all ranks meet: each tells its stage, its host, and a digest of all that must be alike.
-1. All ranks tell each other the shapes of their batch, in one small gather. Known shapes have their plans already; for
-   new ones all survey their values and plan the routes. What is wrong is raised here, on all ranks alike.
+0. Before the first one all ranks meet: each reports its stage, its host, and a digest of all that must be alike.
+1. All ranks exchange the shapes of their batch, in one small gather. Known shapes have their plans already; for new
+   ones all survey their values and plan the routes. What is wrong is raised here, on all ranks alike.
 2. The rank takes its part in the step (`remesh.pipeline.running.step`).
 
 After an error in a step meet again in a new group, and take the step again.

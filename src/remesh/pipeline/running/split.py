@@ -1,4 +1,4 @@
-"""How is a model cut into stages? A `torch.nn` model and the names of the modules at which stages begin.
+"""Split of a `torch.nn` model into pipeline stages, at named modules.
 
 1. The model's own ``forward`` is traced, symbolically and only as deep as the cuts lie: a module without a cut inside
    is one step, whatever it does.

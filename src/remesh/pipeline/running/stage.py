@@ -1,4 +1,4 @@
-"""What does a rank do with its part of the model? One stage at work on micro-batches, without any communication.
+"""Stage of a pipeline at work on micro-batches on one rank, without any communication.
 
 Definitions. A *value* is a tensor that goes from stage to stage, known by name. A stage *takes* values by keyword and
 *makes* others. On a mesh of several ranks each rank has its own part of a value, cut as the sharding spec says; the

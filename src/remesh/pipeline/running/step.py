@@ -1,13 +1,13 @@
-"""What does a rank do in a step of a pipeline? It goes through its row of the schedule; lanes carry values meanwhile.
+"""Step of a pipeline on one rank: its row of the schedule, while lanes carry values.
 
 1. Before each action it takes the values that this needs from the lanes; after it hands on what came out. It never
    waits for a transfer that it does not need. Over NCCL alone it goes through its queue, which has the crossings of
    values between the actions (`remesh.pipeline.queues`).
 2. It waits until its lanes are empty, and averages gradients over the data axes of its stage.
 
-A rank that dies breaks its connections. Whoever notices breaks off its own, so that all ranks raise `PeerError` soon,
-none after the group's timeout; over NCCL they learn of it by that timeout. The same happens when the module of a rank
-raises: its own error there, `PeerError` elsewhere. Gradients are then undefined.
+A rank that dies breaks its connections. A rank that notices breaks off its own, so that all ranks raise `PeerError`
+soon, none after the group's timeout; over NCCL they learn of it by that timeout. The same happens when the module of a
+rank raises: its own error there, `PeerError` elsewhere. Gradients are then undefined.
 
 Times are those of the device: an action of a device begins and ends after its host has gone on.
 """

@@ -1,11 +1,11 @@
-"""Who works for which stage, and how does every value lie there? What all ranks find out together before a step.
+"""Survey of a pipeline before a step: the stage of each rank, and the layout of every value.
 
 In steps, all of them gathers over the whole group, so that whatever is wrong is raised on all ranks alike:
 
-1. Every rank tells its stage, the stage's mesh, its host, and which graph, schedule and options it was given
+1. Every rank reports its stage, the stage's mesh, its host, and which graph, schedule and options it was given
    (`survey_places`).
 2. Stage by stage, in the order of the graph: its ranks call their module once, without gradients, on zeros in the
-   shapes that the stages before told, and tell what came out. Random numbers and buffers are put back after
+   shapes that the stages before reported, and report what came out. Random numbers and buffers are put back after
    (`survey_values`).
 """
 

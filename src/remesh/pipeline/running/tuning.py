@@ -1,4 +1,4 @@
-"""What did a step cost? From the report of a real step to the numbers that simulation and search begin with.
+"""Measured costs of a pipeline: from the report of a real step to the numbers of simulation and search.
 
 Compute times are medians of a stage's actions, of its slowest rank. Transfer times are the bytes that the plan of an
 edge puts on the busiest NIC (none between ranks of one host), over the rate of the NICs: what a step measures of its

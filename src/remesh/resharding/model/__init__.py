@@ -1,1 +1,1 @@
-"""What is moved, and over what: moves and their unit tasks, links, and the bound that no schedule can beat."""
+"""Model of a reshard: moves and their unit tasks, links, and the bound that no schedule can beat."""

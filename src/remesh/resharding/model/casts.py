@@ -1,8 +1,8 @@
-"""Which dtype travels? Casts on the way, done where they leave the fewest bytes on the wire.
+"""Dtype casts of a transfer, done where they leave the fewest bytes on the wire.
 
 Definitions. A tensor is *held* in one dtype and *wanted* in another. It *travels* in the narrower of the two: a cast
-that narrows is done by whoever gives from its own memory, one that widens by whoever takes. So a relay passes bytes on
-and never casts, every taker gets the value of exactly one cast, and the result is that of ``Tensor.to``.
+that narrows is done by the giver that sends from its own memory, one that widens by the taker. So a relay passes bytes
+on and never casts, every taker gets the value of exactly one cast, and the result is that of ``Tensor.to``.
 
 Only casts that keep the meaning are made unasked: between floats, between complex numbers, and from integers to
 integers that have room for all of them. Anything else is a clash.

@@ -1,4 +1,4 @@
-"""How evenly can shared work be spread? The smallest largest load, exactly, by maximum flows.
+"""Even spreading of shared work: the smallest largest load, exactly, by maximum flows.
 
 Definitions. A *work item* of ``weight`` bytes is to be sent ``copies`` times. Each of its bytes must be sent at least
 once by an *owner*; the other ``copies - 1`` sendings may be done by owners or by *relays*. The *load* of a worker is

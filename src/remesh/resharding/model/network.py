@@ -1,4 +1,4 @@
-"""What are the links like? Hosts with their NICs, racks with their uplinks.
+"""Network description: hosts with their NICs, racks with their uplinks.
 
 Model. Every host has one or more full-duplex NICs and a faster link between its own ranks. The switch inside a rack
 never blocks; between racks all traffic of a rack shares its *uplink*, which may be slower than its hosts together

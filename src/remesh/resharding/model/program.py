@@ -1,4 +1,4 @@
-"""What does one rank do? Messages, copies, and the program of a rank.
+"""Program of one rank in a plan: its messages and copies.
 
 Definitions. A *message* carries one chunk from one rank to another in one round. A *copy* is a slice that a taker
 holds itself. The *program* of a rank is its part of a plan: its copies, and what it gives and takes, by round.

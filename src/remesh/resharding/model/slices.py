@@ -1,4 +1,4 @@
-"""What has to move, as columns? The slices of all moves, and the sets of ranks at their ends, by number.
+"""Slices of all moves as columns, with the sets of ranks at their ends, by number.
 
 Definitions. A *rank set* is an ascending tuple of ranks; equal ones have one number, and numbers follow their order. A
 *slice* (`remesh.layout.compute_overlap`) has *givers* that hold all of it and *takers* that want all of it. The takers

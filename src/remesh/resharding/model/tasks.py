@@ -1,4 +1,4 @@
-"""What has to move? Unit tasks: slices of tensors, with everyone who can give them and everyone who wants them.
+"""Unit tasks of a move: slices of tensors, with all ranks that can give them and all that want them.
 
 Definitions. A *move* takes one tensor from the layout that is to the layout that is wanted. A *unit task* is one
 slice of the common refinement of the two: its *givers* hold all of it, its *takers* want all of it. A taker that
@@ -8,8 +8,8 @@ Algorithm, for each move:
 
 1. Refine the two layouts into slices (`remesh.resharding.model.slices`). Moves that share their layouts, as parameters
    and optimizer moments do, are refined once.
-2. Count the elements: slices are disjoint, so if they add up to what is wanted, nothing is missing. Otherwise name
-   the boxes that nobody holds.
+2. Count the elements: slices are disjoint, so if they add up to what is wanted, nothing is missing. Otherwise name the
+   boxes that no rank holds.
 
 Source: Zhuang et al., arXiv 2211.05322, appendix B.2.
 """

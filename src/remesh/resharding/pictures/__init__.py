@@ -1,1 +1,1 @@
-"""How does a plan look? Rounds as text and SVG, and traces for Chrome."""
+"""Pictures of plans: rounds as text and SVG, and traces for Chrome."""

@@ -1,4 +1,4 @@
-"""Who sends what when? Pictures of timed messages, as text and as SVG.
+"""Pictures of timed messages, as text and as SVG.
 
 A picture has one *lane* for each host and direction, or for each rank and direction; time runs to the right. What fills
 a lane names the other end. Messages that follow each other without a gap and with the same other end are one *bar*.

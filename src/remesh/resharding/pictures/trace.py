@@ -1,4 +1,4 @@
-"""How did the run differ from the plan? Chrome traces of timed messages, planned beside measured.
+"""Chrome traces of timed messages, planned beside measured.
 
 The trace opens in Perfetto or ``chrome://tracing``. Each source of times (``"planned"``, ``"measured"``) makes one
 process for each host, and in it two tracks for each rank: what it sends and what it receives. An event is a message,

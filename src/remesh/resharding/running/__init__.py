@@ -1,1 +1,1 @@
-"""The ranks of a group carry plans out: agreement, memory, messages, and what is kept for the next time."""
+"""Execution of plans by the ranks of a group: agreement, memory, messages, and what is kept for the next time."""

@@ -1,17 +1,17 @@
-"""How is a plan used again? A resharder that plans each pair of layouts once.
+"""Resharder: a cache that plans each pair of layouts once.
 
 Definitions. The *description* of a call is what all ranks give and want: names, dtypes, shapes, boxes; and with which
 options. What all ranks described once has an *epoch* (`remesh.comm.agreement`), and the transfer is kept under it.
 
 A call, in steps:
 
-1. Every rank tells the epochs that it remembers for its own part, and those for which its tensors lie where they lay
+1. Every rank sends the epochs that it remembers for its own part, and those for which its tensors lie where they lay
    before. This is one small gather, and the agreement of the run at the same time.
 2. Known epoch, same memory everywhere: the run begins. Nothing is planned, no metadata is gathered, no region of memory
    is looked up.
 3. Known epoch, other memory on some rank: the ranks check their tensors against the kept transfer, and look up anew.
 4. Unknown epoch: descriptions are gathered, options compared; the transfer is planned as part of the second gather, in
-   which the ranks tell its digest, so a rank that cannot plan keeps nobody waiting. A resharder that has planned
+   which the ranks compare its digest, so a rank that cannot plan keeps no other waiting. A resharder that has planned
    nothing yet gathers descriptions in step 1.
 
 A rank that is called with the very same tensor objects does not even describe them again.

@@ -1,4 +1,4 @@
-"""Who posts, sends and waits? One rank at work on its steps, over torch.distributed point-to-point messages.
+"""Execution of one rank's steps of a plan, over torch.distributed point-to-point messages.
 
 A *carrier* goes through the steps of a stage (`planning.steps`). What its messages mean is left to two kinds:
 
@@ -8,8 +8,8 @@ A *carrier* goes through the steps of a stage (`planning.steps`). What its messa
 With NCCL, where operations start in the order of a stream, the two messages of a rank in a round go out as a batch.
 Batches are all in the one communicator of the group; a send or receive by itself would make one for each pair of ranks.
 torch opens a group of NCCL's operations for a batch, and leaves it open where the batch raises. Such a group belongs to
-the thread: nothing that the thread queues later, on whatever communicator, would ever start, and nobody would be told.
-So batches have a thread of their own, which ends with the run.
+the thread: nothing that the thread queues later, on whatever communicator, would ever start, and no error would show
+it. So batches have a thread of their own, which ends with the run.
 
 Every buffer that is not the caller's memory comes from `Staging`, which counts what is alive: a buffer counts until
 nothing refers to it any more, whatever the steps say.

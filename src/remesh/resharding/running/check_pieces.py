@@ -1,4 +1,4 @@
-"""Are a rank's pieces what the plan says, each in memory of its own?
+"""Checks of a rank's pieces against the plan, and of their memory.
 
 A piece is right when it has the boxes, the dtype and the shape that the plan was made for, and its boxes lie in dense
 memory in which no two elements share a place. Pieces of both sides may share memory: what is given from a place into

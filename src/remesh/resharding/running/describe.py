@@ -1,9 +1,9 @@
-"""What does every rank give and want? Descriptions of tensors, gathered and made into moves.
+"""Descriptions of the tensors that every rank gives and wants, gathered and made into moves.
 
-A model has many tensors of few kinds. So a rank describes each *kind* once and says of which kind each tensor is:
+A model has many tensors of few kinds. So a rank describes each *kind* once, and names the kind of each tensor:
 ``{"kinds": [kind, ...], "tensors": {name: number of the kind}}``, for either side. A kind is ``[dtype, global shape,
 reduction, shards]``; empty shards are left out. All ranks make the same moves from the same descriptions, in order of
-names, and tensors of which all ranks say the same have the very same layouts.
+names, and tensors that all ranks describe alike have the very same layouts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How does a transfer overlap with compute? A handle on a run that a thread carries out.
+"""Handle on an asynchronous transfer that a thread carries out.
 
 Planning and agreement are collective and happen before the handle exists, in the caller's thread, so they keep their
 place among the caller's other collectives. What the thread does is point-to-point messages under a tag of its own:

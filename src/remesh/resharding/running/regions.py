@@ -1,4 +1,4 @@
-"""Where in this rank's memory is a box? Pieces of a state seen as regions that can be copied and sent.
+"""Memory regions of a rank's pieces: strided views of boxes that can be copied and sent.
 
 Definitions. The *region* of a box on a rank is the strided view of the rank's memory that holds it. Elements that
 travel in the dtype in which they are kept are seen as integers of their size, so they move bit by bit whatever they
@@ -10,7 +10,7 @@ cast; any other is *staged*: packed into, or unpacked from, a byte buffer. What 
 the second run with one memory looks nothing up.
 
 A piece whose tensor is not contiguous, or shares memory with another one that is taken, is worked on as a contiguous
-copy; `Regions.flush` writes the copies back, and says which of those that share memory are not what they should be.
+copy; `Regions.flush` writes the copies back, and returns which of those that share memory are not what they should be.
 """
 
 from __future__ import annotations

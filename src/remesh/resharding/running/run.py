@@ -1,20 +1,20 @@
-"""How do the bytes get there? A transfer carried out by the ranks of a group.
+"""Run of a transfer by the ranks of a group.
 
 Each rank, in steps:
 
-1. See that its tensors are what the transfer was planned for. All ranks compare its digest and tell each other what
-   went wrong so far; nothing moves unless all are ready. They agree on a tag, so that runs do not mix.
+1. See that its tensors are what the transfer was planned for. All ranks compare its digest and exchange what went wrong
+   so far; nothing moves unless all are ready. They agree on a tag, so that runs do not mix.
 2. Sum what is held as partial sums (`remesh.resharding.planning.reduction`).
 3. Go through its messages (`remesh.resharding.running.carry`), and copy what it holds itself while it waits for others;
    a rank that passes on what it takes copies afterwards, because others wait for it.
-4. Tell everyone that it has all it wanted, and wait to hear it from them (`tree`; over NCCL by a gather on the same
-   communicator, behind all messages): a run ends well for all or for none.
+4. Send all others that it has all it wanted, and wait to receive it from them (`tree`; over NCCL by a gather on the
+   same communicator, behind all messages): a run ends well for all or for none.
 
-A peer that dies breaks its connections. Whoever notices breaks off its own, so all ranks learn of it one after the
+A peer that dies breaks its connections. A rank that notices breaks off its own, so all ranks learn of it one after the
 other, at once; each raises `UnfilledError`, which names the tensors that did not get all their elements there.
 
-Memory that a run needs is made in step 1, as far as it can be known: where a rank has none left, all hear of it then,
-and nothing has moved.
+Memory that a run needs is made in step 1, as far as it can be known: where a rank has none left, all get the error
+then, and nothing has moved.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Do all ranks plan with the same options? What each tells of its own, and what they settle on.
+"""Planning options agreed on by all ranks.
 
 Plans are functions of their arguments, so options must be equal everywhere, or ranks would plan differently and never
 meet. All but one: ``max_staging_bytes`` may follow from each rank's own free memory. The least of all caps holds for

@@ -1,4 +1,4 @@
-"""When did which message go? What a run measured, to be laid beside what its plan said.
+"""Timings of the messages of a run, to be compared with its plan.
 
 Definitions. Times are seconds since the ranks agreed on the plan, on each rank's own clock; ranks leave that agreement
 within one latency of each other. A giver knows when it began to send, a taker when everything was there; a *timing*

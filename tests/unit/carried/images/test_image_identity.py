@@ -1,4 +1,4 @@
-"""By what is a file known again that processes write to by their memory?"""
+"""Identity of files that processes write to by their memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who takes which snapshots, and when may one be thrown away?"""
+"""Choice of snapshots: which rank takes which, and when one may be thrown away."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""How are files carried whose bytes nobody else keeps? Bytes and all, without holes.
+"""Contents of unnamed and in-memory files, which an image has to carry.
+
+Bytes are kept, holes are not.
 
 Those without a name: Fortran's ``STATUS='SCRATCH'``, ``tmpfile``, ``mkstemp`` with ``unlink``. Those in memory: what
 parents and children share, POSIX semaphores and shared memory, memory files. All stand in one file of the image, one

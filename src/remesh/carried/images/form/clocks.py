@@ -1,4 +1,4 @@
-"""What do the clocks of a process show, and how does a later one go on from there? By those of a time namespace."""
+"""Clocks of a process, carried across machines by a time namespace."""
 
 from __future__ import annotations
 

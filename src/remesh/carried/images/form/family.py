@@ -1,8 +1,9 @@
-"""In which order are the processes of a tree made again, so that each has its parent, session and process group?
+"""Order in which the processes of a tree are made again, with the right parent, session and process group.
 
 A process gets its session at birth, from its parent, and can only leave it for one of its own. So:
 
-1. a leader of a session is born in the session that its elder children are in, if it has such; anyone else in its own
+1. a leader of a session is born in the session that its elder children are in, if it has such; any other process in its
+   own
 2. going down the tree: children of the older session, then the session is made, then the other children
 3. an orphan whose session is not that of init is born of a *fleeting* process: a child of the session's leader, or a
    stand-in for a leader that has ended; when that leaves, init becomes the parent

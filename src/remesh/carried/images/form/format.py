@@ -1,4 +1,4 @@
-"""What does an image consist of? A folder with one JSON file per kind of kernel object, and one file of pages.
+"""File format of a process image: a folder with one JSON file per kind of kernel object, and one file of pages.
 
     image.json      header: version, machine, what it builds upon, length and SHA-256 of every other file
     tree.json       what the processes of the tree have in common: relatives, open files (`tree_format`)

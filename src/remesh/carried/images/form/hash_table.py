@@ -1,10 +1,10 @@
-"""Who hashes which file, where several processes of a host need the same? Whoever comes first; the others take it over.
+"""Shared table of file hashes, so that the processes of a host hash each file once.
 
 A table is a folder in memory that those processes share. Its entries are named by the state of a file:
 
     <state>           the hash, once it is known
-    <state>-at-once   locked by who finds it while processes stand still
-    <state>-ahead     locked by who finds it while programs run: who stands still does not wait for that
+    <state>-at-once   locked by the process that computes it while processes are frozen
+    <state>-ahead     locked by the process that computes it while programs run; frozen processes do not wait for it
 """
 
 from __future__ import annotations

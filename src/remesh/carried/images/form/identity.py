@@ -1,4 +1,4 @@
-"""By what is a file known again at restore, on this machine or another? Length, time, and a hash of its bytes."""
+"""Identity of a file at restore, on this machine or another: length, time, and a hash of its bytes."""
 
 from __future__ import annotations
 

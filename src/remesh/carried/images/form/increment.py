@@ -1,4 +1,4 @@
-"""Which pages does an increment write itself, and where does it find the others? Pure arithmetic on sets of pages.
+"""Pages of an incremental image: those that it writes itself, and the layers of older ones. Pure.
 
 The pages written since the previous image are the increment's own, and its topmost layer; below lie those of the
 previous image, without the pages that are not there any more.

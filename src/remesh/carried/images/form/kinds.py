@@ -1,4 +1,4 @@
-"""The requests to the image engine and its answers: plain values, no I/O."""
+"""Requests to the image engine and its answers: plain values, no I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which image holds a page? Images lie one over the other like transparent sheets.
+"""Layers of pages of a chain of images: the topmost that has a page counts.
 
 A *layer* is what one of them holds of the pages that are saved; a page is that of the topmost layer which has it. So
 what lies below is taken over as it stands, however scattered the pages are that changed since.

@@ -1,10 +1,10 @@
-"""Which locks of files do processes hold, and how do they get them again? As the kernel tells, before any of them runs.
+"""File locks of a process tree: read from the kernel, and taken again at restore before any process runs.
 
-    flock           of an open file   taken again by who opens the file for the stubs, which inherit it
+    flock           of an open file   taken again by init, which opens the file for the stubs that inherit it
     F_OFD_SETLK     likewise, of a range of its bytes
     F_SETLK         of a process      taken again by its stub, as the last thing that is done with its descriptors
 
-A lock that somebody else has at a restart is a reason not to: both would think that they are alone.
+A restore fails if another process has such a lock: both would believe that they hold it alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What of this machine is built into every process? Its kernel's code, and the processor's registers and abilities."""
+"""Machine properties that are built into a process: the kernel's code, CPU registers and features."""
 
 from __future__ import annotations
 

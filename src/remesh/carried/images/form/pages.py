@@ -1,4 +1,4 @@
-"""How do pages get into ``pages.bin`` and out of it? In chunks; while one is read, others are summed and written.
+"""Writer and reader of ``pages.bin``: pages in chunks, read, checksummed and written in parallel.
 
 3 x (process memory --process_vm_readv--> buffer --[zlib] crc32, pwrite--> pages.bin)
 

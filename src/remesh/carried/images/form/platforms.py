@@ -1,4 +1,4 @@
-"""On which machines are there process images? Linux on x86-64."""
+"""Supported platforms of process images: Linux on x86-64."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which pages are in one set and in another? A set of pages is ranges of addresses, in order and disjoint.
+"""Sets of pages, as ordered disjoint address ranges.
 
-The ranges stand in two columns: there may be a hundred thousand while a process stands still, and what is done to a
-whole column at once costs a tenth of the same by single ranges.
+The ranges stand in two columns: there may be a hundred thousand while a process is frozen, and what is done to a whole
+column at once costs a tenth of the same by single ranges.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How do records of an image become JSON and come back checked? By the annotations of their dataclasses.
+"""JSON encoding of an image's records, by the annotations of their dataclasses, with strict reading.
 
 ``bytes`` are written in hex, tuples as lists, enums by value. Reading is strict: a field that is missing, unknown or
 of another type is a `FormatError` that names it. Nothing is ever unpickled or executed.

@@ -1,4 +1,4 @@
-"""How does an image become complete? Its files are written and flushed side by side, as they come, the header last."""
+"""Writer of an image's folder: files written and flushed in parallel, the header last."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How is an image read back and trusted? Every file is checked against the header before a byte of it is used.
+"""Reader of a stored image: every file is checked against the header before a byte of it is used.
 
 `read_tree` reads everything but the pages, whose chunks carry their own checksums; `read_image` that of one process.
 """

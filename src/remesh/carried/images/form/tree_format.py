@@ -1,8 +1,8 @@
-"""What do the processes of a tree have in common? ``tree.json``: relatives, open files, and what those hold.
+"""File format of ``tree.json``: relatives and open files of a process tree, and what those hold.
 
 An *open file* is what ``open``, ``pipe`` or ``socket`` makes: a position and flags of its own. Descriptors of one or
-several processes lead to it (``files.json`` of each), by ``dup`` and ``fork``. A *carried file* is one whose bytes
-the image holds, since nobody else keeps them: it has no name any more, or it stands in memory.
+several processes lead to it (``files.json`` of each), by ``dup`` and ``fork``. A *carried file* is one whose bytes the
+image holds, since no other place keeps them: it has no name any more, or it stands in memory.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What can be known of a process before it stands still? The hashes of the files that it has mapped or reads.
+"""Hashes of the files that a process has mapped or reads, computed before it is frozen.
 
 torch's libraries have half a gigabyte, and SHA-256 takes a third of a second or more for them: as long as all pages
-take to be written. Most files stay as they are. So the image that a process came from tells their hashes, and those of
-others are found while the program runs; what is left, while its pages are written. Processes of one host divide the
+take to be written. Most files stay as they are. So the image that a process came from supplies their hashes, and those
+of others are found while the program runs; the rest, while its pages are written. Processes of one host divide the
 files among them (`remesh.carried.images.form.hash_table`).
 """
 

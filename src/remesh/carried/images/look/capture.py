@@ -1,4 +1,4 @@
-"""What is the kernel state of a frozen process? Read from ``/proc``, from ptrace, and by calls injected into it."""
+"""Capture of a frozen process's kernel state: from ``/proc``, from ptrace, and by injected system calls."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How does a process stand still with all of its descendants? Parents first, until nobody new appears.
+"""Freezer of a process tree: parents first, until no new process appears.
 
-Who stands still makes no child. A parent that waits for a child to become
-another program (vfork) stands only after that, so no child is met that still shares its parent's memory.
+A frozen process makes no child. A parent that waits for a child to become another program (vfork) stops only after
+that, so no child is met that still shares its parent's memory.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What does this process hold still? A register: whoever kills one need not know who froze it, nor load how.
+"""Registry of processes that we have frozen, so that cleanup can kill them without importing ptrace.
 
-A process that was killed while its threads were held is not gone before its holder has taken leave of them.
+A process that was killed while its threads were traced is not gone before its tracer has reaped them.
 """
 
 from __future__ import annotations

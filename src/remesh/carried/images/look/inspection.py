@@ -1,4 +1,4 @@
-"""What in a process and its descendants stands against an image? `check_imageable` looks from outside, stops nothing.
+"""Checks of what an image cannot hold of a process tree. `check_imageable` looks from outside and stops nothing.
 
 Each check yields refusals: the offender by name, the reason, and what to do. `kind_of` sorts open files
 into the kinds that an image holds.

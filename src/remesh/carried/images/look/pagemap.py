@@ -1,4 +1,4 @@
-"""Which pages of a process are worth saving? Asked of the kernel by ``PAGEMAP_SCAN``, or of ``pagemap`` page by page.
+"""Page map of a process: which pages to save, by ``PAGEMAP_SCAN`` or ``/proc/PID/pagemap``.
 
 A page is saved when it is present or swapped, is not the zero page, and, in a private mapping of a file, is no longer
 the file's own. Everything else comes back by mapping again. In areas that `track` has registered the kernel also tells

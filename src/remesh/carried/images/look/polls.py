@@ -1,7 +1,8 @@
-"""What does an epoll instance look at, and how does it look at that again?
+"""Watches of epoll instances: captured, and registered again at restore.
 
-It knows an open file together with the number that the process had for it which asked to watch it. So it can only be
-asked again by a process that has both; where nobody has any more, it is refused. Source: epoll(7), kcmp(2).
+An instance knows an open file together with the descriptor number of the process that registered it. So only a process
+that has both can register it again; where no process has them any more, the image is refused. Source: epoll(7),
+kcmp(2).
 """
 
 from __future__ import annotations

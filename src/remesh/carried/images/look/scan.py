@@ -1,7 +1,7 @@
-"""Which pages does an image of a frozen process hold? Found in two looks, so that writing can begin after the first.
+"""Scan of a frozen process's pages, in two passes, so that writing can begin after the first.
 
 1. Pages of private memory that were written since they were marked, or all of it for a full image and where there are
-   no marks. They are the image's own, whatever the second look finds. With marks this costs what was written.
+   no marks. They are the image's own, whatever the second pass finds. With marks this costs what was written.
 2. While those are written: all private pages that are there, as far as they decide what of older images can be seen,
    and what is in the arena.
 """

@@ -1,7 +1,7 @@
-"""On which processors do the threads of a process run after it has moved? On those at the same places of its new seat.
+"""CPU affinity of a restored process's threads: the same places in the new set of processors.
 
-A *seat* is the set of processors that a launcher has given to a rank: those that its init may run on. Sets are numbers
-with bit n for processor n. A thread that had the whole seat has the whole new one.
+A *seat* is the affinity mask that a launcher has given to a rank: the processors that its init may run on. Sets are
+numbers with bit n for processor n. A thread that had the whole seat has the whole new one.
 """
 
 from __future__ import annotations

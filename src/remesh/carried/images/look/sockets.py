@@ -1,4 +1,4 @@
-"""How are sockets between the processes of a tree carried (AF_UNIX)? As pairs, with what is on its way, and listeners.
+"""AF_UNIX sockets between the processes of a tree: pairs with queued data, and listeners, carried and remade.
 
 A pair is connected again by ``socketpair``, filled from the other end, and closed at that end if nobody had it. What is
 on its way may be descriptors, too (SCM_RIGHTS). A listener is bound to its name again. What cannot be done so is

@@ -1,4 +1,4 @@
-"""How does one process stand still as a whole? Every thread is seized and interrupted, until no new ones appear."""
+"""Frozen process: all of its threads seized and interrupted (ptrace), until no new ones appear."""
 
 from __future__ import annotations
 

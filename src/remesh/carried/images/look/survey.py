@@ -1,6 +1,6 @@
-"""Which open files do the processes of a tree have, and who shares which? Asked while all stand still.
+"""Survey of a frozen tree's open files: which descriptors share one, by kcmp.
 
-The kernel tells whether two descriptors lead to the same open file (kcmp); only those that look alike are compared.
+The kernel answers whether two descriptors lead to the same open file (kcmp); only those that look alike are compared.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which pages has a process written since its last image? The kernel notes it, by a userfaultfd in WP_ASYNC mode.
+"""Dirty-page tracking of a process between images, by a userfaultfd in WP_ASYNC mode.
 
 1. The frozen process makes a userfaultfd (an injected call); this process takes a copy and the original is closed, so
    the program holds no descriptor of ours, and tracking ends with this process.

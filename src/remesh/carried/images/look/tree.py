@@ -1,4 +1,4 @@
-"""Which processes belong to a tree, and how are they related?
+"""Process tree: its members, and their parents, groups and sessions.
 
 A *tree* is a process with its descendants; of an upper half it is everything in its pid namespace but the init, so
 those that lost their parent are in it, too.

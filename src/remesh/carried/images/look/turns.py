@@ -1,7 +1,7 @@
-"""How long may a thread of ours keep others from running Python while a process stands still? Half a millisecond.
+"""Shorter thread switch interval of the interpreter (0.5 ms) while a process is frozen.
 
-A thread that comes back from the disk waits until the one that runs Python gives way, which it does after 5 ms unless
-it is told otherwise: as long as four chunks of pages take to be written.
+A thread that comes back from the disk waits for the interpreter's lock, which the running thread releases after 5 ms by
+default: as long as four chunks of pages take to be written.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The init of an upper half: the first process of its pid namespace, parent of the program, reaper of orphans.
+"""Init process of an upper half: first of its pid namespace, parent of the program, reaper of orphans.
 
 Begun by a `starter` with two descriptors: ``orders`` (one JSON object, then the sender keeps it open: when it closes,
 the lower half has ended, and so does everything here) and ``news`` (JSON lines back to it). The starter leaves for new

@@ -1,4 +1,4 @@
-"""Into which namespaces does an upper half go, and what does it find there? Called by our init, before the program.
+"""Namespaces of an upper half (pid, mount, time, user), entered by our init before the program.
 
 Its own *pid* namespace gives it the same process and thread ids wherever it runs; its own *mount* namespace gives it
 its channel and logs under the same names; a *time* namespace (at restore) lets its clocks go on from where they were;

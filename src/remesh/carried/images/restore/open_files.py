@@ -1,4 +1,4 @@
-"""How are open files brought back? Checked and cut first, by our init; then opened by it, for all who inherit them.
+"""Open files of a restored process tree: checked, truncated and opened by our init, for all that inherit them.
 
 A file that the program reads or writes must begin with the bytes it had at the image. If it is longer now, and the
 program had it open for writing, the policy decides; the program will write again what came after the image. Bytes

@@ -1,4 +1,4 @@
-"""What does the init of an upper half do once its program runs? It reaps, and ends with the program or the lower half.
+"""Main loop of an upper half's init: it reaps, and ends with the program or the lower half.
 
 A program of a tenth of a megabyte does it in the place of this process (``_reaper.c``). Where Remesh was built without
 a C compiler, this process goes on itself: the same in Python, with all that it has loaded.

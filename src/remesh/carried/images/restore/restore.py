@@ -1,4 +1,4 @@
-"""How does a tree of processes come back from its image? Called by our init, inside the namespaces.
+"""Restore of a process tree from its image, called by our init inside the namespaces.
 
     check      the machine, mapped files, open files: nothing is made before all fits
     open       every open file, once; all processes inherit them
@@ -7,7 +7,7 @@
     end        those that had ended, and were not waited for, end again
     leave      all run on
 
-Until the last step all stand still. When this process ends, they end.
+Until the last step all are stopped. When this process ends, they end.
 """
 
 from __future__ import annotations

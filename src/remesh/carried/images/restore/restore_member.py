@@ -1,5 +1,6 @@
-"""How does one process come back from its image? A stub of the same program file, stopped before its first instruction,
-is emptied and filled with what the image holds. Called by our init, inside the namespaces.
+"""Restore of one process from its image, called by our init inside the namespaces.
+
+A stub of the same program file, stopped before its first instruction, is emptied and filled with what the image holds.
 
     empty      everything is unmapped but the kernel's own areas, which move to where they were
     memory     areas are mapped, pages written

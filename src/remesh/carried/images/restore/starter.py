@@ -1,7 +1,7 @@
-"""Who leaves for new namespaces, to start the init of an upper half there?
+"""Helper process that enters new namespaces to start the init of an upper half there.
 
-A process of its own, since the one that asks stays where it is. It waits for an order (`init`), and comes about in one
-of two ways:
+It is a process of its own, since its parent stays in the old namespaces. It waits for an order (`init`), and comes
+about in one of two ways:
 
     Starter.fork()    a copy of this process, while that has a single thread: no second interpreter starts, and the
                       memory of both is the same pages

@@ -1,4 +1,4 @@
-"""How is an upper half started, brought back and ended? By a small init of ours in namespaces of its own.
+"""Start, restore and end of an upper half, by a small init in namespaces of its own.
 
 `start_upper` and `restore_upper` are for the lower half; both return the running process as an `Upper`.
 """

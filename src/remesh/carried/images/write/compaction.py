@@ -1,4 +1,4 @@
-"""How does an increment become an image of its own? Its pages are gathered from the images it builds upon."""
+"""Compaction of an incremental image: a full image, from the pages of all that it builds upon."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How is a process written to a folder, with its descendants? They are frozen, read, and go on or are killed.
+"""Dump of a process tree to a folder: freeze, read, and resume or kill.
 
 inspect   refusals, before anything is stopped; hashes of mapped files
-freeze    every thread of every process stands still
+freeze    every thread of every process is stopped
 survey    refusals again, now of what cannot change any more; relatives, open files, shared memory
 ...       each process: see `dump_member`; meanwhile a thread hashes the mapped files that are not known yet
 commit    each process; the root last, whose header makes it an image

@@ -1,4 +1,4 @@
-"""How is one process of a tree that stands still written to its folder? Its kernel state and pages.
+"""Dump of one frozen process of a tree: its kernel state and pages.
 
 scan      which pages the image holds itself
 state     while they are written: which others can be seen; kernel state, descriptors

@@ -1,1 +1,1 @@
-"""The calls that cross the channel: one table that both halves read."""
+"""Calls that cross the channel between the two halves: one table that both read."""

@@ -1,4 +1,4 @@
-"""What do the C files know of calls, replies, wire messages and channels? ``_calls.h``, made from the tables here.
+"""Generator of ``_calls.h``: the calls, replies, wire messages and channels that C shares with the tables here.
 
 ``python -m remesh.carried.mpi.calls.header`` writes it; a test compares it with what the tables say.
 """

@@ -1,4 +1,4 @@
-"""Which calls cross the channel, how are they laid out in a slot, and what becomes of one that a checkpoint meets?
+"""Table of the calls that cross the channel: layout in a slot, and replay after a checkpoint.
 
 The upper half keeps everything that needs no other rank (groups, datatypes, attributes, topologies, statuses,
 persistent requests, user operations) and turns the rest of MPI into the few calls below. All handles are virtual:
@@ -8,7 +8,7 @@ A request is ``B`` (number of the call) and the call's fixed part, little-endian
 is ``B`` (:data:`OK` or :data:`FAILED`) and the reply's fixed part, then its tail. A failed reply carries
 :data:`FAILURE` and a UTF-8 text.
 
-Some calls may also be posted in a slot's ring, which nobody answers: an inline ``send``, an ``unlock``, and
+Some calls may also be posted in a slot's ring, which has no replies: an inline ``send``, an ``unlock``, and
 ``start_receive`` and ``start_access``, whose requests have numbers that the upper half has chosen.
 
 What happens to an unanswered request at a checkpoint is its :class:`Replay` rule. What is done before the reply is

@@ -1,4 +1,4 @@
-"""What do lower halves say to each other, and how is it laid out?"""
+"""Wire messages between lower halves: kinds and layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where do the words of a channel and of its slots stand? In bytes; ``channel.py`` says what each of them means."""
+"""Byte offsets of the words of a channel and of its slots; ``channel.py`` defines their meaning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How is the library built? Once for each face, into ``built/``, where programs look for their libraries first.
+"""Build of the MPI library: once for each face, into ``built/``, where programs look for their libraries first.
 
 The three faces have other file names, so a program finds the one that it was linked with. Some packagers have names of
 their own for MPICH's, and Open MPI's has one more for Fortran; those are empty libraries that lead to it. MPICH's entry

@@ -1,4 +1,4 @@
-"""How much of MPI is there? ``python -m remesh.carried.mpi.library.coverage`` prints the table of docs/mpi/limits.md.
+"""Coverage of MPI: ``python -m remesh.carried.mpi.library.coverage`` prints the table of docs/mpi/limits.md.
 
 It counts what ``generate.py`` makes entry points of, so it runs in a checkout. Large-count forms (``MPI_X_c``), names
 for profiling (``PMPI_X``) and those of Fortran come with a function, and are not counted by themselves.

@@ -1,9 +1,9 @@
-"""How does a program find the library, and not the MPI that it was linked with? By its environment alone.
+"""Library search of MPI programs: environment variables by which a program loads our library instead of its MPI.
 
 The three faces have different file names, so one folder that stands first on LD_LIBRARY_PATH serves programs of all,
 and those that a script starts. Only a program whose search path is built in (DT_RPATH) would look elsewhere first: it
-gets its face by LD_PRELOAD. mpi4py's wheels choose among several builds, and are told. A program in Fortran that was
-linked with MPICH brings MPICH's own library for Fortran; one that does not find it gets ours.
+gets its face by LD_PRELOAD. mpi4py's wheels choose among several builds, by a variable that is set here. A program in
+Fortran that was linked with MPICH brings MPICH's own library for Fortran; one that does not find it gets ours.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which value has each constant of MPI in each face? ``tables/constants.txt`` and ``tables/openmpi_symbols.txt``.
+"""Constants of MPI in each face: the tables ``tables/constants.txt`` and ``tables/openmpi_symbols.txt``.
 
 ``python -m remesh.carried.mpi.library.facts MPICH OPENMPI`` writes the tables; the arguments are folders with
 ``include`` and ``lib`` of both, MPICH's with the standard ABI's ``mpi_abi.h`` too. Of the headers only names and values

@@ -1,4 +1,4 @@
-"""The parts of the library that are made from tables: each face's header, and the entry point of every MPI function.
+"""Generator of the MPI library's parts: each face's header, and the entry point of every MPI function.
 
 ``python generate.py FACE FOLDER`` writes, for one face:
 

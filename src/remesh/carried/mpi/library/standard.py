@@ -1,4 +1,4 @@
-"""Which functions does the MPI standard have, in C? ``tables/functions.txt``, from the MPI Forum's own data.
+"""Functions of the MPI standard in C: the table ``tables/functions.txt``, from the MPI Forum's own data.
 
 ``python -m remesh.carried.mpi.library.standard`` writes the table; it needs ``pympistandard``, which carries the
 Forum's machine-readable standard. One function stands on a line: type and name, then its parameters, separated by
