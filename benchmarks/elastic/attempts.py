@@ -134,7 +134,7 @@ class Count:
     trials: list[Trial] = field(default_factory=list)
     spent_s: float = 0.0
 
-    def take_turn(self) -> None:
+    def take_lock(self) -> None:
         begun_s = time.monotonic()
         trial = kill_once(self.launcher, self.meeting)
         self.trials.append(trial)
@@ -173,5 +173,5 @@ def rows_of(meeting: str, settings: Settings) -> Iterator[Sequence[Row]]:
     for _ in range(settings.num_kills):
         for count in counts:
             if count.launcher == "remesh" or count.spent_s < 60 * settings.peer_minutes:
-                count.take_turn()
+                count.take_lock()
         yield [row for count in counts for row in count.rows()]

@@ -222,7 +222,7 @@ class ControlPlane:
             self._lose_peer(self.agents[neighbour])
 
     def kill_leader(self) -> None:
-        """The first node dies, and then whoever comes first to the meeting."""
+        """The first node dies, and then the first node at the meeting."""
         self.kill_agent(min(agent.machine.index for agent in self.agents if agent.alive))
         while (lead := self.store.values.get(f"gen/{self._number + 1}/lead/0")) is None:
             self._round()

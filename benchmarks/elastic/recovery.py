@@ -54,7 +54,7 @@ class Contest:
     def is_over(self) -> bool:
         return len(self.found) >= self.wanted or self.num_lost > MAX_LOST or self.spent_s >= self.budget_s
 
-    def take_turn(self) -> None:
+    def take_lock(self) -> None:
         """One job, hurt a few times."""
         # A job whose store's host was killed cannot lose it again.
         often = 1 if self.case == "host" else self.kind.kills_per_job
@@ -86,7 +86,7 @@ def rows_of(case: str, settings: Settings) -> Iterator[Sequence[Row]]:
     while any(not contest.is_over for contest in contests):
         for contest in contests:
             if not contest.is_over:
-                contest.take_turn()
+                contest.take_lock()
         yield _rows(contests)
 
 

@@ -160,8 +160,8 @@ class _Job:
 @contextlib.contextmanager
 def _store(bed: Testbed) -> Iterator[None]:
     """A store on a host of its own, which outlives the nodes."""
-    door = bed.door_of(STORE)
-    enter = ("-m", "remesh.testbed.enter", door.namespace, door.host, door.hosts_file, sys.executable)
+    entry = bed.entry_of(STORE)
+    enter = ("-m", "remesh.testbed.enter", entry.namespace, entry.host, entry.hosts_file, sys.executable)
     program = subprocess.Popen(
         [sys.executable, *enter, "-c", _STORE_PROGRAM, str(PORT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )

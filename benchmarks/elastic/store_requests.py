@@ -149,7 +149,7 @@ def serve(tls: Tls) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     with Tunnels(tls) as tunnels:
-        tunnels.open_door(listener, server.port)
+        tunnels.open_port(listener, server.port)
         print(json.dumps([f"127.0.0.1:{server.port}", f"127.0.0.1:{port}"]), flush=True)
         for _ in sys.stdin:
             print(time.process_time(), flush=True)

@@ -27,8 +27,8 @@ from unittest import mock
 from benchmarks.report import Row, at_most
 from remesh.carried.mpi.launch import Reach, plan_start
 from remesh.carried.mpi.library.build import LIBRARIES
+from remesh.carried.mpi.mpi_job import Placement, RunSettings, run_job_once
 from remesh.carried.mpi.mpis import Installation, find_mpi
-from remesh.carried.mpi.stay import Placement, StaySettings, run_stay
 from remesh.carried.rounds.job_folder import JobFolder, JobSpec
 from remesh.carried.rounds.leader import Coordinator
 from remesh.foundation.linux.procfs import children_of, family_of
@@ -273,7 +273,7 @@ def run_carried(case: CCase, watch: BesideMemory | None = None) -> Measured:
         environment = {"PATH": "/usr/bin:/bin", **case.variables}
         job = JobFolder.create(folder / "job", JobSpec(case.argv, case.num_ranks, str(folder), environment))
         placement = Placement(case.installation.kind, case.network)
-        stay = run_stay(job, placement, StaySettings(), None, watch)
+        stay = run_job_once(job, placement, RunSettings(), None, watch)
         if stay.outcome.state != "finished":
             raise RuntimeError(f"running {case}: {stay.outcome.cause}")
         return _read((job.logs / "rank-0000.out").read_text())

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from remesh.carried.hosts.hosts import Host
+from remesh.carried.mpi.mpi_job import Placement, RunSettings, run_job_once
 from remesh.carried.mpi.mpis import find_mpi
-from remesh.carried.mpi.stay import Placement, StaySettings, run_stay
 from remesh.carried.rounds.job_folder import JobFolder, JobSpec
 from remesh.carried.rounds.leader import Coordinator
 from tests.mpi.patience import Patience, run_patiently
@@ -47,7 +47,7 @@ class Config:
 
     @property
     def placement(self) -> Placement:
-        """As `run_stay` takes it."""
+        """As `run_job_once` takes it."""
         if len(self.ranks_per_host) == 1:
             return Placement(self.mpi, self.network)
         hosts = tuple(Host(f"host{index}", count) for index, count in enumerate(self.ranks_per_host))
@@ -107,7 +107,7 @@ def run_command(argv: tuple[str, ...], environment: Mapping[str, str], configs: 
         for place, config in enumerate(configs):
             is_last = place == len(configs) - 1
             stopper = Stopper(job, None if is_last else chance.uniform(0.05, 0.5))
-            stay = run_stay(job, config.placement, StaySettings(keep=1), checkpoint, stopper)
+            stay = run_job_once(job, config.placement, RunSettings(keep=1), checkpoint, stopper)
             init_s.append(max((seconds.get("mpi_init", 0.0) for seconds in stay.ready_seconds.values()), default=0.0))
             nic_bytes += [min(stay.nic_bytes.values())] if stay.nic_bytes else []
             if stay.outcome.state != "stopped":

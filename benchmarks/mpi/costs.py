@@ -32,11 +32,11 @@ from pathlib import Path
 from benchmarks.mpi import c_programs, images, whole_runs
 from benchmarks.mpi.chain import ENVIRONMENT, PROGRAMS
 from benchmarks.report import Row, at_least, at_most, is_quick, spread_of, write_report
-from remesh.carried.hosts.ground import make_bed
 from remesh.carried.hosts.hosts import Host
+from remesh.carried.hosts.job_hosts import make_testbed
 from remesh.carried.mpi.launch import LaunchCommand, Reach, plan_start
+from remesh.carried.mpi.mpi_job import Placement, RunSettings, reach_into, run_job_once
 from remesh.carried.mpi.mpis import find_mpi
-from remesh.carried.mpi.stay import Placement, StaySettings, reach_into, run_stay
 from remesh.carried.rounds.job_folder import JobFolder, JobSpec
 from remesh.foundation.settings import SHARED_ARRAYS
 from remesh.testbed.inside import command_inside
@@ -85,7 +85,7 @@ class Case:
 
     @property
     def placement(self) -> Placement:
-        """As `run_stay` takes it."""
+        """As `run_job_once` takes it."""
         hosts = () if self.rate is None else tuple(Host(f"host{rank}", 1) for rank in range(self.num_ranks))
         return Placement(self.mpi, self.network, hosts, self.rate)
 
@@ -231,13 +231,13 @@ def _plan_native(case: Case, stack: contextlib.ExitStack) -> LaunchCommand:
     command = (installation.python, *case.arguments)
     if case.rate is None:
         return plan_start(installation, case.network, case.num_ranks, (), Reach(), command)
-    bed = stack.enter_context(make_bed(case.placement.hosts, case.rate))
+    bed = stack.enter_context(make_testbed(case.placement.hosts, case.rate))
     room = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="remesh-costs-")))
     reach, hosts = reach_into(bed, case.placement.hosts, room)
     start = plan_start(installation, case.network, case.num_ranks, hosts, reach, command)
     for path, text in start.files.items():
         Path(path).write_text(text)
-    return replace(start, command=tuple(command_inside(bed.switch_door, start.command)))
+    return replace(start, command=tuple(command_inside(bed.switch_entry, start.command)))
 
 
 def measure_carried(case: Case) -> Measured:
@@ -248,7 +248,7 @@ def measure_carried(case: Case) -> Measured:
         spec = JobSpec(argv, case.num_ranks, str(folder), ENVIRONMENT | dict(case.variables))
         job = JobFolder.create(folder / "job", spec)
         memory = c_programs.BesideMemory()
-        stay = run_stay(job, case.placement, StaySettings(), None, memory)
+        stay = run_job_once(job, case.placement, RunSettings(), None, memory)
         if stay.outcome.state != "finished":
             raise RuntimeError(f"running {case}: {stay.outcome.cause}")
         return _read((job.logs / "rank-0000.out").read_text()) | {"beside_bytes": memory.most_bytes}

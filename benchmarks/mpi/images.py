@@ -23,8 +23,8 @@ from pathlib import Path
 from benchmarks.mpi.chain import ENVIRONMENT, PROGRAMS
 from benchmarks.report import Row, at_most, is_quick, median_of, write_report
 from remesh.carried.mpi.launch import SHM, Reach, plan_start
+from remesh.carried.mpi.mpi_job import JobRun, Placement, RunSettings, run_job_once
 from remesh.carried.mpi.mpis import KINDS, find_mpi
-from remesh.carried.mpi.stay import JobStay, Placement, StaySettings, run_stay
 from remesh.carried.rounds.job_folder import JobFolder, JobSpec
 from remesh.carried.rounds.leader import Coordinator
 from tests.mpi.patience import run_patiently
@@ -74,10 +74,10 @@ class _Take:
             raise RuntimeError(f"checkpoint {self._asked} was not committed within {_LONGEST_S:g} s; see the job's log")
 
 
-def _stay(job: JobFolder, mpi: str, settings: StaySettings, take: _Take) -> JobStay:
+def _stay(job: JobFolder, mpi: str, settings: RunSettings, take: _Take) -> JobRun:
     """One stay, from the last checkpoint if there is one."""
     checkpoint = job.checkpoint(None) if job.checkpoints() else None
-    stay = run_stay(job, Placement(mpi), settings, checkpoint, take)
+    stay = run_job_once(job, Placement(mpi), settings, checkpoint, take)
     if stay.last_checkpoint is None:
         raise RuntimeError(stay.outcome.cause)
     if stay.last_checkpoint not in take.taken:
@@ -101,9 +101,9 @@ def rows(mib: int, num_ranks: int = 2, repeat: int = 5) -> list[Row]:
 
         full = _Take(out, repeat + 1, measure_bounds)
         parts = _Take(out, repeat + 1, lambda: time.sleep(_CHANGING_S))
-        _stay(job, "mpich", StaySettings(keep=1), full)
-        on_openmpi = _stay(job, "openmpi", StaySettings(incremental=True, keep=1), parts)
-        on_mpich = _stay(job, "mpich", StaySettings(keep=1), _Take(out, 1))
+        _stay(job, "mpich", RunSettings(keep=1), full)
+        on_openmpi = _stay(job, "openmpi", RunSettings(incremental=True, keep=1), parts)
+        on_mpich = _stay(job, "mpich", RunSettings(keep=1), _Take(out, 1))
         name = f"{num_ranks} x {mib} MiB"
         return [
             *_full_rows(name, full.taken, plain_s, direct_s),
@@ -153,13 +153,13 @@ def restart_rows(mib: int = _LARGE_MIB, num_ranks: int = 1) -> list[Row]:
         job = JobFolder.create(folder / "job", JobSpec(argv, num_ranks, str(folder), ENVIRONMENT))
         out, bounds_s = job.logs / "rank-0000.out", []
         first = _Take(out, 3, lambda: bounds_s.append(write_as_much(folder, mib, num_ranks)))
-        _stay(job, "mpich", StaySettings(keep=1), first)
+        _stay(job, "mpich", RunSettings(keep=1), first)
         name = f"{num_ranks} x {mib} MiB"
         # The first one also hashes all mapped files.
         ratios = [each["seconds"]["total"] / bound for each, bound in zip(first.taken, bounds_s, strict=True)][1:]
         found = [median_of(f"{name}: checkpoint over write and fsync", ratios, "ratio", _OVER_WRITING, bound=1.0)]
         for mpi in KINDS:
-            stay = _stay(job, mpi, StaySettings(keep=1), _Take(out, 1))
+            stay = _stay(job, mpi, RunSettings(keep=1), _Take(out, 1))
             native_s = native_init_s(mpi, num_ranks)
             found += _restart_rows(name, mpi, stay, is_large=mib >= _LARGE_MIB, native_s=native_s)
             found.append(Row(f"{name}: MPI_Init of a native program under {mpi}", native_s, "s"))
@@ -168,7 +168,7 @@ def restart_rows(mib: int = _LARGE_MIB, num_ranks: int = 1) -> list[Row]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _restart_rows(name: str, mpi: str, stay: JobStay, *, is_large: bool, native_s: float | None = None) -> list[Row]:
+def _restart_rows(name: str, mpi: str, stay: JobRun, *, is_large: bool, native_s: float | None = None) -> list[Row]:
     """The share of MPI in a restart has a goal where there is much to restore, and its bound with ``native_s``."""
     phases = list(stay.ready_seconds.values())
     replay_s = max(each.get("replay", 0.0) for each in phases)
@@ -203,8 +203,8 @@ def object_rows(num_objects: int = _NUM_OBJECTS) -> list[Row]:
             argv = (sys.executable, str(PROGRAMS / "objects.py"), str(num_objects))
             job = JobFolder.create(folder / after, JobSpec(argv, 2, str(folder), ENVIRONMENT))
             out = job.logs / "rank-0000.out"
-            _stay(job, before, StaySettings(keep=1), _Take(out, 1))
-            stay = run_stay(job, Placement(after), StaySettings(keep=1), job.checkpoint(None))
+            _stay(job, before, RunSettings(keep=1), _Take(out, 1))
+            stay = run_job_once(job, Placement(after), RunSettings(keep=1), job.checkpoint(None))
             if stay.outcome.state != "finished":
                 raise RuntimeError(stay.outcome.cause)
             told = dict(line.split() for line in out.read_text().splitlines() if " " in line)

@@ -18,8 +18,8 @@ from typing import Final
 
 from benchmarks.mpi.c_programs import CCase, compile_program, run_carried, run_native
 from benchmarks.report import Row, median_of
+from remesh.carried.mpi.mpi_job import Placement, RunSettings, run_job_once
 from remesh.carried.mpi.mpis import find_mpi
-from remesh.carried.mpi.stay import Placement, StaySettings, run_stay
 from remesh.carried.rounds.job_folder import JobFolder, JobSpec
 from tests.mpi.debian import ROOT
 from tests.mpi.debian_programs import INPUTS as DEBIAN_INPUTS, argon, variables
@@ -129,7 +129,7 @@ def _run_natively(folder: Path, command: list[str]) -> str:
 
 def _run_carried(folder: Path, command: list[str]) -> str:
     job = JobFolder.create(folder / "job", JobSpec(tuple(command), _NUM_RANKS, str(folder), variables()))
-    stay = run_stay(job, Placement("openmpi", "shm"), StaySettings(), None)
+    stay = run_job_once(job, Placement("openmpi", "shm"), RunSettings(), None)
     if stay.outcome.state != "finished":
         raise RuntimeError(f"running {command} carried: {stay.outcome.cause}")
     return (job.logs / "rank-0000.out").read_text()

@@ -111,7 +111,7 @@ def rows(pool: RankPool, num_rows: int, num_tensors: int, repeat: int) -> list[R
     size = f"{num_rows * 4096 >> 20} MiB"
     found = []
     cases = (
-        # Columns lie apart in memory: whoever sends them packs them first.
+        # Columns lie apart in memory: their sender packs them first.
         (f"rows to columns, {size}", large_tensor, 2.0, "columns packed by hand"),
         (f"1 to 3, {size}", large_multicast, 1.5, "the same chunks passed on by hand"),
     )

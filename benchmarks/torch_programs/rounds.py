@@ -26,7 +26,7 @@ from remesh.carried.rounds.checkpointing import Settings
 from remesh.carried.rounds.job_folder import JobFolder, JobSpec
 from remesh.carried.rounds.leader import Coordinator
 from remesh.carried.rounds.members import pack_members
-from remesh.carried.rounds.status import Activity, ClockStanding, Status, pairs
+from remesh.carried.rounds.status import Activity, ClockProgress, Status, pairs
 from remesh.foundation.collector import collector_at_rest
 from remesh.wire.messages import Message
 
@@ -103,7 +103,7 @@ class _Rank:
         return None
 
     def _status(self, is_closed: bool) -> Any:
-        standings = {key: ClockStanding(done, done, ()) for key, done in self._done.items()}
+        standings = {key: ClockProgress(done, done, ()) for key, done in self._done.items()}
         messages = pairs(self._neighbours)
         status = Status(
             self.rank, Activity.COMPUTING, (), tuple(sorted(standings.items())), messages, messages, closed=is_closed

@@ -15,7 +15,7 @@ from remesh.pipeline.running.runtime import Pipeline
 from remesh.pipeline.running.stage import Stage
 from remesh.pipeline.schedules import SCHEDULES
 from remesh.testbed.pool import RankPool
-from tests.believed_nccl import believed_group
+from tests.fake_nccl import believed_group
 from tests.gpu.settings import BY_HOST, CPU, SHARED, TWO, Place, Setting, in_settings
 
 WIDTH, NUM_MICROBATCHES = 64, 4

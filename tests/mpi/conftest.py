@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import remesh
-from remesh.carried.mpi.stay import JobStay, Placement, StaySettings, Watch, run_stay
+from remesh.carried.mpi.mpi_job import JobRun, Placement, RunSettings, Watch, run_job_once
 from remesh.carried.rounds.job_folder import Checkpoint, JobFolder, JobSpec
 from remesh.carried.rounds.leader import Coordinator
 from tests.mpi.patience import Patience
@@ -58,10 +58,10 @@ class Job:
         self,
         placement: Placement | str,
         *,
-        settings: StaySettings | None = None,
+        settings: RunSettings | None = None,
         checkpoint: Checkpoint | None = None,
         watch: Watch | None = None,
-    ) -> JobStay:
+    ) -> JobRun:
         """Run it until it ends or stops, or gets nowhere; a program that is watched ends when its gate is opened."""
         placed = Placement(placement) if isinstance(placement, str) else placement
         if watch is None:
@@ -77,7 +77,7 @@ class Job:
 
         with log_lines("remesh.carried") as lines:
             self.said = lines
-            return run_stay(self.folder, placed, settings or StaySettings(), checkpoint, look)
+            return run_job_once(self.folder, placed, settings or RunSettings(), checkpoint, look)
 
     @property
     def answer(self) -> str | None:

@@ -30,8 +30,8 @@ from pathlib import Path
 import numpy as np
 
 from remesh.carried.mpi.launch import ROWS, SHM, Reach, plan_start
+from remesh.carried.mpi.mpi_job import Placement, RunSettings
 from remesh.carried.mpi.mpis import KINDS, find_mpi
-from remesh.carried.mpi.stay import Placement, StaySettings
 from remesh.carried.rounds.leader import Coordinator
 from remesh.testbed.quiet_limit import QuietLimit
 from tests.mpi.conftest import PROGRAMS, Job
@@ -171,7 +171,7 @@ def run_restarted(program: Program) -> Seen:
     """As a job that goes from MPI to MPI, until it ends."""
     chance = program.chance("restarted")
     goes_back = "files" in program.without and chance.random() < 0.5
-    settings = StaySettings(keep=3, incremental=chance.random() < 0.3, compress=chance.random() < 0.2)
+    settings = RunSettings(keep=3, incremental=chance.random() < 0.3, compress=chance.random() < 0.2)
     shared = chance.choice("01")
     seen = Seen("")
     with tempfile.TemporaryDirectory(prefix="remesh-hunt-") as folder:

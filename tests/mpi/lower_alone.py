@@ -21,8 +21,8 @@ from typing import Any
 import mpi4py
 from mpi4py import MPI
 
-from remesh.carried.hosts.host_room import HostRoom
-from remesh.carried.hosts.room import make_room
+from remesh.carried.hosts.rank_folder import make_rank_folder
+from remesh.carried.hosts.shared_folder import SharedFolder
 from remesh.carried.mpi.arena import FILE, make_arena
 from remesh.carried.mpi.channel import SharedChannel
 from remesh.carried.mpi.library.build import BUILT, LIBRARIES
@@ -82,10 +82,10 @@ def main() -> int:
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     num_renewed = 0
-    folder = make_room()
+    folder = make_rank_folder()
     stay = MPI.COMM_WORLD.bcast(folder.name)
-    host_room = HostRoom.enter(stay, MPI.COMM_WORLD.rank)
-    (folder / "shared").symlink_to(host_room.windows)
+    shared_folder = SharedFolder.enter(stay, MPI.COMM_WORLD.rank)
+    (folder / "shared").symlink_to(shared_folder.windows)
     try:
         channel = SharedChannel.create(f"{folder}/channel")
         arena = make_arena(f"{folder}/{FILE}")
@@ -117,7 +117,7 @@ def main() -> int:
         status = program.wait()
     finally:
         shutil.rmtree(folder)
-        host_room.leave()
+        shared_folder.leave()
     if status:
         print(f"rank {MPI.COMM_WORLD.rank}: the program ended with {status}", file=sys.stderr, flush=True)
         MPI.COMM_WORLD.Abort(1)

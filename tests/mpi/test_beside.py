@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from remesh.carried.mpi.stay import Watch
+from remesh.carried.mpi.mpi_job import Watch
 from remesh.carried.rounds.leader import Coordinator
 from remesh.foundation.linux.procfs import children_of
 from tests.mpi.conftest import Job, ending_once, stop_after

@@ -9,7 +9,7 @@ import pytest
 
 from remesh.carried.hosts.imaging import IMAGE
 from remesh.carried.images.form.stored import read_tree
-from remesh.carried.mpi.stay import Watch
+from remesh.carried.mpi.mpi_job import Watch
 from remesh.carried.rounds.leader import Coordinator
 from tests.mpi.conftest import Job, stop_after
 from tests.mpi.test_library import _create, compiled

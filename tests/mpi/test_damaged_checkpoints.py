@@ -12,7 +12,7 @@ from remesh.carried.hosts.imaging import IMAGE
 from remesh.carried.images.form.format import CHANNEL_FILE, CHUNKS_FILE, PAGES_FILE
 from remesh.carried.images.form.stored import read_tree, stored_pages
 from remesh.carried.mpi.lower.state_file import STATE, read_state
-from remesh.carried.mpi.stay import Watch
+from remesh.carried.mpi.mpi_job import Watch
 from remesh.carried.rounds.job_folder import JobFolder, rank_name
 from remesh.carried.rounds.leader import Coordinator
 from remesh.foundation.checksums import crc32

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from remesh.carried.images.form.kinds import OpenFilePolicy
-from remesh.carried.mpi.stay import StaySettings, Watch
+from remesh.carried.mpi.mpi_job import RunSettings, Watch
 from remesh.carried.rounds.leader import Coordinator
 from tests.mpi.conftest import Job, stop_after
 
@@ -47,7 +47,7 @@ def test_a_file_that_ranks_write_together_is_carried_from_mpi_to_mpi(
     job.create("results", 30, 0.05, tmp_path / "results.bin", *table)
     assert job.stay("openmpi", watch=stop_after(0.4)).outcome.state == "stopped", job.events
     checkpoint = job.folder.checkpoint(None)
-    settings = StaySettings(every_s=0.3)
+    settings = RunSettings(every_s=0.3)
     second = job.stay("mpich", settings=settings, checkpoint=checkpoint, watch=stop_after(0.8))
     assert second.outcome.state == "stopped", job.events
     ended = job.stay("impi", checkpoint=job.folder.checkpoint(None))
@@ -77,7 +77,7 @@ def test_what_was_changed_in_place_after_the_checkpoint_is_refused_or_written_ag
     refused = job.stay("openmpi", checkpoint=checkpoint)
     assert refused.outcome.state == "failed"
     assert "results.bin" in refused.outcome.cause and "was changed since" in refused.outcome.cause
-    settings = StaySettings(open_files=OpenFilePolicy.REWRITE)
+    settings = RunSettings(open_files=OpenFilePolicy.REWRITE)
     ended = job.stay("openmpi", checkpoint=checkpoint, settings=settings)
     assert ended.outcome.state == "finished", job.events
     assert job.answer == _ANSWER
@@ -89,13 +89,13 @@ def test_ranks_that_write_at_their_own_speed_lose_no_record(job: Job, tmp_path: 
     job.create("loners", 4000, 0.004, path, enough, *place)
     for mpi in ("mpich", "openmpi", "impi"):
         checkpoint = job.folder.checkpoint(None) if list(job.folder.checkpoints()) else None
-        stopped = job.stay(mpi, settings=StaySettings(every_s=0.4), checkpoint=checkpoint, watch=stop_after(1.0))
+        stopped = job.stay(mpi, settings=RunSettings(every_s=0.4), checkpoint=checkpoint, watch=stop_after(1.0))
         assert stopped.outcome.state == "stopped", job.events
     enough.touch()
     checkpoint = job.folder.checkpoint(None)
     failed = job.stay("mpich", checkpoint=checkpoint, watch=_kill_after_a_checkpoint(path))
     assert failed.outcome.state == "failed", job.events
-    settings = StaySettings(open_files=OpenFilePolicy.REWRITE)
+    settings = RunSettings(open_files=OpenFilePolicy.REWRITE)
     ended = job.stay("mpich", settings=settings, checkpoint=job.folder.checkpoint(None))
     assert ended.outcome.state == "finished", job.events
     assert job.answer == "answer 0fa1480cb7f7589f"
@@ -108,7 +108,7 @@ def test_checkpoints_in_the_middle_of_streams_of_accesses_lose_nothing_and_do_no
     job.create("tallies", tmp_path / "tallies.bin", enough)
     checkpoint = None
     for mpi in ("mpich", "openmpi", "impi", "mpich"):
-        settings = StaySettings(every_s=0.05)
+        settings = RunSettings(every_s=0.05)
         stopped = job.stay(mpi, settings=settings, checkpoint=checkpoint, watch=stop_after(0.8))
         assert stopped.outcome.state == "stopped", job.events
         checkpoint = job.folder.checkpoint(None)

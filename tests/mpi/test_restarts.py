@@ -8,7 +8,7 @@ from remesh.carried.hosts.hosts import Host
 from remesh.carried.hosts.imaging import IMAGE
 from remesh.carried.images.form.kinds import ARENA_PATH
 from remesh.carried.images.form.stored import read_image
-from remesh.carried.mpi.stay import Placement, StaySettings
+from remesh.carried.mpi.mpi_job import Placement, RunSettings
 from tests.mpi.conftest import FOREIGN, Job, ending_once, stop_after
 
 pytestmark = pytest.mark.mpi
@@ -76,7 +76,7 @@ def test_arrays_that_both_halves_share_are_carried_by_a_chain_of_images(job: Job
     assert job.stay("mpich", watch=stop_after(2.0)).outcome.state == "stopped", job.events
     image = job.folder.checkpoint(None).rank_folder(0) / IMAGE
     assert any(area.path == ARENA_PATH for area in read_image(image).areas.areas)
-    settings = StaySettings(every_s=0.5, incremental=True)
+    settings = RunSettings(every_s=0.5, incremental=True)
     second = job.stay("openmpi", settings=settings, checkpoint=job.folder.checkpoint(None), watch=stop_after(2.5))
     assert second.outcome.state == "stopped", job.events
     ended = job.stay("impi", checkpoint=job.folder.checkpoint(None))
@@ -135,7 +135,7 @@ def test_a_job_goes_on_after_a_checkpoint_and_can_go_back_to_it(job: Job) -> Non
 def test_periodic_checkpoints_are_taken_and_the_last_ones_kept(job: Job) -> None:
     job.create("jacobi", 30, 0.1)
     watch = ending_once(job, lambda coordinator: (coordinator.last_checkpoint or {"number": 0})["number"] >= 3)
-    ended = job.stay("mpich", settings=StaySettings(every_s=0.4, keep=2), watch=watch)
+    ended = job.stay("mpich", settings=RunSettings(every_s=0.4, keep=2), watch=watch)
     assert ended.outcome.state == "finished", job.events
     numbers = [each.number for each in job.folder.checkpoints()]
     assert len(numbers) == 2 and numbers[1] >= 3, job.events

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from remesh.carried.hosts.host_room import host_folder, name_stay
 from remesh.carried.hosts.hosts import Host
+from remesh.carried.hosts.shared_folder import host_folder, name_run
 from remesh.carried.mpi.library.build import LIBRARIES
-from remesh.carried.mpi.stay import Placement
+from remesh.carried.mpi.mpi_job import Placement
 from remesh.carried.rounds.job_folder import JobFolder, JobSpec
 from remesh.carried.rounds.leader import Coordinator
 from remesh.foundation.errors import ConfigError
@@ -110,7 +110,7 @@ def test_nothing_is_left_in_memory_however_a_job_ends(
         if folders or not coordinator.all_ready:
             return
         ((host, port),) = job.folder.read_state().addresses
-        folder = host_folder(name_stay(job.folder.read_token(), f"{host}:{port}"))
+        folder = host_folder(name_run(job.folder.read_token(), f"{host}:{port}"))
         if any((folder / "windows").iterdir()):
             folders.add(folder)
             end(coordinator)

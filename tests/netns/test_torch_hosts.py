@@ -17,7 +17,7 @@ import pytest
 
 from remesh.carried.rounds.job_folder import JobFolder
 from remesh.foundation.linux.procfs import family_of
-from remesh.testbed.beds import KnownBed, cut, find_beds
+from remesh.testbed.known_testbeds import KnownTestbed, cut, find_testbeds
 from tests.procs.carried.torch_jobs import NEEDS_IMAGES, PATIENCE_S, REMESH, TorchJob, run_natively
 
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(900), NEEDS_IMAGES]
@@ -63,9 +63,9 @@ def _kill_host(ranks: list[dict[str, Any]], host: str) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def _bed_of(job: TorchJob) -> KnownBed:
+def _bed_of(job: TorchJob) -> KnownTestbed:
     assert job.leader is not None
-    return next(bed for bed in find_beds() if bed.owner.pid == job.leader.pid)
+    return next(bed for bed in find_testbeds() if bed.owner.pid == job.leader.pid)
 
 
 def _take_checkpoint(job: TorchJob) -> None:
@@ -154,7 +154,7 @@ def test_a_leader_that_is_killed_takes_every_rank_and_every_host_with_it(job: To
     job.leader.kill()
     job.leader.communicate(timeout=PATIENCE_S)
     deadline_s = time.monotonic() + PATIENCE_S
-    while any(map(_is_running, processes)) or any(found.owner == bed.owner for found in find_beds()):
+    while any(map(_is_running, processes)) or any(found.owner == bed.owner for found in find_testbeds()):
         assert time.monotonic() < deadline_s
         time.sleep(0.02)
     _goes_on_like(job, "c:1,d:1", expected)

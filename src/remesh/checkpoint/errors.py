@@ -56,7 +56,7 @@ def as_checkpoint_error(doing: str, raised: BaseException) -> BaseException:
 
 
 @contextmanager
-def told_as_checkpoint_errors(doing: str) -> Iterator[None]:
+def as_checkpoint_errors(doing: str) -> Iterator[None]:
     """Give system, device and layout errors that leave the block this room's types, with ``doing`` first."""
     try:
         yield

@@ -96,12 +96,12 @@ class Checkpoints:
 
         Called by every rank; all get the same. A save in the background counts from its commit on.
         """
-        return self._first_says(self._newest, f"looking for the newest checkpoint under {self.root}")
+        return self._first_decides(self._newest, f"looking for the newest checkpoint under {self.root}")
 
     def steps(self) -> list[int]:
         """The steps whose checkpoints are complete, lowest first. Called by every rank; all get the same."""
 
-        return self._first_says(self._complete, f"listing the checkpoints under {self.root}")
+        return self._first_decides(self._complete, f"listing the checkpoints under {self.root}")
 
     def best(self, metric: str, *, largest: bool = False) -> int | None:
         """The step with the smallest value of a metric, or the largest; of equal ones the later step.
@@ -119,14 +119,14 @@ class Checkpoints:
             policy = KeepBest(metric, 1, largest)
             return next(iter(policy.kept([Saved(step, metrics) for step, metrics in found.items()])), None)
 
-        return self._first_says(look, doing)
+        return self._first_decides(look, doing)
 
     def metrics(self) -> dict[int, dict[str, float]]:
         """The metrics of each complete checkpoint by step, lowest first; empty where none were given.
 
         Called by every rank; all get the same.
         """
-        told = self._first_says(
+        told = self._first_decides(
             lambda: list(self._metrics().items()), f"reading the metrics of the checkpoints under {self.root}"
         )
         return dict(told)
@@ -167,7 +167,7 @@ class Checkpoints:
                 remove_checkpoint(one.directory)
             return [one.step for one in later]
 
-        return self._first_says(drop, doing)
+        return self._first_decides(drop, doing)
 
     def path_of(self, step: int) -> Location:
         """The directory of the checkpoint of a step, whether it exists or not."""
@@ -267,7 +267,7 @@ class Checkpoints:
         together = take_step(check, self._group, doing, tell=lambda it: it)
         check_alike(together.told, together.mine.__getitem__, self._group, doing)
 
-    def _first_says(self, look: Callable[[], T], doing: str) -> T:
+    def _first_decides(self, look: Callable[[], T], doing: str) -> T:
         """Call the function on the first rank, and return its result on all ranks."""
         is_first = group_rank(self._group) == 0
         told: T = take_step(lambda: look() if is_first else None, self._group, doing, tell=lambda found: found).told[0]

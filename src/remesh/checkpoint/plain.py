@@ -49,12 +49,12 @@ from remesh.checkpoint.run.requests import (
     keep_absent,
     let_optimizers_begin,
     native_common,
-    tell_what_differs,
+    report_differences,
 )
 from remesh.checkpoint.run.steps import take_step
 from remesh.checkpoint.run.writer import RankState, begin_save, commit_save, part_of, store_index, write_part
 from remesh.checkpoint.storage import Directory, Location, location_of
-from remesh.checkpoint.storage.turns import Turn
+from remesh.checkpoint.storage.save_lock import SaveLock
 from remesh.checkpoint.values.entities import (
     LocalNonpersistentObject,
     ShardedBase,
@@ -177,14 +177,14 @@ def save_with_metrics(
     def copies() -> Copies:
         return tensors.copies(choice, waits_for_devices=is_new or not background)
 
-    turn = begin_save(
+    lock = begin_save(
         lambda: RankState(entities, common.values, None, common.blob, metrics, copies()),
         directory,
         _PLANS,
         group,
         validate=is_new,
         may_create=True,
-    ).turn
+    ).lock
 
     def data() -> list[torch.Tensor]:
         if is_new:
@@ -193,33 +193,35 @@ def save_with_metrics(
 
     def write() -> tuple[list[Any], dict[str, str]]:
         mine = data()
-        return write_part(agreed.kept["part"], mine, turn, rank)
+        return write_part(agreed.kept["part"], mine, lock, rank)
 
     saved: Future[Location] = Future()
     if background:
-        saved = _save_behind(data, agreed, turn, group)
+        saved = _save_behind(data, agreed, lock, group)
     else:
-        store_index(write, turn, _PLANS, group)
-        commit_save(turn, group)
+        store_index(write, lock, _PLANS, group)
+        commit_save(lock, group)
         saved.set_result(directory)
     _PLANS.remember(agreement)
     return saved
 
 
-def _save_behind(data: Callable[[], list[torch.Tensor]], agreed: Agreed, turn: Turn, group: Group) -> Future[Location]:
+def _save_behind(
+    data: Callable[[], list[torch.Tensor]], agreed: Agreed, lock: SaveLock, group: Group
+) -> Future[Location]:
     """Copy this rank's values, and let a thread write them and commit."""
     thread, rank = thread_of(group), group_rank(group)
     thread.make_room()
-    copies = take_step(lambda: thread.copies.copy(data()), group, f"saving checkpoint {turn.directory}").mine
+    copies = take_step(lambda: thread.copies.copy(data()), group, f"saving checkpoint {lock.directory}").mine
     part = agreed.kept["part"]
 
     def finish() -> Location:
         try:
-            store_index(lambda: write_part(part, copies.wait(), turn, rank), turn, thread.plans, thread.group)
+            store_index(lambda: write_part(part, copies.wait(), lock, rank), lock, thread.plans, thread.group)
         finally:
             thread.copies.give_back(copies)
-        commit_save(turn, thread.group)
-        return turn.directory
+        commit_save(lock, thread.group)
+        return lock.directory
 
     return thread.submit(finish)
 
@@ -471,7 +473,7 @@ def _plan_load(
     check_names(taken.state, checkpoint)
     stored = checkpoint.manifest.tensors
     if not strict:
-        tell_what_differs(taken.state, taken.names, objects, checkpoint)
+        report_differences(taken.state, taken.names, objects, checkpoint)
         taken = taken.only(stored)
     tensors: list[ShardedTensor] = []
     apart: list[ReadApart] = []

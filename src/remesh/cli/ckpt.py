@@ -17,7 +17,7 @@ from remesh.checkpoint.errors import (
     CheckpointFormatError,
     CheckpointingException,
     CheckpointMismatchError,
-    told_as_checkpoint_errors,
+    as_checkpoint_errors,
 )
 from remesh.checkpoint.formats.torch_format import check_files
 from remesh.checkpoint.plan.manifest import StoredTensor
@@ -173,7 +173,7 @@ def diff(left: Location, right: Location, as_json: bool) -> None:
         console.print(f"only in {left}: {key}", markup=False)
     for key in sorted(theirs - keys):
         console.print(f"only in {right}: {key}", markup=False)
-    with progress_of_bytes() as progress, told_as_checkpoint_errors(f"comparing {left} and {right}"):
+    with progress_of_bytes() as progress, as_checkpoint_errors(f"comparing {left} and {right}"):
         task = progress.add_task("comparing", total=sum(_bytes_of(one.manifest.tensors[key]) for key in keys & theirs))
         for key in sorted(keys & theirs):
             if (found := compare(one, other, key)) is not None:
@@ -197,7 +197,7 @@ def run_verify(directory: Location, as_json: bool) -> None:
     checkpoint = open_checkpoint(directory, allow_native=True, with_stand_ins=True)
     check_files(directory, list(checkpoint.manifest.extents()))
     checksums = checkpoint.checksums
-    with progress_of_bytes() as progress, told_as_checkpoint_errors(f"verifying checkpoint {directory}"):
+    with progress_of_bytes() as progress, as_checkpoint_errors(f"verifying checkpoint {directory}"):
         task = progress.add_task("verifying", total=sum(entry.num_bytes for entry in checksums.entries.values()))
         for _, num_bytes in verify(directory):
             progress.advance(task, num_bytes)

@@ -11,7 +11,7 @@ from pathlib import Path
 from remesh.checkpoint.foreign.deepspeed import read_zero
 from remesh.checkpoint.foreign.deepspeed_universal import BUFFERS, write_universal
 from remesh.checkpoint.foreign.megatron_legacy import read_megatron_legacy, save_megatron
-from remesh.checkpoint.foreign.megatron_parts import mesh_told, write_megatron_legacy
+from remesh.checkpoint.foreign.megatron_parts import saved_mesh, write_megatron_legacy
 from remesh.checkpoint.plain import save
 from remesh.checkpoint.run.conversion import Format, open_any
 from remesh.checkpoint.run.reader import OpenCheckpoint, open_checkpoint
@@ -47,7 +47,7 @@ def convert_to(source: Location, target: Location, to: str, tensor: int | None, 
 
 
 def _to_megatron(source: OpenCheckpoint, target: Path, tensor: int | None, pipeline: int | None) -> str:
-    mesh = mesh_told(source)
+    mesh = saved_mesh(source)
     if pipeline is not None:
         mesh = replace(mesh, pipeline=pipeline, virtual=1)
     mesh = mesh if tensor is None else replace(mesh, tensor=tensor)

@@ -13,7 +13,7 @@ import click
 
 from remesh.carried.rounds.job_folder import Checkpoint, JobFolder
 from remesh.carried.rounds.leader import JobOutcome
-from remesh.carried.rounds.returns import run_stays
+from remesh.carried.rounds.returns import run_with_restarts
 from remesh.cli.shown import JSON, print_json, print_table, waiting
 from remesh.foundation.errors import ConfigError, Error, PeerError
 from remesh.foundation.settings import JOBS
@@ -28,14 +28,14 @@ def jobs_root() -> Path:
 
 
 def lead_job(
-    run_stay: Callable[[Checkpoint | None], JobOutcome],
+    run_job_once: Callable[[Checkpoint | None], JobOutcome],
     folder: JobFolder,
     checkpoint: Checkpoint | None,
     max_restarts: int,
 ) -> NoReturn:
     """Lead a job, show what is logged of it, and end with its exit code."""
     logging.getLogger("remesh.carried").addHandler(_Echo())
-    outcome = run_stays(run_stay, folder, checkpoint, max_restarts)
+    outcome = run_with_restarts(run_job_once, folder, checkpoint, max_restarts)
     click.echo(f"remesh: {outcome.state}: {outcome.cause}", err=True)
     sys.exit(outcome.exit_code)
 

@@ -13,15 +13,15 @@ from typing import Any
 
 import click
 
-from remesh.carried.hosts.ground import make_bed
 from remesh.carried.hosts.hosts import parse_hosts
+from remesh.carried.hosts.job_hosts import make_testbed
 from remesh.carried.hosts.slurm import BatchLaunch, make_script
 from remesh.carried.images.form.kinds import OpenFilePolicy
 from remesh.carried.mpi.extension import find_missing
 from remesh.carried.mpi.input_file import find_input
 from remesh.carried.mpi.library.faces import check_program, find_missing_library
+from remesh.carried.mpi.mpi_job import Placement, RunSettings, find_launch, run_job_once
 from remesh.carried.mpi.mpis import Installation, find_all
-from remesh.carried.mpi.stay import Placement, StaySettings, find_launch, run_stay
 from remesh.carried.rounds.job_folder import Checkpoint, JobFolder, JobSpec
 from remesh.cli.job_options import CHECKPOINTS, HOSTS, JOB, MAX_RESTARTS, RESTART, with_options
 from remesh.cli.job_verbs import checkpoint_job, jobs_root, lead_job, list_jobs, refuse_if_running, show
@@ -95,7 +95,7 @@ def _read_how(
     network: str | None,
     testbed: str | None,
     **settings: Any,
-) -> tuple[Placement, StaySettings]:
+) -> tuple[Placement, RunSettings]:
     missing = find_missing()
     if missing is not None:
         raise ConfigError(missing)
@@ -103,8 +103,8 @@ def _read_how(
     placement = Placement(mpi_name, network, placed, testbed)
     find_launch(placement)
     if testbed is not None:
-        make_bed(placed, testbed)
-    return placement, StaySettings(**settings)
+        make_testbed(placed, testbed)
+    return placement, RunSettings(**settings)
 
 
 def _refuse_missing(program: str) -> None:
@@ -119,9 +119,9 @@ def _refuse_missing(program: str) -> None:
 
 
 def _lead(
-    folder: JobFolder, placement: Placement, settings: StaySettings, checkpoint: Checkpoint | None, max_restarts: int
+    folder: JobFolder, placement: Placement, settings: RunSettings, checkpoint: Checkpoint | None, max_restarts: int
 ) -> None:
-    lead_job(lambda begin: run_stay(folder, placement, settings, begin).outcome, folder, checkpoint, max_restarts)
+    lead_job(lambda begin: run_job_once(folder, placement, settings, begin).outcome, folder, checkpoint, max_restarts)
 
 
 for _verb in (checkpoint_job, list_jobs, show):

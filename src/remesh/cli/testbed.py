@@ -16,7 +16,7 @@ from rich.table import Table
 from remesh.cli.shown import JSON, print_json
 from remesh.foundation.errors import ConfigError
 from remesh.foundation.exit_codes import of_signal
-from remesh.testbed import BedSpec, Testbed, beds as known_beds, describe_rate, parse_rate
+from remesh.testbed import BedSpec, Testbed, describe_rate, known_testbeds as known_testbeds, parse_rate
 from remesh.testbed.namespaces import clean as clean_leftovers
 
 _MASTER_PORT = "29500"
@@ -70,9 +70,9 @@ def run_program(hosts: str, nproc_per_host: int, program: str, arguments: tuple[
 
 @testbed.command("list")
 @JSON
-def list_beds(as_json: bool) -> None:
+def list_testbeds(as_json: bool) -> None:
     """Show the testbeds on this machine and who owns them."""
-    found = known_beds.find_beds()
+    found = known_testbeds.find_testbeds()
     if as_json:
         beds = ({"bed": bed.label, "pid": bed.owner.pid, "is_alive": bed.is_alive, "hosts": bed.hosts} for bed in found)
         print_json(list(beds))
@@ -99,15 +99,15 @@ def change_link(host: str, bed: str, rate: str | None, state: str | None) -> Non
     """Change the link of HOST in a testbed that is in use."""
     if (rate is None) == (state is None):
         raise ConfigError(f"changing the link of {host!r}: expected one of --rate, --cut and --mend; give one")
-    chosen = known_beds.choose_bed(bed)
+    chosen = known_testbeds.choose_testbed(bed)
     if rate is not None:
-        known_beds.set_rate(chosen, host, parse_rate(rate))
+        known_testbeds.set_rate(chosen, host, parse_rate(rate))
         click.echo(f"{host}: {describe_rate(parse_rate(rate))}")
     elif state == "cut":
-        known_beds.cut(chosen, host)
+        known_testbeds.cut(chosen, host)
         click.echo(f"{host}: cut off")
     else:
-        known_beds.mend(chosen, host)
+        known_testbeds.mend(chosen, host)
         click.echo(f"{host}: mended")
 
 

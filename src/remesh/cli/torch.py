@@ -10,12 +10,12 @@ from typing import Any
 
 import click
 
-from remesh.carried.hosts.ground import make_bed
 from remesh.carried.hosts.hosts import count_ranks, parse_hosts
+from remesh.carried.hosts.job_hosts import make_testbed
 from remesh.carried.hosts.slurm import BatchLaunch, make_script
 from remesh.carried.images.form.kinds import OpenFilePolicy
 from remesh.carried.rounds.job_folder import JobFolder, JobSpec
-from remesh.carried.torch.stay import KIND, TorchPlacement, TorchSettings, run_stay
+from remesh.carried.torch.torch_job import KIND, TorchPlacement, TorchSettings, run_job_once
 from remesh.cli.job_options import CHECKPOINTS, HOSTS, JOB, MAX_RESTARTS, RESTART, with_options
 from remesh.cli.job_verbs import checkpoint_job, jobs_root, lead_job, list_jobs, refuse_if_running, show
 from remesh.foundation.errors import ConfigError
@@ -86,7 +86,7 @@ def run_job(
     settings = TorchSettings(**how)
     folder = JobFolder.create(path.absolute(), spec)
     click.echo(f"remesh: job {folder.path}", err=True)
-    lead_job(partial(run_stay, folder, placement, settings), folder, None, max_restarts)
+    lead_job(partial(run_job_once, folder, placement, settings), folder, None, max_restarts)
 
 
 def _read_torchrun(
@@ -132,7 +132,7 @@ def _count_ranks_of_a_host(text: str, num_hosts: int) -> int:
 def _place(hosts: str | None, num_ranks: int, testbed: str | None, interface: str) -> TorchPlacement:
     placed = () if hosts is None else parse_hosts(hosts, num_ranks)
     if testbed is not None:
-        make_bed(placed, testbed)
+        make_testbed(placed, testbed)
     return TorchPlacement(placed, testbed, interface)
 
 
@@ -151,7 +151,7 @@ def restart_job(
     settings = TorchSettings(open_files=OpenFilePolicy(open_files), **how)
     placement = _place(hosts, folder.read_spec().num_ranks, testbed, interface)
     refuse_if_running(folder)
-    lead_job(partial(run_stay, folder, placement, settings), folder, checkpoint, max_restarts)
+    lead_job(partial(run_job_once, folder, placement, settings), folder, checkpoint, max_restarts)
 
 
 for _verb in (checkpoint_job, list_jobs, show):

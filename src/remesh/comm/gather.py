@@ -176,7 +176,7 @@ def lack_of_memory(raised: BaseException) -> str | None:
 
 
 @contextlib.contextmanager
-def telling_lack_of_memory(tell: Callable[[str], Exception]) -> Iterator[None]:
+def reporting_lack_of_memory(tell: Callable[[str], Exception]) -> Iterator[None]:
     """Raise what ``tell`` makes of the allocator's words where no memory is left, on a device or on the host."""
     try:
         yield
@@ -262,7 +262,7 @@ def peer_error(doing: str, group: Group, raised: BaseException) -> PeerError:
 
 
 def break_off(group: Group) -> None:
-    """Close this rank's connections in the group; whoever waits on one fails at once. Calls nobody.
+    """Close this rank's connections in the group; a peer that waits on one fails at once. Calls no other rank.
 
     gloo closes a connection on both sides when a wait on it times out, so a receive of nothing is waited for, shortly.
     Other backends have their own watchdogs; there this does nothing.

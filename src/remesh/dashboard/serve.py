@@ -44,7 +44,7 @@ _FILES = {
 _COOKIE = "remesh_token"
 _POLL_S = 0.5
 _KEEP_ALIVE_S = 15.0
-"""A stream without news says so this often; whoever is gone is noticed then."""
+"""A stream without news sends a line this often; a client that is gone is noticed then."""
 _MAX_STREAMS = 32
 _MAX_CONNECTIONS = 128
 _MAX_HEAD_BYTES = 16 << 10

@@ -64,7 +64,7 @@ class WorkerStory:
 
 @dataclass(slots=True)
 class GenerationStory:
-    """One stay on one mesh."""
+    """One run on one mesh."""
 
     number: int
     axes: dict[str, int]
@@ -139,7 +139,7 @@ class Story:
         self.no_numbers: dict[str, int] = {}
         """Name of a curve -> step since which its values are infinite or NaN; gone once a number comes again."""
         """By name: `RATE`, and every number that steps report."""
-        self._told_once: set[tuple[str, int]] = set()
+        self._counted_once: set[tuple[str, int]] = set()
         self._first_members: list[tuple[Process, int, int]] = []
         """Of this run's first generation."""
         self._node_of: dict[str, str] = {}
@@ -231,7 +231,7 @@ class Story:
     def _begin_run(self, members: list[tuple[Process, int, int]], standby: list[Process]) -> None:
         """The job was started; if not for the first time, processes of the run before are no part of it."""
         if self._first_members:
-            self._told_once = {("meeting", 1)}
+            self._counted_once = {("meeting", 1)}
             self.told = ""
             present = {*standby, *(key for key, *_ in members)}
             self.workers = {key: worker for key, worker in self.workers.items() if key in present}
@@ -241,7 +241,7 @@ class Story:
         """Restart mode: all workers are started anew, in a row."""
         number, size, num_nodes = int(event["number"]), int(event["world_size"]), int(event["num_nodes"])
         if self.state in ("ended", "failed"):
-            self._told_once.clear()
+            self._counted_once.clear()
         self.state, self.told = "running", ""
         for worker in self._workers_of(event):
             worker.state, worker.rank, worker.coordinates = "gone", None, {}
@@ -372,9 +372,9 @@ class Story:
 
     def _is_new(self, kind: str, number: int) -> bool:
         """Whether this is the first to tell; several processes tell the same."""
-        if (kind, number) in self._told_once:
+        if (kind, number) in self._counted_once:
             return False
-        self._told_once.add((kind, number))
+        self._counted_once.add((kind, number))
         return True
 
     def _workers_of(self, event: Event) -> list[WorkerStory]:

@@ -52,7 +52,7 @@ class CudaDevices:
 def _check(answer: Any) -> None:
     """Raise what the driver answered, unless that was well.
 
-    CUDA keeps the error of a call for whoever asks next in this thread, and that is torch after its next kernel: the
+    CUDA keeps the error of a call for the next query in this thread, and that is torch's after its next kernel: the
     program would hear of it a second time, from a kernel that has nothing to do with it. So one that does nothing asks.
     """
     try:

@@ -30,7 +30,7 @@ from remesh.checkpoint.run.writer import (
 )
 from remesh.checkpoint.storage import Directory, Location, location_of
 from remesh.checkpoint.storage.integrity import check_sha256_manifest, read_checksums, write_sha256_manifest
-from remesh.checkpoint.storage.turns import Turn
+from remesh.checkpoint.storage.save_lock import SaveLock
 from remesh.checkpoint.values.checks import Mismatch, StrictHandling, parse_strict_flag
 from remesh.checkpoint.values.entities import ShardedObject, ShardedStateDict, ShardedTensor, StateDict
 from remesh.checkpoint.values.nests import copy_nest, nested_leaves
@@ -126,21 +126,21 @@ def save(  # noqa: PLR0913 - the signature that users know
         options=alike,
     )
     strategy = begun.state.strategy
-    commit: _Commit = (begun.turn, process_group, CheckpointingConfig(strategy.backend, strategy.version))
+    commit: _Commit = (begun.lock, process_group, CheckpointingConfig(strategy.backend, strategy.version))
     return _write(begun, commit, in_background=async_sharded_save, with_sha256=verify_integrity)
 
 
-_Commit = tuple[Turn, Group, CheckpointingConfig]
+_Commit = tuple[SaveLock, Group, CheckpointingConfig]
 """Arguments of `commit_save`."""
 
 
 def _write(begun: Begun[_Request], commit: _Commit, *, in_background: bool, with_sha256: bool) -> AsyncRequest | None:
     """Let the strategy write, and commit; of a save in the background, the request that does both."""
-    turn, group, _ = commit
-    directory, strategy = turn.directory, begun.state.strategy
+    lock, group, _ = commit
+    directory, strategy = lock.directory, begun.state.strategy
     options = {} if group is None else {"process_group": group}
     act: Callable[..., Any] = strategy.async_save if in_background else strategy.save  # type: ignore[attr-defined]
-    with writing_in(turn, blobs=begun.state.blobs, with_sha256=with_sha256) as under_way:
+    with writing_in(lock, blobs=begun.state.blobs, with_sha256=with_sha256) as under_way:
         write = partial(act, begun.state.sharded, directory, **options)
         written = call_on_all(strategy, write, group, f"saving checkpoint {directory}")
     request: AsyncRequest | None = None
@@ -168,7 +168,7 @@ class _Request(RankState):
 def _up_to_commit(request: AsyncRequest, begun: Begun[_Request], commit: _Commit) -> AsyncRequest:
     """The request with all that is left to do beside the strategy's own part."""
     if begun.common_blob:
-        request = request._replace(async_fn=AfterCommon(begun.turn, begun.common_blob, request.async_fn))
+        request = request._replace(async_fn=AfterCommon(begun.lock, begun.common_blob, request.async_fn))
     last = request.finalize_fns[-1] if request.finalize_fns else None
     if isinstance(last, Settling):
         last.add(partial(commit_alone, *commit))

@@ -1,7 +1,7 @@
 """Temporary folder of this process for as long as it lives, and cleanup of those whose process was killed.
 
 A killed agent removes nothing. So each holds a lock on a file in its folder, which the kernel lets go however it dies;
-whoever makes a folder next removes those beside it that nobody holds.
+the next process that makes a folder removes those beside it that no process locks.
 """
 
 from __future__ import annotations

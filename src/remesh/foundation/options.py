@@ -67,7 +67,7 @@ def check_range(doing: str, name: str, value: float, *, least: float, most: floa
 def find_unlike(told: Sequence[Mapping[str, Any]]) -> tuple[str, int] | None:
     """The first option that not all have alike, and the place of one that has not what the first has; None if all are.
 
-    ``told`` has the options of each by name; one without the option has it as one for whom it is None.
+    ``told`` has the options of each by name; a rank that omits an option is treated as passing None.
 
     >>> find_unlike([{"seed": 0}, {"seed": 0}, {"seed": 7}])
     ('seed', 2)

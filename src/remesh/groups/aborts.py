@@ -39,5 +39,5 @@ class Aborts:
     def _work(self, abort: Callable[[], None]) -> None:
         try:
             abort()
-        except Exception as raised:  # belongs to whoever waits
+        except Exception as raised:  # raised by the wait
             self._errors.append(raised)

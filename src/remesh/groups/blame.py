@@ -60,12 +60,12 @@ def is_network_error(error: BaseException) -> bool:
     return False
 
 
-def tells_of_network(traceback: str) -> bool:
+def is_network_text(traceback: str) -> bool:
     """The same, from what ``traceback.format_exception`` made of an error elsewhere."""
-    return any(map(_tells_of_network, _CHAINED.split(traceback)))
+    return any(map(_is_network_text, _CHAINED.split(traceback)))
 
 
-def _tells_of_network(part: str) -> bool:
+def _is_network_text(part: str) -> bool:
     frames = list(_FRAME.finditer(part))
     last = part[frames[-1].end() :] if frames else part
     said = next((line for line in last.splitlines() if line and not line.startswith(" ")), "")

@@ -35,7 +35,7 @@ class Surroundings:
 
     sockets: frozenset[Socket]
     threads: frozenset[str]
-    """All of this process, whatever they are: whoever is in a hurry asks only new ones for their names."""
+    """All of this process; names are read only of new ones, which is faster."""
 
 
 def open_sockets() -> frozenset[Socket]:

@@ -1,14 +1,14 @@
 """Lower half on torch.distributed: process groups that can be shed in bounded time and grown again.
 
 Shedding. When a peer dies, only ranks with a direct connection to it notice; the others sit in their collective until
-the group's timeout, and gloo's ``abort`` wakes nobody. So whoever learns of the death shuts down the sockets that the
-groups opened: every blocked operation then ends at once with a connection error. The sockets are known exactly: those
-that appeared while the groups were made, and that gloo's own threads wait on (by descriptor *and* inode, so that a
-descriptor reused by the program since is left alone).
+the group's timeout, and gloo's ``abort`` wakes nobody. So a rank that learns of the death shuts down the sockets that
+the groups opened: every blocked operation then ends at once with a connection error. The sockets are known exactly:
+those that appeared while the groups were made, and that gloo's own threads wait on (by descriptor *and* inode, so that
+a descriptor reused by the program since is left alone).
 
 NCCL communicators are aborted instead, which their members must outlive (`remesh.device.nccl`). Aborts may take as long
-as they like: they have threads of their own, and whoever sheds waits for them, for a limited time. Connections of the
-control group are cut before: whoever has lost a collective on its device can no longer vote as if it had not. A
+as they like: they have threads of their own, and the rank that sheds waits for them, for a limited time. Connections of
+the control group are cut before: a rank that has lost a collective on its device can no longer vote as if it had not. A
 collective that was aborted raises nowhere, so members ask before they vote (`LowerHalf.check_end`).
 
 torch finds groups by name, and names count up from the start: groups that are grown again in the same order have the
@@ -190,15 +190,15 @@ class LowerHalf:
         self.mesh = None
         self.control = None
         while _pretences:
-            # Whoever kept such a group by itself would go on alone, without a word.
+            # A rank that kept such a group by itself would go on alone, without an error.
             _pretences.pop().error_on_collective = True
         if dist.is_initialized():
             groups = all_groups()
             with contextlib.suppress(RuntimeError):
                 dist.destroy_process_group()
             if self._backend == "gloo":
-                # Each waits up to 10 ms for its loop, and whoever sheds groups wants others. The interpreter waits for
-                # this thread: one that ended within gloo would abort the process.
+                # Each waits up to 10 ms for its loop, and a rank that sheds groups wants others. The interpreter waits
+                # for this thread: one that ended within gloo would abort the process.
                 make_thread("shed", groups.clear, daemon=False).start()
         # torch counts groups to name them, and takes back the count only when the world group is destroyed. A member
         # whose world group could not even be made would wait under another name than the others, next time.

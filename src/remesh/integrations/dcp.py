@@ -36,7 +36,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, ReadItem, WriteIt
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from remesh.checkpoint.errors import CheckpointMismatchError, told_as_checkpoint_errors
+from remesh.checkpoint.errors import CheckpointMismatchError, as_checkpoint_errors
 from remesh.checkpoint.formats.data_file import check_object, load_object, write_data_file
 from remesh.checkpoint.formats.directory import begin, check_can_save, finish, lone_file_name
 from remesh.checkpoint.formats.fetch import fetch, read_blobs
@@ -44,7 +44,7 @@ from remesh.checkpoint.formats.index_files import stage_native_index
 from remesh.checkpoint.formats.torch_format import check_files
 from remesh.checkpoint.run.reader import OpenCheckpoint
 from remesh.checkpoint.storage import Directory, Location, is_location, location_of
-from remesh.checkpoint.storage.turns import Turn, held
+from remesh.checkpoint.storage.save_lock import SaveLock, held
 from remesh.checkpoint.values.entities import check_has_values
 from remesh.foundation.errors import ConfigError
 from remesh.foundation.torch_private import StorageInfo
@@ -70,10 +70,10 @@ class DcpWriter(StorageWriter):
         self._directory = None if path is None else location_of(path)
         self._pickles = pickles
         self._rank = 0
-        self._turn: Turn | None = None
+        self._save_lock: SaveLock | None = None
 
     def reset(self, checkpoint_id: Any = None) -> None:
-        self._turn = None
+        self._save_lock = None
         if checkpoint_id is not None:
             self._directory = location_of(checkpoint_id)
 
@@ -84,16 +84,16 @@ class DcpWriter(StorageWriter):
                 "as one; leave the argument out"
             )
         self._rank = kwargs.get("rank", 0)
-        self._turn = None
+        self._save_lock = None
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         directory = self._place()
-        with told_as_checkpoint_errors(f"saving checkpoint {directory}"):
+        with as_checkpoint_errors(f"saving checkpoint {directory}"):
             check_can_save(directory, may_create=True)
-            self._turn = begin(directory)
+            self._save_lock = begin(directory)
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -107,9 +107,9 @@ class DcpWriter(StorageWriter):
         name = lone_file_name(self._rank)
         places: Sequence[tuple[int, int]] = ()
         if plan.items:
-            # Where torch prepares the plan of all, it is known whose turn it is.
-            turn, doing = self._turn, f"saving checkpoint {directory}"
-            with told_as_checkpoint_errors(doing) if turn is None else held(turn):
+            # Where torch prepares the plan of all, it is known whose lock it is.
+            lock, doing = self._save_lock, f"saving checkpoint {directory}"
+            with as_checkpoint_errors(doing) if lock is None else held(lock):
                 places = write_data_file(directory / name, objects, tensors)
         done: Future[list[WriteResult]] = Future()
         done.set_result(
@@ -121,15 +121,15 @@ class DcpWriter(StorageWriter):
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        assert self._turn is not None, "torch prepares a plan on the coordinator before it finishes"
-        turn, self._turn = self._turn, None
+        assert self._save_lock is not None, "torch prepares a plan on the coordinator before it finishes"
+        lock, self._save_lock = self._save_lock, None
         metadata.storage_data = {one.index: one.storage_data for of_rank in results for one in of_rank}
         metadata.storage_meta = self.storage_meta()
         metadata.version = VERSION
-        check_planner_data(metadata.planner_data, turn.directory)
-        with held(turn):
-            stage_native_index(turn, index_of(metadata), pickle.dumps(metadata))
-        finish(turn, None)
+        check_planner_data(metadata.planner_data, lock.directory)
+        with held(lock):
+            stage_native_index(lock, index_of(metadata), pickle.dumps(metadata))
+        finish(lock, None)
 
     def storage_meta(self) -> StorageMeta | None:
         return StorageMeta(checkpoint_id=self.checkpoint_id)
@@ -194,7 +194,7 @@ class DcpReader(StorageReader):
         places = [planner.resolve_tensor(item).detach() for item in of_tensors]
         reads = chunk_reads(checkpoint, of_tensors, places)
         check_files(checkpoint.directory, [*(read.extent for read in reads), *extents])
-        with told_as_checkpoint_errors(f"loading checkpoint {checkpoint.directory}"):
+        with as_checkpoint_errors(f"loading checkpoint {checkpoint.directory}"):
             for item, blob in zip(of_bytes, read_blobs(checkpoint.checksums, extents), strict=True):
                 self._give_bytes(item, blob, planner)
             fetch(checkpoint.checksums, reads)

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import ReadItem
 
-from remesh.checkpoint.errors import CheckpointFormatError, CheckpointMismatchError, told_as_checkpoint_errors
+from remesh.checkpoint.errors import CheckpointFormatError, CheckpointMismatchError, as_checkpoint_errors
 from remesh.checkpoint.formats.directory import METADATA_FNAME
 from remesh.checkpoint.formats.fetch import ChunkRead, Destination
 from remesh.checkpoint.formats.inert_pickle import load_inert
@@ -65,7 +65,7 @@ def index_of(metadata: Metadata) -> Index:
 
 def open_native(directory: Location) -> OpenCheckpoint:
     """A checkpoint of torch's kind; `CheckpointFormatError` for one of another."""
-    with told_as_checkpoint_errors(f"loading checkpoint {directory}"):
+    with as_checkpoint_errors(f"loading checkpoint {directory}"):
         checkpoint = open_checkpoint(directory, allow_native=True)
     if not checkpoint.is_native:
         raise CheckpointFormatError(

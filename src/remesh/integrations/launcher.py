@@ -22,8 +22,8 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from remesh.elasticity.launch.mode import Mode
 from remesh.elasticity.launch.restart import RestartJob, run_restart_job
+from remesh.elasticity.store.admission import read_token
 from remesh.elasticity.store.card import JobCard
-from remesh.elasticity.store.door import read_token
 from remesh.elasticity.telemetry.events import EventLog
 from remesh.foundation.errors import ConfigError, PeerError
 

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
 )
 
-from remesh.checkpoint.errors import CheckpointPathError, told_as_checkpoint_errors
+from remesh.checkpoint.errors import CheckpointPathError, as_checkpoint_errors
 from remesh.checkpoint.formats.data_file import dump_object, load_object
 from remesh.checkpoint.plain import load_chosen, save
 from remesh.checkpoint.run.housekeeping import remove_checkpoint
@@ -51,7 +51,7 @@ class RemeshCheckpointIO(CheckpointIO):
         """Write the checkpoint durably; called by the first process alone."""
         _refuse_options(storage_options)
         place = location_of(path)
-        with told_as_checkpoint_errors(f"saving checkpoint {place}"):
+        with as_checkpoint_errors(f"saving checkpoint {place}"):
             store_of(place).make_directory(place.parent)
             store_of(place).put(place, dump_object(checkpoint, "Lightning's checkpoint"))
 

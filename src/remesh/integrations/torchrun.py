@@ -25,8 +25,8 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBa
 from remesh.elasticity.launch.checks import split_endpoints, with_port
 from remesh.elasticity.launch.meeting import StoreForEachAttempt
 from remesh.elasticity.model.generation import NodeInfo
+from remesh.elasticity.store.admission import read_token
 from remesh.elasticity.store.card import JobCard
-from remesh.elasticity.store.door import read_token
 from remesh.elasticity.store.endpoint import is_loopback, split_endpoint
 from remesh.elasticity.store.home import Address
 from remesh.elasticity.store.movable import MovableHome, MovableStore, bytes_of, value_of

@@ -13,7 +13,7 @@ time to arrive. Behind each stand the crossings of what it makes. The queue of a
 its own.
 
 So it ends: of all that is not done, what comes first in the row comes first in every queue that has it, and all that it
-needs is done. That holds of ranks that stand still in every crossing until the other side has come to it, and all the
+needs is done. That holds of ranks that block in every crossing until the other side has come to it, and all the
 more where only their devices do. `check_queues` knows nothing of the row: it plays the queues through.
 
 torch's own pipelines put sends and receives in such a row, too (``_add_send_recv`` of torch.distributed.pipelining).
@@ -92,7 +92,7 @@ def crossings_of(graph: StageGraph, action: Action) -> Iterator[Crossing]:
 def check_queues(queues: Sequence[Queue], graph: StageGraph) -> None:
     """`PipelineError` unless every stage gets to the end of its queue.
 
-    So strictly: ranks do one thing at a time, and stand still in a crossing until the other stage has come to it.
+    So strictly: ranks do one thing at a time, and block in a crossing until the other stage has come to it.
     """
     position = [0] * len(queues)
     made: set[Value] = set()

@@ -42,9 +42,9 @@ class Transfers(StrEnum):
     ASYNC = "async"
     """They do."""
     BLOCKING = "blocking"
-    """They stand still, and handle one value at a time."""
+    """They block, and handle one value at a time."""
     EXCHANGE = "exchange"
-    """They stand still, and handle all values that are due at once, as torch's ``Schedule1F1B`` does."""
+    """They block, and handle all values that are due at once, as torch's ``Schedule1F1B`` does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class TimedAction:
     start_s: float
     end_s: float
     waited_s: float
-    """How long its rank stood still before it although the values were made already: what communication cost."""
+    """How long its rank was idle before it although the values were made already: what communication cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Simulation:
 
     @property
     def waited_s(self) -> tuple[float, ...]:
-        """Time that each rank stood still for communication alone."""
+        """Time that each rank was blocked by communication alone."""
         return tuple(sum(timed.waited_s for timed in row) for row in self.actions)
 
     @property

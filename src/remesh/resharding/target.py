@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement, Shard
 
-from remesh.comm.gather import Group, gather_from, telling_lack_of_memory
+from remesh.comm.gather import Group, gather_from, reporting_lack_of_memory
 from remesh.foundation.errors import PlanError
 from remesh.foundation.options import check_option
 from remesh.foundation.torch_private import StridedShard
@@ -75,7 +75,7 @@ def make_targets(to: Targets, shapes: Shapes) -> dict[str, DTensor]:
 
     made: dict[str, DTensor] = {}
     for name, (target, shape, dtype) in _wanted(to, shapes).items():
-        with telling_lack_of_memory(partial(lack, name)):
+        with reporting_lack_of_memory(partial(lack, name)):
             made[name] = empty_on(target, shape, dtype)
     return made
 

@@ -2,7 +2,7 @@
 
 A bed is made by root, of network namespaces and shaped virtual links (`commands`). It is taken apart when the context
 is left, and everything that still runs on its hosts is killed. If the owner is killed, its ranks end with it, and a
-`Warden` removes what is left; if that is killed, too, the next testbed on the machine does, or ``testbed clean``.
+`Watchdog` removes what is left; if that is killed, too, the next testbed on the machine does, or ``testbed clean``.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from remesh.testbed.commands import (
     commands_to_mend,
     commands_to_shape,
 )
-from remesh.testbed.inside import Door, command_inside
+from remesh.testbed.inside import HostEntry, command_inside
 from remesh.testbed.pool import RankPool, RankRun
 from remesh.testbed.spec import BedSpec
-from remesh.testbed.warden import Warden
+from remesh.testbed.watchdog import Watchdog
 
 _BEDS: Final = itertools.count()
 """Numbers the beds of this process."""
@@ -55,28 +55,28 @@ class _Bed:
     names: BedNames
     folder: Path
     """For the file of hosts; removed with the bed."""
-    warden: Warden
+    watchdog: Watchdog
     pool: RankPool
 
     @classmethod
     def begin(cls, names: BedNames) -> Self:
         """Everything but the hosts."""
         folder = namespaces.make_folder(names.owner)
-        warden = Warden(names.namespaces, folder)
+        watchdog = Watchdog(names.namespaces, folder)
         hosts_file = folder / "hosts"
         addresses = [(names.address_of(host), host) for host in names.spec.names]
         known = [("127.0.0.1", "localhost"), (names.switch_address, "switch"), *addresses]
         hosts_file.write_text("".join(f"{address} {name}\n" for address, name in known))
         # The store of the groups lives with the switches, where no killed rank and no cut link reaches it.
-        door = Door(names.switch, "switch", str(hosts_file))
-        return cls(names, folder, warden, RankPool(store_address=names.switch_address, store_door=door))
+        entry = HostEntry(names.switch, "switch", str(hosts_file))
+        return cls(names, folder, watchdog, RankPool(store_address=names.switch_address, store_entry=entry))
 
-    def door_of(self, host: str) -> Door:
-        return Door(self.names.namespace_of(host), host, str(self.folder / "hosts"))
+    def entry_of(self, host: str) -> HostEntry:
+        return HostEntry(self.names.namespace_of(host), host, str(self.folder / "hosts"))
 
     @property
-    def switch_door(self) -> Door:
-        return Door(self.names.switch, "switch", str(self.folder / "hosts"))
+    def switch_entry(self) -> HostEntry:
+        return HostEntry(self.names.switch, "switch", str(self.folder / "hosts"))
 
     def end(self) -> None:
         try:
@@ -84,7 +84,7 @@ class _Bed:
             namespaces.remove(self.names.namespaces)
         finally:
             shutil.rmtree(self.folder, ignore_errors=True)
-            self.warden.dismiss()
+            self.watchdog.dismiss()
 
 
 class Testbed:
@@ -155,8 +155,8 @@ class Testbed:
     ) -> RankRun:
         """Like `run`, but return while the ranks are at work, so that links can be changed; a context manager."""
         bed = self._need("running ranks")
-        doors = [bed.door_of(host) for host in _places(bed.names, ranks_per_host)]
-        return bed.pool.begin(fn, doors, args, timeout_s=timeout_s)
+        entries = [bed.entry_of(host) for host in _places(bed.names, ranks_per_host)]
+        return bed.pool.begin(fn, entries, args, timeout_s=timeout_s)
 
     def start_program(
         self,
@@ -170,7 +170,7 @@ class Testbed:
 
         Its environment is this one's, ``env``, and the name of the host's interface for gloo and NCCL.
         """
-        inside = command_inside(self._need(f"starting {command[0]!r}").door_of(host), command)
+        inside = command_inside(self._need(f"starting {command[0]!r}").entry_of(host), command)
         errors = subprocess.STDOUT if output is not None else None
         return subprocess.Popen(inside, env={**os.environ, **(env or {})}, stdout=output, stderr=errors)
 
@@ -182,14 +182,14 @@ class Testbed:
         """IPv4 address of a host."""
         return self._need("looking up an address").names.address_of(host)
 
-    def door_of(self, host: str) -> Door:
+    def entry_of(self, host: str) -> HostEntry:
         """What a process needs to enter a host."""
-        return self._need("entering a host").door_of(host)
+        return self._need("entering a host").entry_of(host)
 
     @property
-    def switch_door(self) -> Door:
+    def switch_entry(self) -> HostEntry:
         """What a process needs to enter the switch, from where all hosts can be reached."""
-        return self._need("entering the switch").switch_door
+        return self._need("entering the switch").switch_entry
 
     @property
     def switch_address(self) -> str:

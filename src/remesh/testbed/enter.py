@@ -7,13 +7,13 @@ import sys
 from collections.abc import Sequence
 
 from remesh.foundation.exit_codes import ExitCode
-from remesh.testbed.inside import Door
+from remesh.testbed.inside import HostEntry
 
 
 def main(arguments: Sequence[str]) -> None:
     """Enter the host and become the program."""
     namespace, host, hosts_file, *command = arguments
-    Door(namespace, host, hosts_file).enter()
+    HostEntry(namespace, host, hosts_file).enter()
     try:
         os.execvp(command[0], command)
     except OSError as error:

@@ -24,7 +24,7 @@ _NIC_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class HostEntry:
     """All that is needed to enter a host."""
 
     namespace: str
@@ -52,9 +52,9 @@ class Door:
         os.environ.update(dict.fromkeys(_NIC_VARIABLES, NIC))
 
 
-def command_inside(door: Door, command: Sequence[str]) -> list[str]:
+def command_inside(entry: HostEntry, command: Sequence[str]) -> list[str]:
     """The command that runs ``command`` in a host, keeping the id of the process that is started."""
-    return [sys.executable, "-m", "remesh.testbed.enter", door.namespace, door.host, door.hosts_file, *command]
+    return [sys.executable, "-m", "remesh.testbed.enter", entry.namespace, entry.host, entry.hosts_file, *command]
 
 
 def _enter(network: int, hosts_file: str) -> None:

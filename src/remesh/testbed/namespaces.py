@@ -86,7 +86,7 @@ def find_namespaces() -> list[NamespaceName]:
     return [name for text in names if (name := NamespaceName.parse(text)) is not None]
 
 
-def group_by_bed(names: Iterable[NamespaceName]) -> Mapping[tuple[Owner, int], list[NamespaceName]]:
+def group_by_testbed(names: Iterable[NamespaceName]) -> Mapping[tuple[Owner, int], list[NamespaceName]]:
     """Namespaces by owner and bed."""
     beds: dict[tuple[Owner, int], list[NamespaceName]] = {}
     for name in names:
@@ -108,7 +108,7 @@ def make_folder(owner: Owner) -> Path:
 
 
 def remove_folders_of_the_dead() -> None:
-    """Remove the folders of beds whose owner and warden were killed."""
+    """Remove the folders of testbeds whose owner and watchdog were killed."""
     for folder in Path(tempfile.gettempdir()).iterdir():
         match = _BED_FOLDER.fullmatch(folder.name)
         if match is not None and not is_alive(Owner(int(match[1]), int(match[2]))):
@@ -123,7 +123,7 @@ def remove(namespaces: Sequence[str]) -> None:
         try:
             run_command(command_to_remove(name), f"removing {name}")
         except ConfigError:
-            # Two cleaners may meet: whoever comes second finds nothing.
+            # Two cleaners may meet: the second finds nothing.
             if (FOLDER / name).exists():
                 raise
 

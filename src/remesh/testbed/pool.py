@@ -7,8 +7,8 @@ milliseconds. A run lends a fresh gloo group to ``world_size`` workers:
     run(fn) ──────> join group ─> fn(*args) ─> leave group
             <────── result, or traceback
 
-A run that fails in any way ends the workers it used, so nothing of a broken group reaches the next. With a *door* a
-worker enters a host of its own first (`remesh.testbed`). The process that owns the pool needs no torch.
+A run that fails in any way ends the workers it used, so nothing of a broken group reaches the next. With an *entry*
+a worker enters a host of its own first (`remesh.testbed`). The process that owns the pool needs no torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from remesh.foundation.errors import ConfigError
-from remesh.testbed.rank_messages import FunctionName, RankCall, RankDoor
+from remesh.testbed.rank_messages import FunctionName, RankCall, RankEntry
 from remesh.testbed.rank_process import RankWorker, StoreHost, fork_server
 from remesh.testbed.rank_run import DIED, RankRun, RanksFailed
 
@@ -39,11 +39,11 @@ class RankPool:
     """
 
     def __init__(
-        self, max_world_size: int = 8, *, store_address: str = "127.0.0.1", store_door: RankDoor | None = None
+        self, max_world_size: int = 8, *, store_address: str = "127.0.0.1", store_entry: RankEntry | None = None
     ) -> None:
-        """The store of the groups listens at this address, behind its own door where hosts have one."""
+        """The store of the groups listens at this address, inside its own host where there are any."""
         self.max_world_size = max_world_size
-        self._store_at = (store_door, store_address)
+        self._store_at = (store_entry, store_address)
         self._workers: list[RankWorker] = []
         self._busy: set[RankWorker] = set()
         self._store: StoreHost | None = None
@@ -110,14 +110,14 @@ class RankPool:
         return results
 
     def begin(
-        self, fn: Callable[..., Any], doors: Sequence[RankDoor | None], args: Sequence[Any] = (), *, timeout_s: float
+        self, fn: Callable[..., Any], entries: Sequence[RankEntry | None], args: Sequence[Any] = (), *, timeout_s: float
     ) -> RankRun:
-        """Like `run`, with a rank behind each of the doors, but return while they work. The run ends its workers."""
+        """Like `run`, with a rank inside each of the hosts, but return while they work. The run ends its workers."""
         name = FunctionName.of(fn)
         payload = pickle.dumps(tuple(args))
         self.start()
         assert self._store is not None
-        workers = self._ready_workers(doors)
+        workers = self._ready_workers(entries)
         for rank, worker in enumerate(workers):
             call = RankCall(
                 function=name,
@@ -133,16 +133,16 @@ class RankPool:
         self._num_runs += 1
         return RankRun(str(name), workers, timeout_s, self._drop)
 
-    def _ready_workers(self, doors: Sequence[RankDoor | None]) -> list[RankWorker]:
-        """A worker behind each door, alive and with nothing to do; new ones are forked where there is none."""
+    def _ready_workers(self, entries: Sequence[RankEntry | None]) -> list[RankWorker]:
+        """A worker inside each host, alive and with nothing to do; new ones are forked where there is none."""
         assert self._folder is not None
         self._drop([worker for worker in self._workers if worker not in self._busy and not worker.is_alive])
         found = []
-        for door in doors:
-            worker = next((one for one in self._workers if one not in self._busy and one.door == door), None)
+        for entry in entries:
+            worker = next((one for one in self._workers if one not in self._busy and one.entry == entry), None)
             if worker is None:
                 log = self._folder / f"worker-{self._num_workers_started}.log"
-                worker = RankWorker(fork_server(), door, log)
+                worker = RankWorker(fork_server(), entry, log)
                 self._num_workers_started += 1
                 self._workers.append(worker)
             self._busy.add(worker)

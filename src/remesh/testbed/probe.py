@@ -129,7 +129,7 @@ def _rate(root: int, peers: Sequence[int], act: _Transmission, seconds: float) -
     for _ in range(_NUM_TRIES):
         taken_s = [max(_agree(each, root), 1e-6) for each in _transfer(root, dict(zip(peers, sizes, strict=True)), act)]
         best = max(best, sum(sizes) / max(taken_s))
-        # Whoever was slower gets less, so that in the next try all end at once and the root is busy throughout.
+        # A slower peer gets less, so that in the next try all end at once and the root is busy throughout.
         rates = [size / each for size, each in zip(sizes, taken_s, strict=True)]
         sizes = [max(min(int(rate * seconds), _MAX_BYTES // len(peers)), 1) for rate in rates]
     return best

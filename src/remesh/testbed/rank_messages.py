@@ -69,11 +69,11 @@ def _load_file(alias: str, file: str) -> ModuleType:
 
 
 def enter(name: FunctionName, *args: Any) -> None:
-    """Body of a forked process, told by name, so that whoever forks it imports nothing of what it runs."""
+    """Body of a forked process, named as text, so that its parent imports nothing of what it runs."""
     name.find()(*args)
 
 
-class RankDoor(Protocol):
+class RankEntry(Protocol):
     """How a process gets into the host that it is to run on, early in its life and once for all."""
 
     @property

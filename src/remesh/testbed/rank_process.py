@@ -15,7 +15,7 @@ from pathlib import Path
 from remesh.foundation.errors import PeerError
 from remesh.foundation.linux.procfs import work_of
 from remesh.testbed.quiet_limit import QuietLimit
-from remesh.testbed.rank_messages import JOINED, FunctionName, RankAnswer, RankCall, RankDoor, enter
+from remesh.testbed.rank_messages import JOINED, FunctionName, RankAnswer, RankCall, RankEntry, enter
 
 _BODIES = "remesh.testbed.rank_worker"
 _PRELOADED = (
@@ -54,9 +54,9 @@ def start_limit(pids: Iterable[int | None]) -> QuietLimit:
 class StoreHost:
     """The process with the key-value store of a pool. Blocks until the store listens."""
 
-    def __init__(self, context: ForkServerContext, door: RankDoor | None, address: str, folder: Path) -> None:
+    def __init__(self, context: ForkServerContext, entry: RankEntry | None, address: str, folder: Path) -> None:
         self._pipe, theirs = context.Pipe()
-        arguments = (FunctionName(_BODIES, "host_store"), theirs, door, address, str(folder))
+        arguments = (FunctionName(_BODIES, "host_store"), theirs, entry, address, str(folder))
         self._process = context.Process(target=enter, args=arguments, daemon=True)
         self._process.start()
         theirs.close()
@@ -83,12 +83,12 @@ class StoreHost:
 class RankWorker:
     """One forked process that answers calls, on one host for all its life."""
 
-    def __init__(self, context: ForkServerContext, door: RankDoor | None, log_path: Path) -> None:
-        self.door = door
+    def __init__(self, context: ForkServerContext, entry: RankEntry | None, log_path: Path) -> None:
+        self.entry = entry
         self.pipe, theirs = context.Pipe()
         self._log_path = log_path
         self._log_read = 0
-        arguments = (FunctionName(_BODIES, "serve_calls"), theirs, door, str(log_path))
+        arguments = (FunctionName(_BODIES, "serve_calls"), theirs, entry, str(log_path))
         self._process = context.Process(target=enter, args=arguments, daemon=True)
         self._process.start()
         theirs.close()

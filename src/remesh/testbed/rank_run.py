@@ -63,7 +63,7 @@ class RanksFailed(Error, RuntimeError):
 
     def __init__(self, what: str, reports: Sequence[RankReport]) -> None:
         self.reports = tuple(reports)
-        # Whoever failed first comes first: the others usually failed because of it.
+        # The rank that failed first comes first: the others usually failed because of it.
         failed = sorted((r for r in reports if r.end != "returned"), key=lambda r: (r.ended_s, r.rank))
         sections = [f"--- {report} ---\n{report.text}" for report in failed]
         ends = ", ".join(map(str, failed)) or "all returned, though some were to die"
@@ -164,8 +164,8 @@ class RankRun:
         return self._report(rank, "returned", answer.ended_s, output, answer.result)
 
     def _report(self, rank: int, end: str, ended_s: float, text: str, result: bytes | None = None) -> RankReport:
-        door = self.workers[rank].door
-        return RankReport(rank, "" if door is None else door.host, end, ended_s, text, result)
+        entry = self.workers[rank].entry
+        return RankReport(rank, "" if entry is None else entry.host, end, ended_s, text, result)
 
 
 def _tail(output: str) -> str:

@@ -1,6 +1,6 @@
 """Worker processes behind :class:`remesh.testbed.pool.RankPool`.
 
-A worker enters its host if it has a door, then serves one call after the other: it joins a fresh gloo group, reports
+A worker enters its host if it has an entry, then serves one call after the other: it joins a fresh gloo group, reports
 that, calls a module-level function, leaves the group and answers with the pickled result or with the text of what went
 wrong. What the function changed of its process is put back: the next call is another test's. It ends when the pool's
 end of the pipe closes. A second kind of process hosts the key-value store, so that the store outlives every worker, and
@@ -31,19 +31,19 @@ import torch
 import torch.distributed as dist
 
 from remesh.foundation.threads import make_thread
-from remesh.testbed.rank_messages import JOINED, RankAnswer, RankCall, RankDoor
+from remesh.testbed.rank_messages import JOINED, RankAnswer, RankCall, RankEntry
 
 _MAX_LOCALS_CHARS = 200
 _STORE_TIMEOUT = timedelta(minutes=10)
 """Long: how long ranks may take to come up is for the pool to say."""
 
 
-def host_store(pipe: Connection, door: RankDoor | None, address: str, folder: str) -> None:
+def host_store(pipe: Connection, entry: RankEntry | None, address: str, folder: str) -> None:
     """Host a key-value store, tell its port, live until the other end of the pipe closes; then remove the folder."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _send_output_to(f"{folder}/store.log")
-    if door is not None:
-        door.enter()
+    if entry is not None:
+        entry.enter()
     store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=_STORE_TIMEOUT)
     pipe.send_bytes(pickle.dumps(store.port))
     with contextlib.suppress(EOFError):
@@ -51,13 +51,13 @@ def host_store(pipe: Connection, door: RankDoor | None, address: str, folder: st
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def serve_calls(pipe: Connection, door: RankDoor | None, log_path: str) -> None:
+def serve_calls(pipe: Connection, entry: RankEntry | None, log_path: str) -> None:
     """Answer calls from the pipe until its other end closes. Output and stacks go to the log."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _send_output_to(log_path)
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True, chain=False)
-    if door is not None:
-        door.enter()  # before the first thread, which would stay outside
+    if entry is not None:
+        entry.enter()  # before the first thread, which would stay outside
     make_thread("end-with-owner", _end_with_owner, daemon=True).start()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)

@@ -1,7 +1,7 @@
 """Server end of `remesh.wire.messages.Line`: accepts connections, authenticates each, receives messages.
 
 One thread, one `Server.poll` at a time, nothing that blocks. Who says what no caller may say, does not prove itself in
-time, or does not read what it is told, is hung up on; what that means is for whoever leads the job.
+time, or does not read what it is sent, is disconnected; the leader of the job decides what that means.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Server:
         self._patience_s = patience_s
         self._selector = selectors.DefaultSelector()
         self._listeners: dict[socket.socket, Callable[[socket.socket], None]] = {}
-        self._are_doors_open = True
+        self._is_accepting = True
         self.callers: dict[socket.socket, Peer] = {}
 
     def listen(self, listener: socket.socket) -> None:
@@ -75,7 +75,7 @@ class Server:
         self._add(listener, self._welcome)
 
     def show_life(self, listener: socket.socket) -> None:
-        """Take connections from this listening socket and close them at once: whoever comes learns that we live."""
+        """Take connections from this listening socket and close them at once: the peer learns that we live."""
         self._add(listener, socket.socket.close)
 
     def watch(self, descriptor: int) -> None:
@@ -88,7 +88,7 @@ class Server:
 
     def poll(self, wait_s: float) -> None:
         """Hear who speaks, and send what still waits; wait for more at most ``wait_s``."""
-        self._open_doors(sum(not caller.is_known for caller in self.callers.values()) < MAX_STRANGERS)
+        self._set_accepting(sum(not caller.is_known for caller in self.callers.values()) < MAX_STRANGERS)
         for key, _ in self._selector.select(wait_s):
             if (welcome := self._listeners.get(key.fileobj)) is not None:  # type: ignore[call-overload]
                 # Who knocked may be gone again.
@@ -115,7 +115,7 @@ class Server:
         for caller in list(self.callers.values()):
             self._flush(caller)
             self.drop(caller)
-        self._open_doors(True)
+        self._set_accepting(True)
         for listener in self._listeners:
             self._selector.unregister(listener)
             listener.close()
@@ -134,11 +134,11 @@ class Server:
         self._listeners[listener] = welcome
         self._selector.register(listener, selectors.EVENT_READ)
 
-    def _open_doors(self, are_open: bool) -> None:
+    def _set_accepting(self, are_open: bool) -> None:
         """Take callers from now on, or leave them waiting."""
-        if are_open is self._are_doors_open:
+        if are_open is self._is_accepting:
             return
-        self._are_doors_open = are_open
+        self._is_accepting = are_open
         for listener, welcome in self._listeners.items():
             if welcome != self._welcome:
                 continue

@@ -42,7 +42,7 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         pytest.skip("needs a C compiler")
     room = tmp_path / "driver"
     room.mkdir()
-    source, library = PROGRAMS / "make_believe_cuda.c", room / "libcuda.so.1"
+    source, library = PROGRAMS / "fake_cuda.c", room / "libcuda.so.1"
     subprocess.run([compiler, "-shared", "-fPIC", "-Wall", "-Werror", "-o", str(library), str(source)], check=True)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(room))
     monkeypatch.setenv("MAKE_BELIEVE", str(room))

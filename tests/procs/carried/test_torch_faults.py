@@ -21,7 +21,7 @@ from remesh.carried.hosts.imaging import IMAGE
 from remesh.carried.images.form.format import CHUNKS_FILE, PAGES_FILE
 from remesh.carried.images.form.stored import read_tree, stored_pages
 from remesh.carried.rounds.job_folder import JobFolder, rank_name
-from remesh.carried.torch import stay
+from remesh.carried.torch import torch_job
 from remesh.foundation.checksums import crc32
 from remesh.foundation.errors import Error
 from remesh.foundation.linux.procfs import start_of
@@ -188,7 +188,7 @@ def test_a_hundred_damages_to_a_checkpoint_are_refused_by_name_or_change_nothing
 def _read_as_a_restart_does(folder: JobFolder, *, with_pages: bool) -> list[Any]:
     checkpoint = folder.checkpoint(None)
     trees = [read_tree(checkpoint.rank_folder(rank) / IMAGE) for rank in range(2)]
-    found: list[Any] = [checkpoint.manifest, stay._read_store(checkpoint, folder.read_spec()), *trees]
+    found: list[Any] = [checkpoint.manifest, torch_job._read_store(checkpoint, folder.read_spec()), *trees]
     for member in [member for tree in trees for member in tree.members] if with_pages else ():
         found.append([(offset, crc32(raw)) for offset, raw in stored_pages(member.folder)])
     return found

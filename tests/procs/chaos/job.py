@@ -276,8 +276,8 @@ class HurtJob:
 
     def _inside(self, host: str) -> Iterator[str]:
         assert self.bed is not None
-        door = self.bed.door_of(host)
-        yield from (sys.executable, "-m", "remesh.testbed.enter", door.namespace, door.host, door.hosts_file)
+        entry = self.bed.entry_of(host)
+        yield from (sys.executable, "-m", "remesh.testbed.enter", entry.namespace, entry.host, entry.hosts_file)
 
 
 def _signal(pid: int, number: int) -> None:

@@ -26,7 +26,7 @@ from remesh.foundation.torch_private import timeout_of
 from remesh.layout import Box, Shard
 from remesh.layout.from_torch import Piece
 from remesh.testbed.pool import RankPool
-from tests.make_believe import MakeBelieveDevice
+from tests.fake_gpu import MakeBelieveDevice
 
 
 def save_with_one_refusal(folder: Path, refused: str) -> str:

@@ -25,7 +25,7 @@ from remesh.elasticity.state import HeldState
 from remesh.layout.from_torch import piece_of
 from remesh.testbed.quiet_limit import QuietLimit
 from remesh.wire.token import Token
-from tests.make_believe import MakeBelieveDevice
+from tests.fake_gpu import MakeBelieveDevice
 
 pytestmark = pytest.mark.procs
 TOKEN = Token("job", b"0123456789abcdef")

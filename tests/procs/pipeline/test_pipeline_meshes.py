@@ -24,7 +24,7 @@ from remesh.pipeline.running.stage import Cut, Stage
 from remesh.pipeline.schedules import SCHEDULES
 from remesh.pipeline.simulate import Transfers
 from remesh.testbed.pool import DIED, RankPool
-from tests.believed_nccl import believed_group
+from tests.fake_nccl import believed_group
 
 WIDTH, NUM_MICROBATCHES, SAMPLES = 8, 4, 16
 

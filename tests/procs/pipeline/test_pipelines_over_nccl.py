@@ -14,8 +14,8 @@ from remesh.foundation.errors import PeerError
 from remesh.pipeline import Pipeline, Stage, StageGraph, Transfers
 from remesh.pipeline.schedules import SCHEDULES
 from remesh.testbed.pool import RankPool
-from tests.believed_nccl import BelievedGroup, believed_group
-from tests.procs.groups.test_believed_nccl import loses_on_rank
+from tests.fake_nccl import BelievedGroup, believed_group
+from tests.procs.groups.test_fake_nccl import loses_on_rank
 from tests.profiles import seeds
 from tests.unit.pipeline.cases import random_schedule
 from tests.unit.pipeline.random_stages import batches_of, draw_model, loss_of, train_alone

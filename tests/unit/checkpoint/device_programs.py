@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from remesh.checkpoint.background.staging import Copies, StagingBuffers
-from tests.make_believe import LateStream, MakeBelieveDevice
+from tests.fake_gpu import LateStream, MakeBelieveDevice
 
 _NUM_ELEMENTS = 16
 

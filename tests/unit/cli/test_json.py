@@ -108,7 +108,7 @@ def test_jobs_and_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("REMESH_JOBS", str(tmp_path))
     monkeypatch.setattr("remesh.cli.mpi._examine_machine", list)
     monkeypatch.setattr("remesh.cli.mpi.find_all", lambda: [("openmpi", ValueError("none here"))])
-    monkeypatch.setattr("remesh.cli.testbed.known_beds.find_beds", list)
+    monkeypatch.setattr("remesh.cli.testbed.known_testbeds.find_testbeds", list)
     assert told("mpi", "ls") == []
     job = JobFolder.create(tmp_path / "j", JobSpec(("./a.out",), 2, str(tmp_path), {}))
     assert told("mpi", "show", job.path)["num_ranks"] == 2

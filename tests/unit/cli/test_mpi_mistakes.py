@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from remesh.carried.mpi import stay
+from remesh.carried.mpi import mpi_job
 from remesh.carried.mpi.mpis import Installation
 from remesh.carried.rounds.job_folder import JobFolder, JobSpec, JobState
 from remesh.cli.group import main
@@ -20,7 +20,7 @@ from remesh.foundation.errors import ConfigError
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder to work in, on a machine that has MPICH."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(stay, "find_mpi", lambda name: Installation("mpich", "/opt/mpiexec", "/opt/python"))
+    monkeypatch.setattr(mpi_job, "find_mpi", lambda name: Installation("mpich", "/opt/mpiexec", "/opt/python"))
     return tmp_path
 
 

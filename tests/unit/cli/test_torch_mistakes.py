@@ -13,7 +13,7 @@ from torch import accelerator
 from remesh.carried.hosts.hosts import Host
 from remesh.carried.rounds.job_folder import JobFolder
 from remesh.carried.rounds.leader import JobOutcome
-from remesh.carried.torch.stay import TorchPlacement
+from remesh.carried.torch.torch_job import TorchPlacement
 from remesh.cli import torch as torch_verb
 from remesh.foundation.errors import ConfigError
 
@@ -76,7 +76,7 @@ def test_torchruns_flags_say_how_many_ranks_there_are(
         placements.append(placement)
         return JobOutcome("finished", "made believe", 0)
 
-    monkeypatch.setattr(torch_verb, "run_stay", stay)
+    monkeypatch.setattr(torch_verb, "run_job_once", stay)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
     monkeypatch.setattr(accelerator, "is_available", lambda: False)
     named = ("--rdzv-id", "7", "--master-addr", "h", "--master-port", "30000", "--max-restarts=3", "--job", "job")

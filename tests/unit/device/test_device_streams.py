@@ -17,7 +17,7 @@ import torch
 import remesh
 from remesh.checkpoint.formats import fetch
 from remesh.device.streams import CallersStreams, StreamOrder, run_apart
-from tests.make_believe import LateStream, MakeBelieveDevice
+from tests.fake_gpu import LateStream, MakeBelieveDevice
 
 DEVICE = SimpleNamespace(type="cuda", index=0)
 NUM_ELEMENTS = 8

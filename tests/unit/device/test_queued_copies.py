@@ -17,7 +17,7 @@ from remesh.checkpoint.background.staging import StagingBuffers
 from remesh.device import queued_copies
 from remesh.device.cuda_devices import CUDA
 from remesh.foundation.errors import DeviceError
-from tests.make_believe import MakeBelieveDevice
+from tests.fake_gpu import MakeBelieveDevice
 from tests.unit.checkpoint.device_programs import DeviceProgram
 
 

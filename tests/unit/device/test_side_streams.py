@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from remesh.device.streams import DeviceClock, SideStream
-from tests.make_believe import LateStream, MakeBelieveDevice
+from tests.fake_gpu import LateStream, MakeBelieveDevice
 
 DEVICE = SimpleNamespace(type="cuda")
 NUM_ELEMENTS = 8

@@ -12,7 +12,7 @@ from remesh.elasticity.health.verdicts import RankStack, decide_culprits, find_s
 from remesh.elasticity.health.watch import find_collective, find_user_line, look_at_main_thread
 from remesh.elasticity.membership.instructions import KillWorker, Note, Publish, Tell
 from remesh.elasticity.model.generation import Generation
-from remesh.elasticity.model.seats import MeshMember
+from remesh.elasticity.model.rank_assignment import MeshMember
 
 
 def stack(rank: int, collective: str = "all_reduce", step: int = 5) -> RankStack:

@@ -16,15 +16,15 @@ from remesh.checkpoint.plan.step_names import step_name
 from remesh.checkpoint.storage import location_of
 from remesh.comm.gather import Together
 from remesh.elasticity.model.generation import Generation
-from remesh.elasticity.model.seats import MeshMember
+from remesh.elasticity.model.rank_assignment import MeshMember
 from remesh.elasticity.state import CarriedState, HeldState
 from remesh.elasticity.telemetry.events import EventLog
-from remesh.elasticity.training import fill as training_fill, stint as training_stint
+from remesh.elasticity.training import fill as training_fill, session as training_session
 from remesh.elasticity.training.job import Job
 from remesh.elasticity.training.place import JobOptions, Leave, RankPlace
-from remesh.elasticity.training.stint import Stint
+from remesh.elasticity.training.session import TrainingSession
 from remesh.elasticity.training.stream import Stream
-from remesh.elasticity.training.windows import tell_of_memory
+from remesh.elasticity.training.windows import report_lack_of_memory
 from remesh.foundation.errors import ConfigError, PeerError
 from remesh.foundation.options import OptionError
 from remesh.groups.lower import LowerHalf
@@ -55,7 +55,7 @@ def around() -> Around:
 
 
 @pytest.fixture
-def stint(around: Around) -> Iterator[Stint]:
+def session(around: Around) -> Iterator[TrainingSession]:
     with stint_of(around) as found:
         yield found
 
@@ -63,7 +63,7 @@ def stint(around: Around) -> Iterator[Stint]:
 @contextlib.contextmanager
 def stint_of(
     around: Around, held: HeldState | None = None, *, in_place: bool = False, checkpoint: Path | None = None
-) -> Iterator[Stint]:
+) -> Iterator[TrainingSession]:
     lower = LowerHalf("gloo", "cpu", 30.0)
     lower.pretend(0, {"dp": 1})
     members, words = (MeshMember(0, 0, 0, 1),), "1 worker fits dp=1"
@@ -71,13 +71,13 @@ def stint_of(
     place = RankPlace(plan, 0, lower, Taker())  # type: ignore[arg-type]
     options = JobOptions(seed=0, checkpoint=checkpoint and location_of(checkpoint), save_every=None)
     try:
-        yield Stint(place, held, caller=around, options=options, log=EventLog(None, "test"))  # type: ignore[arg-type]
+        yield TrainingSession(place, held, caller=around, options=options, log=EventLog(None, "test"))  # type: ignore[arg-type]
     finally:
         lower.shed()
 
 
-def test_a_job_shows_where_it_stands_and_takes_its_steps(stint: Stint, around: Around) -> None:
-    job, weight = Job(stint, EventLog(None, "test")), torch.zeros(3)
+def test_a_job_shows_where_it_stands_and_takes_its_steps(session: TrainingSession, around: Around) -> None:
+    job, weight = Job(session, EventLog(None, "test")), torch.zeros(3)
     assert (job.rank, job.world_size, job.generation, job.reason) == (0, 1, 1, "1 worker fits dp=1")
     job.carry(weight=weight)
     seen = []
@@ -87,34 +87,36 @@ def test_a_job_shows_where_it_stands_and_takes_its_steps(stint: Stint, around: A
         weight += 1
         assert job.commit() is True
     assert sorted(seen) == list(range(10)) and (job.step, job.samples, around.num_steps) == (3, 10, 3)
-    stint.finish()
-    held = stint.hold()
+    session.finish()
+    held = session.hold()
     assert held is not None and held.step == 3 and held.pieces["weight"].tensor is not None
 
 
-def test_a_pause_ends_the_stint_between_two_steps_and_the_state_is_kept(stint: Stint, around: Around) -> None:
-    job = Job(stint, EventLog(None, "test"))
+def test_a_pause_ends_the_stint_between_two_steps_and_the_state_is_kept(
+    session: TrainingSession, around: Around
+) -> None:
+    job = Job(session, EventLog(None, "test"))
     job.carry(weight=torch.zeros(3))
     batches = job.batches(range(10), 4)
     next(batches)
     around.wants_pause = True
-    assert job.commit(ok=False) is False and not stint.last_taken
+    assert job.commit(ok=False) is False and not session.last_taken
     with pytest.raises(Leave):
         next(batches)
-    held = stint.hold()
+    held = session.hold()
     assert held is not None and held.step == 1
 
 
-def test_a_state_in_the_middle_of_a_step_is_not_kept(stint: Stint) -> None:
-    job = Job(stint, EventLog(None, "test"))
+def test_a_state_in_the_middle_of_a_step_is_not_kept(session: TrainingSession) -> None:
+    job = Job(session, EventLog(None, "test"))
     job.carry(weight=torch.zeros(3))
     next(job.batches(range(10), 4))
     assert job.commit()
-    assert stint.hold() is None
+    assert session.hold() is None
 
 
-def test_a_step_whose_gradients_may_not_have_arrived_is_not_voted_on(stint: Stint, around: Around) -> None:
-    job = Job(stint, EventLog(None, "test"))
+def test_a_step_whose_gradients_may_not_have_arrived_is_not_voted_on(session: TrainingSession, around: Around) -> None:
+    job = Job(session, EventLog(None, "test"))
     job.carry(weight=torch.zeros(3))
     next(job.batches(range(10), 4))
 
@@ -122,15 +124,17 @@ def test_a_step_whose_gradients_may_not_have_arrived_is_not_voted_on(stint: Stin
         raise PeerError("a collective on the device was given up")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stint._lower, "check_end", given_up)
+        patch.setattr(session._lower, "check_end", given_up)
         with pytest.raises(PeerError):
             job.commit()
     assert (job.step, around.num_steps) == (0, 0)
-    held = stint.hold()
+    held = session.hold()
     assert held is not None and held.step == 0, "the state before the step stands"
 
 
-def test_what_others_may_have_given_up_is_kept_when_a_rank_is_lost_while_all_are_filled(stint: Stint) -> None:
+def test_what_others_may_have_given_up_is_kept_when_a_rank_is_lost_while_all_are_filled(
+    session: TrainingSession,
+) -> None:
     kept = HeldState(7, 70, {}, {})
 
     def lose_a_peer(state: CarriedState, *more: object) -> None:
@@ -138,14 +142,14 @@ def test_what_others_may_have_given_up_is_kept_when_a_rank_is_lost_while_all_are
         raise PeerError("a rank was lost")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training_stint, "fill_state", lose_a_peer)
+        patch.setattr(training_session, "fill_state", lose_a_peer)
         with pytest.raises(PeerError):
-            Job(stint, EventLog(None, "test")).carry(weight=torch.zeros(3))
-    assert stint.hold() is kept
+            Job(session, EventLog(None, "test")).carry(weight=torch.zeros(3))
+    assert session.hold() is kept
 
 
-def test_calls_out_of_order_are_refused(stint: Stint) -> None:
-    job = Job(stint, EventLog(None, "test"))
+def test_calls_out_of_order_are_refused(session: TrainingSession) -> None:
+    job = Job(session, EventLog(None, "test"))
     with pytest.raises(ConfigError, match=r"call job\.carry"):
         next(job.batches(range(10), 4))
     with pytest.raises(ConfigError, match="no batch has been taken"):
@@ -157,11 +161,11 @@ def test_calls_out_of_order_are_refused(stint: Stint) -> None:
         job.carry(weight=torch.zeros(3))
     next(job.batches(range(10), 4))
     with pytest.raises(ConfigError, match="neither committed nor dropped"):
-        stint.finish()
+        session.finish()
 
 
-def test_a_loop_that_never_commits_does_not_get_its_first_batch_for_ever(stint: Stint) -> None:
-    job = Job(stint, EventLog(None, "test"))
+def test_a_loop_that_never_commits_does_not_get_its_first_batch_for_ever(session: TrainingSession) -> None:
+    job = Job(session, EventLog(None, "test"))
     job.carry(weight=torch.zeros(3))
     batches = job.batches(range(10), 4)
     next(batches)
@@ -169,7 +173,9 @@ def test_a_loop_that_never_commits_does_not_get_its_first_batch_for_ever(stint: 
         next(batches)
 
 
-def vote_after(monkeypatch: pytest.MonkeyPatch, stint: Stint, other: dict[str, Any] | None, **given: Any) -> Any:
+def vote_after(
+    monkeypatch: pytest.MonkeyPatch, session: TrainingSession, other: dict[str, Any] | None, **given: Any
+) -> Any:
     """One step with these arguments beside a rank that told ``other``; what this rank tells."""
     told: dict[str, Any] = {}
 
@@ -181,14 +187,14 @@ def vote_after(monkeypatch: pytest.MonkeyPatch, stint: Stint, other: dict[str, A
     def all_gather_json(value: Any, _: Any) -> list[Any]:
         return [value if other is None else other["cut"], value]
 
-    monkeypatch.setattr(training_stint.dist, "all_reduce", all_reduce)
-    monkeypatch.setattr(training_stint, "all_gather_json", all_gather_json)
-    job = Job(stint, EventLog(None, "test"))
-    if stint._state is None:
+    monkeypatch.setattr(training_session.dist, "all_reduce", all_reduce)
+    monkeypatch.setattr(training_session, "all_gather_json", all_gather_json)
+    job = Job(session, EventLog(None, "test"))
+    if session._state is None:
         job.carry(weight=torch.zeros(3))
     arguments = {"dataset": range(12), "batch_size": 4, "epochs": 2, "max_steps": 3, **given}
     next(job.batches(**arguments), None)
-    told["cut"] = None if stint._batch is None else stint._batch.cut
+    told["cut"] = None if session._batch is None else session._batch.cut
     job.commit()
     return told
 
@@ -205,14 +211,14 @@ UNLIKE: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("unlike", UNLIKE)
 def test_ranks_that_cut_batches_by_other_arguments_are_refused_before_the_first_step(
-    stint: Stint, monkeypatch: pytest.MonkeyPatch, unlike: str
+    session: TrainingSession, monkeypatch: pytest.MonkeyPatch, unlike: str
 ) -> None:
     given, words = UNLIKE[unlike]
-    other = vote_after(monkeypatch, stint, None)
-    assert vote_after(monkeypatch, stint, other)["cut"] == other["cut"], "the same arguments are no error"
+    other = vote_after(monkeypatch, session, None)
+    assert vote_after(monkeypatch, session, other)["cut"] == other["cut"], "the same arguments are no error"
     with pytest.raises(ConfigError, match=words):
-        vote_after(monkeypatch, stint, other, **given)
-    assert stint.position.step == 2
+        vote_after(monkeypatch, session, other, **given)
+    assert session.position.step == 2
 
 
 ENDS: dict[str, tuple[dict[str, Any], str]] = {
@@ -244,9 +250,11 @@ def test_a_rank_whose_stream_is_shorter_is_told_of_the_others(around: Around, mo
             vote_after(monkeypatch, ended, told, dataset=shorter, epochs=1)
 
 
-def test_ranks_that_come_to_the_end_together_are_content(stint: Stint, monkeypatch: pytest.MonkeyPatch) -> None:
-    job, told = Job(stint, EventLog(None, "test")), []
-    monkeypatch.setattr(training_stint.dist, "all_reduce", lambda vote, *_, **__: told.append(vote.tolist()))
+def test_ranks_that_come_to_the_end_together_are_content(
+    session: TrainingSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, told = Job(session, EventLog(None, "test")), []
+    monkeypatch.setattr(training_session.dist, "all_reduce", lambda vote, *_, **__: told.append(vote.tolist()))
     assert not [*job.batches(range(12), 4, max_steps=0)] and not told, "nothing is carried yet, and nobody asked"
     job.carry(weight=torch.zeros(3))
     assert not [*job.batches(range(12), 4, max_steps=0)] and len(told) == 1
@@ -262,9 +270,9 @@ def test_a_rank_that_takes_anothers_place_passes_over_what_lies_behind_it_alone(
     around: Around, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that stayed are in a later loop: they would hear of an end that is none of theirs."""
-    monkeypatch.setattr(training_stint.dist, "all_reduce", lambda *_, **__: pytest.fail("told the others"))
-    with stint_of(around, in_place=True) as stint:
-        job = Job(stint, EventLog(None, "test"))
+    monkeypatch.setattr(training_session.dist, "all_reduce", lambda *_, **__: pytest.fail("told the others"))
+    with stint_of(around, in_place=True) as session:
+        job = Job(session, EventLog(None, "test"))
         job.carry(weight=torch.zeros(3))
         assert not [*job.batches(range(12), 4, max_steps=0)]
 
@@ -279,8 +287,10 @@ WRONG_BATCHES: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "given"), WRONG_BATCHES)
-def test_arguments_of_batches_of_the_wrong_type_are_refused(stint: Stint, name: str, given: dict[str, Any]) -> None:
-    job = Job(stint, EventLog(None, "test"))
+def test_arguments_of_batches_of_the_wrong_type_are_refused(
+    session: TrainingSession, name: str, given: dict[str, Any]
+) -> None:
+    job = Job(session, EventLog(None, "test"))
     job.carry(weight=torch.zeros(3))
     arguments: dict[str, Any] = {"batch_size": 4, **given}
     with pytest.raises(OptionError, match=f"asking for batches: option '{name}' is .*expected"):
@@ -294,10 +304,10 @@ def test_a_state_is_given_up_only_once_a_checkpoint_is_read_into_it(around: Arou
     job = {"values": {}, "position": {"step": 3, "samples": 30}}
 
     def fails_with(words: str) -> HeldState | None:
-        with stint_of(around, held, checkpoint=tmp_path) as stint:
+        with stint_of(around, held, checkpoint=tmp_path) as session:
             with pytest.raises(CheckpointingException, match=words):
-                Job(stint, EventLog(None, "test")).carry(weight=torch.zeros(4))
-            return stint.hold()
+                Job(session, EventLog(None, "test")).carry(weight=torch.zeros(4))
+            return session.hold()
 
     remesh.save({"weight": torch.ones(7), "job": job}, tmp_path / step_name(3))
     assert fails_with("shape") is held
@@ -317,12 +327,12 @@ def damage(checkpoint: Path) -> None:
 
 def test_a_lack_of_memory_is_told_whatever_the_allocator_says() -> None:
     for raised in (MemoryError(), torch.OutOfMemoryError("CUDA out of memory.\nMore.")):
-        told = tell_of_memory("filling", raised)
+        told = report_lack_of_memory("filling", raised)
         words = str(raised).partition("\n")[0] or "MemoryError"
         assert isinstance(told, ConfigError) and f"no memory left for its part of the state ({words})" in str(told)
 
 
-def test_ranks_that_carry_other_objects_are_refused(stint: Stint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_carry_other_objects_are_refused(session: TrainingSession, monkeypatch: pytest.MonkeyPatch) -> None:
     def beside(*others: dict[str, str]) -> Any:
         def step_together(step: Any, *_: Any, tell: Any, **__: Any) -> Together[Any]:
             mine = step()
@@ -340,4 +350,4 @@ def test_ranks_that_carry_other_objects_are_refused(stint: Stint, monkeypatch: p
     ):
         monkeypatch.setattr(training_fill, "step_together", beside(carries))
         with pytest.raises(ConfigError, match=words):
-            Job(stint, EventLog(None, "test")).carry(model=model)
+            Job(session, EventLog(None, "test")).carry(model=model)

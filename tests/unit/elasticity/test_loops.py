@@ -23,12 +23,12 @@ from torch.optim import lr_scheduler
 
 from remesh.checkpoint.storage import location_of
 from remesh.elasticity.model.generation import Generation
-from remesh.elasticity.model.seats import MeshMember
+from remesh.elasticity.model.rank_assignment import MeshMember
 from remesh.elasticity.state import HeldState
 from remesh.elasticity.telemetry.events import EventLog
 from remesh.elasticity.training.job import Job
 from remesh.elasticity.training.place import JobOptions, Leave, RankPlace
-from remesh.elasticity.training.stint import Stint
+from remesh.elasticity.training.session import TrainingSession
 from remesh.elasticity.training.stream import Stream
 from remesh.foundation.errors import ConfigError, PeerError
 from remesh.groups.lower import LowerHalf
@@ -81,14 +81,14 @@ class World:
 @contextlib.contextmanager
 def stint_of(
     world: World, held: HeldState | None, number: int, folder: Path | None = None, seed: int = 3, **options: Any
-) -> Iterator[Stint]:
+) -> Iterator[TrainingSession]:
     lower = LowerHalf("gloo", "cpu", 30.0)
     lower.pretend(0, {"dp": 1})
     plan = Generation(number, {"dp": 1}, (MeshMember(0, 0, 0, 1),), (), {0: "a"}, 0, True, "1 worker fits dp=1")
     place = RankPlace(plan, 0, lower, Taker())  # type: ignore[arg-type]
     wanted = JobOptions(seed=seed, checkpoint=folder and location_of(folder), save_every=None, **options)
     try:
-        yield Stint(place, held, caller=Around(world), options=wanted, log=EventLog(None, "test"))  # type: ignore[arg-type]
+        yield TrainingSession(place, held, caller=Around(world), options=wanted, log=EventLog(None, "test"))  # type: ignore[arg-type]
     finally:
         lower.shed()
 
@@ -317,13 +317,13 @@ def run(program: Program, hurt: Sequence[int] = ()) -> tuple[World, dict[str, An
     """The world and what the program ends with, after losses of peers in these collectives."""
     world, held = World(frozenset(hurt)), None
     for number in range(1, len(hurt) + 2):
-        with stint_of(world, held, number) as stint:
+        with stint_of(world, held, number) as session:
             torch.manual_seed(random.Random(number).randrange(1000))
             try:
-                net = program(Job(stint, EventLog(None, "test")), world)
-                stint.finish()
+                net = program(Job(session, EventLog(None, "test")), world)
+                session.finish()
             except (Leave, PeerError):
-                held = stint.hold()
+                held = session.hold()
                 assert held is not None, f"nobody holds state after collective {world.count} of {program.__name__}"
                 continue
             weights = {name: one.tolist() for name, one in net.model.state_dict().items()}
@@ -367,10 +367,10 @@ def test_all_of_a_dataset_is_read_once_an_epoch_however_the_loop_is_written() ->
 
 def train_and_hold(program: Program, hurt: int) -> tuple[World, HeldState]:
     world = World(frozenset([hurt]))
-    with stint_of(world, None, 1) as stint:
+    with stint_of(world, None, 1) as session:
         with pytest.raises((Leave, PeerError)):
-            program(Job(stint, EventLog(None, "test")), world)
-        held = stint.hold()
+            program(Job(session, EventLog(None, "test")), world)
+        held = session.hold()
     assert held is not None
     return world, held
 
@@ -385,17 +385,17 @@ def other_dataset(job: Job, world: World) -> Net:
 def test_a_job_that_goes_on_with_another_dataset_is_refused_by_name() -> None:
     world, held = train_and_hold(epochs_inside, 6)
     with (
-        stint_of(world, held, 2) as stint,
+        stint_of(world, held, 2) as session,
         pytest.raises(ConfigError, match="length is 20, expected 10; samples would"),
     ):
-        other_dataset(Job(stint, EventLog(None, "test")), world)
+        other_dataset(Job(session, EventLog(None, "test")), world)
 
 
 def saved(folder: Path, program: Program, hurt: int) -> None:
     """A checkpoint of a job that was ended there."""
     world = World(frozenset([hurt]))
-    with stint_of(world, None, 1, folder) as stint:
-        job = Job(stint, EventLog(None, "test"))
+    with stint_of(world, None, 1, folder) as session:
+        job = Job(session, EventLog(None, "test"))
         with pytest.raises((Leave, PeerError)):
             program(job, world)
         job.save()
@@ -420,16 +420,16 @@ def test_a_job_that_is_resumed_with_other_data_is_refused_unless_asked_for(
 ) -> None:
     saved(tmp_path, epochs_inside, 7)
     world = World()
-    with stint_of(world, None, 1, tmp_path, seed=seed) as stint, pytest.raises(ConfigError, match=words):
-        reading(dataset)(Job(stint, EventLog(None, "test")), world)
+    with stint_of(world, None, 1, tmp_path, seed=seed) as session, pytest.raises(ConfigError, match=words):
+        reading(dataset)(Job(session, EventLog(None, "test")), world)
     assert not world.taken
-    with stint_of(world, None, 1, tmp_path, seed=seed, changed_data="begin") as stint:
-        reading(dataset)(Job(stint, EventLog(None, "test")), world)
+    with stint_of(world, None, 1, tmp_path, seed=seed, changed_data="begin") as session:
+        reading(dataset)(Job(session, EventLog(None, "test")), world)
     samples = [sample for _, batch in world.taken for sample in batch]
     assert sorted(samples) == sorted([*dataset] * 3), "the new one from its beginning"
     world = World()
-    with stint_of(world, None, 1, tmp_path, seed=seed, changed_data="continue") as stint:
-        reading(dataset)(Job(stint, EventLog(None, "test")), world)
+    with stint_of(world, None, 1, tmp_path, seed=seed, changed_data="continue") as session:
+        reading(dataset)(Job(session, EventLog(None, "test")), world)
     assert len([sample for _, batch in world.taken for sample in batch]) == 3 * len(dataset) - 12
 
 
@@ -454,8 +454,8 @@ def test_data_that_is_changed_at_random_is_known_again(tmp_path: Path, strange: 
 
     saved(tmp_path, program, 7)
     world = World()
-    with stint_of(world, None, 1, tmp_path) as stint:
-        program(Job(stint, EventLog(None, "test")), world)
+    with stint_of(world, None, 1, tmp_path) as session:
+        program(Job(session, EventLog(None, "test")), world)
     assert len(world.taken) == 5
     if not strange:
         calm, _ = run(program)
@@ -519,7 +519,7 @@ def test_a_program_that_a_loss_hits_inside_of_an_optimizer_step_holds_nothing() 
             optim.step()
 
     world = World(frozenset([6]))
-    with stint_of(world, None, 1) as stint:
+    with stint_of(world, None, 1) as session:
         with pytest.raises(PeerError):
-            program(Job(stint, EventLog(None, "test")), world)
-        assert stint.hold() is None
+            program(Job(session, EventLog(None, "test")), world)
+        assert session.hold() is None

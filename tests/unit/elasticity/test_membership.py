@@ -19,8 +19,8 @@ from remesh.elasticity.membership.instructions import (
     WorkerSuspects,
 )
 from remesh.elasticity.membership.machine import REPLACE_AFTER_S, AgentMachine, Phase
+from remesh.elasticity.membership.phase_state import HURRY_FOR_S, LOOK_S, WAKE_NODES, PhaseState
 from remesh.elasticity.membership.rules import AgentRules
-from remesh.elasticity.membership.stay import HURRY_FOR_S, LOOK_S, WAKE_NODES, Stay
 from remesh.elasticity.model.generation import MeetingRules, WorkerReport
 from remesh.elasticity.model.mesh_policy import make_template
 from remesh.foundation.exit_codes import ExitCode
@@ -284,7 +284,7 @@ def test_slow_worker_whose_state_nobody_else_holds_keeps_its_seat_and_is_not_ask
         cluster.run_until_step(cluster.num_steps + 3)
     assert [plan.axes["dp"] for plan in cluster.generations()] == [4, 4]
     kept = [note.values["reason"] for note in cluster.notes if note.kind == "straggler-kept"]
-    assert kept == ["worker 0 of node-1 keeps its seat: the job would lose steps without what it holds"]
+    assert kept == ["worker 0 of node-1 keeps its rank: the job would lose steps without what it holds"]
 
 
 def make_machine() -> AgentMachine:
@@ -350,7 +350,7 @@ def test_a_dead_worker_is_replaced_a_moment_later_while_others_of_its_node_go_on
 def test_agents_hurry_for_a_moment_while_a_plan_is_wanted_unless_there_are_many(
     num_nodes: int, expected_s: float
 ) -> None:
-    stay = Stay(Phase.MEETING, since_s=10.0)
+    stay = PhaseState(Phase.MEETING, since_s=10.0)
     assert stay.look_again_s(10.1, num_nodes) == pytest.approx(expected_s)
     assert stay.look_again_s(10.0 + 1.01 * HURRY_FOR_S, num_nodes) == LOOK_S
-    assert Stay(Phase.RUNNING, since_s=10.0).look_again_s(10.1, num_nodes) == LOOK_S
+    assert PhaseState(Phase.RUNNING, since_s=10.0).look_again_s(10.1, num_nodes) == LOOK_S

@@ -11,7 +11,7 @@ from remesh.elasticity.health.pace import Pace, PaceJudge, median_without
 from remesh.elasticity.membership.exclusion import Keep, LeaveOut, StragglerRules, decide_leave_out
 from remesh.elasticity.model.generation import Generation
 from remesh.elasticity.model.mesh_policy import make_template
-from remesh.elasticity.model.seats import MeshMember
+from remesh.elasticity.model.rank_assignment import MeshMember
 
 RULES = StragglerRules(factor=1.5, num_steps=20)
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from remesh.elasticity.membership.machine import AgentMachine
+from remesh.elasticity.membership.phase_state import PhaseState
 from remesh.elasticity.membership.phases import ALLOWED, DEEDS, TRANSITIONS, Deed, Phase, draw_mermaid
-from remesh.elasticity.membership.stay import Stay
 from tests.unit.elasticity.test_membership import happen, make_cluster
 
 ROOT = Path(__file__).parents[3]
@@ -48,7 +48,7 @@ def test_a_change_that_is_not_in_the_table_is_refused() -> None:
 def test_what_is_done_once_has_its_phases() -> None:
     assert DEEDS.keys() == set(Deed)
     with pytest.raises(AssertionError, match="does not belong to"):
-        Stay(Phase.RUNNING).first(Deed.FINISH)
+        PhaseState(Phase.RUNNING).first(Deed.FINISH)
 
 
 def test_every_row_of_the_table_happens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,18 +56,18 @@ def test_every_row_of_the_table_happens(monkeypatch: pytest.MonkeyPatch) -> None
     seen: set[tuple[Phase, Phase]] = set()
     done: dict[Deed, set[Phase]] = {deed: set() for deed in Deed}
     elsewhere = (Deed.ASK_BACK, Deed.KILL)  # stories of their own, in test_scenarios and test_membership
-    set_phase, first = AgentMachine._set_phase, Stay.first
+    set_phase, first = AgentMachine._set_phase, PhaseState.first
 
     def watch(self: AgentMachine, phase: Phase, now_s: float) -> None:
         seen.add((self.phase, phase))
         set_phase(self, phase, now_s)
 
-    def watch_deed(self: Stay, deed: Deed, detail: object = None) -> bool:
+    def watch_deed(self: PhaseState, deed: Deed, detail: object = None) -> bool:
         done[deed].add(self.phase)
         return first(self, deed, detail)
 
     monkeypatch.setattr(AgentMachine, "_set_phase", watch)
-    monkeypatch.setattr(Stay, "first", watch_deed)
+    monkeypatch.setattr(PhaseState, "first", watch_deed)
     for seed in range(400):
         cluster = make_cluster(num_nodes=3, max_restarts=seed % 3, seed=seed)
         rng = random.Random(seed)

@@ -25,9 +25,9 @@ def test_snapshot_is_due_by_the_step_alone_while_the_last_one_is_kept() -> None:
 
 def test_snapshot_that_is_not_kept_goes_first_when_the_next_one_is_due() -> None:
     kept = make_safekeeping(told := [], again := [])
-    kept.is_anybody_sending = True
+    kept.is_any_rank_sending = True
     assert not any(kept.is_snapshot_due(step) for step in range(12))
     assert (told, len(again)) == (["snapshot-left-out"] * 2, 2)
-    kept.is_anybody_sending = False
+    kept.is_any_rank_sending = False
     assert kept.is_snapshot_due(15)
     assert len(again) == 2

@@ -11,7 +11,7 @@ import pytest
 from remesh.elasticity.launch.flags import find_flag
 from remesh.elasticity.model.failover import SILENT, Standby
 from remesh.elasticity.model.generation import Generation, NodeInfo
-from remesh.elasticity.model.seats import MeshMember
+from remesh.elasticity.model.rank_assignment import MeshMember
 from remesh.elasticity.node.store_side import BEAT_INTERVAL_S, BEATS_LOST, Heartbeats
 from remesh.elasticity.store.card import JobCard
 from remesh.elasticity.store.home import MOVE_TIMEOUT_S, SILENT_PAUSE_S, Address, MovingNode, StoreHome

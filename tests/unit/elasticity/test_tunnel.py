@@ -49,7 +49,7 @@ def serve(tls: Tls) -> Iterator[Served]:
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     with Tunnels(tls) as tunnels:
-        tunnels.open_door(listener, store.port)
+        tunnels.open_port(listener, store.port)
         yield Served(tunnels, f"127.0.0.1:{port}")
 
 
@@ -150,7 +150,7 @@ def test_who_calls_as_the_tunnels_end_is_let_go(ours: Tls) -> None:
     for number in range(30):
         with Tunnels(ours) as tunnels:
             listener = socket.create_server(("127.0.0.1", 0))
-            tunnels.open_door(listener, 1)
+            tunnels.open_port(listener, 1)
             callers = [socket.create_connection(listener.getsockname(), TIMEOUT_S) for _ in range(number % 4)]
         gc.collect()  # an open socket that nobody holds is a warning, and the test fails
         for caller in callers:

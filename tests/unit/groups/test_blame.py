@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from remesh.foundation.errors import PeerError
-from remesh.groups.blame import is_network_error, tells_of_network
+from remesh.groups.blame import is_network_error, is_network_text
 
 TEXTS = (
     "Connection refused",
@@ -33,7 +33,7 @@ def raised(call: Callable[[], object]) -> Exception:
 
 def both(error: Exception) -> tuple[bool, bool]:
     """Judged here, and from its text in another process."""
-    return is_network_error(error), tells_of_network("".join(traceback.format_exception(error)))
+    return is_network_error(error), is_network_text("".join(traceback.format_exception(error)))
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -98,11 +98,11 @@ def test_a_text_of_gloo_that_no_statement_raised_is_the_networks() -> None:
     assert is_network_error(error)
     text = 'Traceback (most recent call last):\n  File "train.py", line 3, in step\n    work.wait()\n'
     text += f"RuntimeError: {error}\n"
-    assert tells_of_network(text)
-    assert not tells_of_network(text.replace("work.wait()", "raise RuntimeError(text)"))
-    assert not tells_of_network(text.replace(str(error), "Connection refused"))
+    assert is_network_text(text)
+    assert not is_network_text(text.replace("work.wait()", "raise RuntimeError(text)"))
+    assert not is_network_text(text.replace(str(error), "Connection refused"))
     inside = text.replace("train.py", "/lib/torch/distributed/distributed_c10d.py")
-    assert tells_of_network(inside.replace(str(error), "Connection refused"))
-    assert tells_of_network(inside.replace(str(error), "NCCL communicator was aborted on rank 0."))
-    assert not tells_of_network(inside.replace(str(error), "Distributed package doesn't have NCCL built in"))
-    assert not tells_of_network("") and not tells_of_network("Connection refused")
+    assert is_network_text(inside.replace(str(error), "Connection refused"))
+    assert is_network_text(inside.replace(str(error), "NCCL communicator was aborted on rank 0."))
+    assert not is_network_text(inside.replace(str(error), "Distributed package doesn't have NCCL built in"))
+    assert not is_network_text("") and not is_network_text("Connection refused")

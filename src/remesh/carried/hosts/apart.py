@@ -10,19 +10,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from remesh.carried.hosts.hosts import RankSeat
+from remesh.carried.hosts.hosts import RankSlot
 from remesh.carried.rounds.job_folder import rank_name
 from remesh.foundation.errors import ConfigError
 
 
-def check_apart(ranks: Mapping[str, Mapping[str, Any]], seats: Sequence[RankSeat], doing: str) -> None:
+def check_apart(ranks: Mapping[str, Mapping[str, Any]], slots: Sequence[RankSlot], doing: str) -> None:
     """Raise `ConfigError` if a name would be given twice on one host; ``ranks`` is what a manifest has by that name."""
     taken: dict[tuple[str, str], int] = {}
-    for seat in seats:
-        for name in ranks[rank_name(seat.rank)].get("shared_names", ()):
-            first = taken.setdefault((seat.host, str(name)), seat.rank)
-            if first != seat.rank:
+    for slot in slots:
+        for name in ranks[rank_name(slot.rank)].get("shared_names", ()):
+            first = taken.setdefault((slot.host, str(name)), slot.rank)
+            if first != slot.rank:
                 raise ConfigError(
-                    f"{doing}: ranks {first} and {seat.rank} have shared memory of their own, both by the name {name}, "
-                    f"and would be on host {seat.host}; put them on two hosts, as they were"
+                    f"{doing}: ranks {first} and {slot.rank} have shared memory of their own, both by the name {name}, "
+                    f"and would be on host {slot.host}; put them on two hosts, as they were"
                 )

@@ -51,7 +51,7 @@ def is_loopback(name: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class RankSeat:
+class RankSlot:
     """The host and local rank of one rank."""
 
     rank: int
@@ -66,15 +66,15 @@ class RankSeat:
     """Number of ranks on its host."""
 
 
-def seat_ranks(hosts: Sequence[Host]) -> tuple[RankSeat, ...]:
-    """The seat of every rank, in order.
+def assign_slots(hosts: Sequence[Host]) -> tuple[RankSlot, ...]:
+    """The slot of every rank, in order.
 
-    >>> [(seat.host, seat.local_rank) for seat in seat_ranks([Host("a", 1), Host("b", 2)])]
+    >>> [(slot.host, slot.local_rank) for slot in assign_slots([Host("a", 1), Host("b", 2)])]
     [('a', 0), ('b', 0), ('b', 1)]
     """
     places = [(index, local) for index, host in enumerate(hosts) for local in range(host.num_ranks)]
     return tuple(
-        RankSeat(rank, hosts[index].name, index, len(hosts), local, hosts[index].num_ranks)
+        RankSlot(rank, hosts[index].name, index, len(hosts), local, hosts[index].num_ranks)
         for rank, (index, local) in enumerate(places)
     )
 

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Sequence
 from typing import Final
 
-from remesh.carried.hosts.hosts import Host, RankSeat
+from remesh.carried.hosts.hosts import Host, RankSlot
 from remesh.foundation.errors import ConfigError
 
 _LOOPBACK: Final = "lo"
@@ -19,7 +19,7 @@ _ADDRESS_AT: Final = slice(20, 24)
 _ANY_PORT: Final = 9
 
 
-def choose_interface(asked: str, hosts: Sequence[Host], seat: RankSeat) -> str:
+def choose_interface(asked: str, hosts: Sequence[Host], slot: RankSlot) -> str:
     """Choose the interface of a rank: one that was ``asked`` for, else the one that leads to another host of the job.
 
     Several may be asked for, separated by commas. Raises `ConfigError` where one is missing on this host, or no way
@@ -29,11 +29,11 @@ def choose_interface(asked: str, hosts: Sequence[Host], seat: RankSeat) -> str:
         here = [name for _, name in socket.if_nameindex()]
         if missing := [name for name in asked.split(",") if name not in here]:
             raise ConfigError(
-                f"choosing the network interface of rank {seat.rank}: host {seat.host} has no {', '.join(missing)}, "
+                f"choosing the network interface of rank {slot.rank}: host {slot.host} has no {', '.join(missing)}, "
                 f"expected one of {', '.join(here)}; name one with --interface"
             )
         return asked
-    other = next((host.name for host in hosts if host.name != seat.host), None)
+    other = next((host.name for host in hosts if host.name != slot.host), None)
     return _LOOPBACK if other is None else find_interface(other)
 
 

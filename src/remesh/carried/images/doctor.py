@@ -105,7 +105,9 @@ def _trial() -> Iterator[Finding]:
     folder = Path(tempfile.mkdtemp(prefix="remesh-doctor-"))
     try:
         began = time.monotonic()
-        with as_subreaper():  # which whoever starts an upper half becomes, and this process is to stay what it was
+        with (
+            as_subreaper()
+        ):  # which a process that starts an upper half becomes, and this process is to stay what it was
             why_not = _image_and_restore(folder)
     except (Error, OSError) as error:
         yield Finding(what, False, True, str(error), "see the findings above; running as root gives every right needed")

@@ -147,7 +147,7 @@ static int run_until(Engine *e, int64_t deadline_us) {
         if (progress) {
             /* A program that polls always has a next request: the time must end this, too. */
             if ((++fruitful & 63) == 0 && now >= deadline_us) break;
-            /* Whoever has its reply runs before anything else is looked at. */
+            /* A caller that has its reply runs before anything else is looked at. */
             if (is_busy(e) || !may_give_way(e)) continue;
         }
         if (now >= deadline_us) break;

@@ -173,7 +173,7 @@ int try_probe(Engine *e, int slot);
 int tell_waiting(Engine *e);
 /* A receive waits for its message. */
 int post(Engine *e, const Request *request);
-/* Whoever matches takes the message; it is the caller's still. */
+/* The caller that matches takes the message. */
 int arrive(Engine *e, Arrived *message);
 int arrive_short(Engine *e, uint64_t comm, int source, int tag, const char *data, int64_t num_bytes);
 /* A receive has got its message, short or announced. */

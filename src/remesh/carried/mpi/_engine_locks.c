@@ -4,8 +4,8 @@
  *               its slot's reply    <────LOCKED────  when it is the origin's turn
  *               unlock ────UNLOCK────>  one holder less; the next are told
  *
- * Who asks for a lock gets it when all who hold it may share it with him and nobody waits: so whoever waits is served in
- * order of arrival, and a row of sharers never keeps an exclusive lock away (MPI 4.1, section 12.5.3).
+ * Who asks for a lock gets it when all who hold it may share it with him and none waits: so waiting ranks are served
+ * in order of arrival, and a row of sharers never keeps an exclusive lock away (MPI 4.1, section 12.5.3).
  */
 #include "_engine.h"
 

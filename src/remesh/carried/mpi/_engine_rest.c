@@ -185,7 +185,7 @@ static void rest_with_caller(Engine *e, int64_t now, int64_t deadline_us) {
             int64_t longest = e->shortest_us + (idle - e->patient_us) / 4;
             sleep_at_bell(e, longest < e->longest_us ? longest : e->longest_us);
         } else if (idle > e->eager_us) {
-            /* Whoever else waits for this core may be whom this waits for; then the two should not share one. */
+            /* If our peer is runnable on this core, we starve it: move. */
             sched_yield();
             if (now_us() - now > SHARED_CORE_US) stay_apart(e, now);
         }

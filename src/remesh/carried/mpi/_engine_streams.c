@@ -29,7 +29,7 @@
 #include <stdlib.h>
 
 enum { MOST_SPARE = 8, NUM_STREAM_TAGS = 15000, LARGEST_PIECE_BYTES = 1 << 28 };
-/* Payloads that a rank sends ahead at a time: MPI may hold some of each for whoever does not receive. */
+/* Payloads that a rank sends ahead at a time: MPI may buffer some of each for ranks that do not receive. */
 enum { MOST_AHEAD = 4 };
 
 int new_stream_tag(Engine *e) {

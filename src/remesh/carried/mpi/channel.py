@@ -3,7 +3,7 @@
 Layout, little-endian, offsets in bytes. Words that one side writes stand on cache lines of their own::
 
     0       magic, version                         written once by the lower half
-    64      doorbell         u32   raised by the upper half with every request (and by whoever wakes the lower half)
+    64      doorbell         u32   raised by the upper half with every request (and by others that wake the lower half)
     68      core             u32   on which the upper half ran when it rang last, plus 1; 0: not told
     72      calls without    u32   calls for which neither half gives way; the upper half counts them down
     76      used slots       u32   bit i: slot i is or was a thread's; the upper half's to set, before a call

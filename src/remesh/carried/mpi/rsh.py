@@ -14,15 +14,15 @@ from dataclasses import asdict
 from pathlib import Path
 
 from remesh.foundation.errors import ConfigError
-from remesh.testbed.inside import Door
+from remesh.testbed.inside import HostEntry
 
 _WITH_VALUE = frozenset("bcDEeFIiJLlmOopQRSWw")
 """Letters of ssh's options that take a value."""
 
 
-def write_doors(path: Path, doors: Mapping[str, Door]) -> None:
+def write_entries(path: Path, entries: Mapping[str, HostEntry]) -> None:
     """Note how the host of each address is entered."""
-    path.write_text(json.dumps({address: asdict(door) for address, door in doors.items()}))
+    path.write_text(json.dumps({address: asdict(entry) for address, entry in entries.items()}))
 
 
 def split_command(words: Sequence[str]) -> tuple[str, str]:
@@ -44,12 +44,12 @@ def split_command(words: Sequence[str]) -> tuple[str, str]:
 
 def main(arguments: Sequence[str]) -> None:
     """Enter the host and become the shell that runs the command."""
-    doors, *words = arguments
+    entries, *words = arguments
     address, command = split_command(words)
-    known = json.loads(Path(doors).read_text())
+    known = json.loads(Path(entries).read_text())
     if address not in known:
         raise ConfigError(f"reaching {address}: the testbed has {', '.join(known)}")
-    Door(**known[address]).enter()
+    HostEntry(**known[address]).enter()
     os.execv("/bin/sh", ["/bin/sh", "-c", command])
 
 

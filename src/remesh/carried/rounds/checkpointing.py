@@ -99,7 +99,7 @@ class _Attempt:
 
 
 class Checkpointing:
-    """The checkpoint rounds of one stay of a job."""
+    """The checkpoint rounds of one run of a job."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class Checkpointing:
         due = [told for moment, told in self._due if moment <= now_s]
         self._due = [(moment, told) for moment, told in self._due if moment > now_s]
         for told in due:
-            self._ranks.tell_each(told)
+            self._ranks.send_each(told)
         if self._attempt is not None:
             self._advance(*self._attempt.round.on_time(now_s))
         if self._next_periodic_s is not None and now_s >= self._next_periodic_s and self._wanted is None:
@@ -262,7 +262,7 @@ class Checkpointing:
                 case TakeImage():
                     attempt.cut_s = time.monotonic()
                     self._writing = self._ranks.present()
-                    self._ranks.tell_all({"type": "image", **self._image_request(attempt)})
+                    self._ranks.send_all({"type": "image", **self._image_request(attempt)})
                 case Commit():
                     attempt.imaged_s = time.monotonic()
                     self._advance(*attempt.round.on_committed(self._commit(attempt)))
@@ -280,7 +280,7 @@ class Checkpointing:
         if ask.after_s:
             self._due.append((time.monotonic() + ask.after_s, told))
         else:
-            self._ranks.tell_each(told)
+            self._ranks.send_each(told)
 
     def _image_request(self, attempt: _Attempt) -> Message:
         previous = self._base_of_next() if self._settings.incremental else None
@@ -326,7 +326,7 @@ class Checkpointing:
             "round": self._num_rounds,
             "ended": sorted(self._ranks.ended),
         }
-        self._ranks.tell_all({"type": "end", **told})
+        self._ranks.send_all({"type": "end", **told})
         if end.ending in (Ending.GIVEN_UP, Ending.LOST):
             self._on_failed(attempt, end, time.monotonic())
         else:

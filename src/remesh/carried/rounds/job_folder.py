@@ -195,7 +195,7 @@ class JobFolder:
             raise FormatError(
                 "version", f"reading {path}: another version of Remesh made it; restart it with that version"
             )
-        with _told_as_damaged(path):
+        with _as_damaged(path):
             return _checked(JobSpec(**{**value, "argv": _tuple_of(value["argv"])}))
 
     def read_token(self) -> Token:
@@ -211,7 +211,7 @@ class JobFolder:
         """Read the state of the job, as its coordinator last wrote it."""
         path = self.path / "state.json"
         value = _read_json(path)
-        with _told_as_damaged(path):
+        with _as_damaged(path):
             addresses = tuple(map(_tuple_of, _tuple_of(value["addresses"])))
             return _checked(JobState(**{**value, "addresses": addresses}))
 
@@ -420,7 +420,7 @@ def _checked(told: T) -> T:
 
 
 @contextlib.contextmanager
-def _told_as_damaged(path: Path) -> Iterator[None]:
+def _as_damaged(path: Path) -> Iterator[None]:
     """Turn the error of a missing, unknown or wrong value into a `FormatError`."""
     try:
         yield

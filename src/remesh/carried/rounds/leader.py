@@ -37,7 +37,7 @@ Launchers of MPI end the others at once, or, where none of them waits, let all e
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
-    """The outcome of a job's stay on its ranks."""
+    """The outcome of one run of a job."""
 
     state: str
     """``finished``, ``stopped`` or ``failed``."""
@@ -48,7 +48,7 @@ class JobOutcome:
 
 
 class Coordinator:
-    """The leader of one stay of a job; call `step` until ``outcome`` is set."""
+    """The leader of one run of a job; call `step` until ``outcome`` is set."""
 
     def __init__(
         self,
@@ -60,8 +60,8 @@ class Coordinator:
     ) -> None:
         """``begun_from`` is the checkpoint that the stay begins from, if any.
 
-        ``add_to_checkpoint`` writes what the leader itself has into the folder of a checkpoint, while all ranks stand
-        still, and returns what the manifest says of it.
+        ``add_to_checkpoint`` writes what the leader itself has into the folder of a checkpoint, while all ranks
+        are stopped, and returns what the manifest says of it.
         """
         self._folder = folder
         self._settings = settings
@@ -249,13 +249,13 @@ class Coordinator:
     def _finish(self) -> None:
         if self.outcome is None:
             self._end(JobOutcome("finished", "all programs ended with exit status 0", ExitCode.OK))
-            self._ranks.tell_all({"type": "leave"})
+            self._ranks.send_all({"type": "leave"})
 
     def _end_early(self, outcome: JobOutcome) -> None:
         """End the job while its ranks run or come up."""
         if self.outcome is None:
             self._end(outcome)
-            self._ranks.tell_all({"type": "abort", "cause": outcome.cause})
+            self._ranks.send_all({"type": "abort", "cause": outcome.cause})
 
     def _end(self, outcome: JobOutcome) -> None:
         """End the job; the first outcome stays, whatever was on its way then."""

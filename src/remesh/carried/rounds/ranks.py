@@ -10,7 +10,7 @@ from remesh.wire.server import Peer
 
 
 class Ranks:
-    """The ranks of one stay of a job."""
+    """The ranks of one run of a job."""
 
     def __init__(self, num_ranks: int, tell: Callable[[Peer, Message], None]) -> None:
         """``tell`` sends a message to the process of a rank, if its line still holds."""
@@ -62,11 +62,11 @@ class Ranks:
         """Those that have come up."""
         return set(self._peers)
 
-    def tell_all(self, message: Message) -> None:
+    def send_all(self, message: Message) -> None:
         """Tell every rank the same."""
-        self.tell_each(dict.fromkeys(self._peers, message))
+        self.send_each(dict.fromkeys(self._peers, message))
 
-    def tell_each(self, messages: Mapping[int, Message]) -> None:
+    def send_each(self, messages: Mapping[int, Message]) -> None:
         """Tell every rank what is meant for it."""
         for rank, peer in list(self._peers.items()):
             self._tell(peer, messages[rank])

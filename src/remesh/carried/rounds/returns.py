@@ -16,20 +16,20 @@ from remesh.carried.rounds.leader import JobOutcome
 
 logger = logging.getLogger(__name__)
 
-Stay = Callable[[Checkpoint | None], JobOutcome]
+Run = Callable[[Checkpoint | None], JobOutcome]
 """Leads the job from a checkpoint, or None for its program's beginning, until it ends or stops."""
 
 
-def run_stays(stay: Stay, folder: JobFolder, checkpoint: Checkpoint | None, max_restarts: int) -> JobOutcome:
-    """Lead a job until a stay ends well, its user ends it, or all restarts are used up; returns the last outcome.
+def run_with_restarts(run: Run, folder: JobFolder, checkpoint: Checkpoint | None, max_restarts: int) -> JobOutcome:
+    """Lead a job until a run ends well, its user ends it, or all restarts are used up; returns the last outcome.
 
-    A restart continues from the newest whole checkpoint of these stays. Until they have taken one it begins where the
+    A restart continues from the newest whole checkpoint of these runs. Until they have taken one it begins where the
     first of them did, also if newer ones are there: who goes back to an older checkpoint does not want those. A program
     that has none is not begun anew: it would do a second time what it has done, and its user may not notice.
     """
     earlier = {each.number for each in folder.checkpoints()}
     for restart in itertools.count(1):
-        outcome = stay(checkpoint)
+        outcome = run(checkpoint)
         if outcome.state != "failed" or outcome.is_wanted or restart > max_restarts:
             return outcome
         taken = [each for each in folder.checkpoints() if each.number not in earlier and not each.problem]

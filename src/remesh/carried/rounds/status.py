@@ -37,7 +37,7 @@ class Activity(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class ClockStanding:
+class ClockProgress:
     """The progress of a rank on one communicator."""
 
     completed: int
@@ -71,7 +71,7 @@ class Status:
     activity: Activity
     at: tuple[str, ...] = ()
     """Keys of the collectives that the rank is inside of and may not complete, sorted, each key once."""
-    standings: tuple[tuple[str, ClockStanding], ...] = ()
+    standings: tuple[tuple[str, ClockProgress], ...] = ()
     """The standings by key, sorted, each key once."""
     sent: tuple[tuple[int, int], ...] = ()
     """Messages sent: (destination, messages), sorted, without zeros."""
@@ -89,7 +89,7 @@ class Status:
     refusals: tuple[str, ...] = field(default=(), compare=False)
     """Reasons why its program cannot be imaged now; empty when it can."""
 
-    def standing(self, key: str) -> ClockStanding | None:
+    def standing(self, key: str) -> ClockProgress | None:
         """The rank's standing on ``key``; None if it has not heard of it yet."""
         return next((standing for name, standing in self.standings if name == key), None)
 
@@ -120,7 +120,7 @@ class Status:
                 activity=Activity(value["activity"]),
                 at=tuple(map(str, value["at"])),
                 standings=tuple(
-                    (str(key), ClockStanding(int(completed), int(reached), unpack_members(who), *map(int, entered)))
+                    (str(key), ClockProgress(int(completed), int(reached), unpack_members(who), *map(int, entered)))
                     for key, completed, reached, who, *entered in value["standings"]
                 ),
                 sent=tuple((int(who), int(n)) for who, n in value["sent"]),

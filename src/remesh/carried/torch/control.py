@@ -66,7 +66,7 @@ class ControlThread:
         self._connect("")
         self._thread.start()
 
-    def say_goodbye(self) -> None:
+    def send_goodbye(self) -> None:
         """Tell the keeper what the program, which is about to end, has sent and received: later cuts need it.
 
         This waits until a cut is over: the other ranks count on this one to grow groups with them.
@@ -79,12 +79,12 @@ class ControlThread:
                     self._say({"type": "final", "status": self._describe(has_ended=True).to_json()})
                     return
 
-    def say_goodbye_aside(self) -> None:
+    def send_goodbye_aside(self) -> None:
         """Say goodbye in a thread, for a caller that may have been called amid our own code, as signal handlers are.
 
         What that code holds it gives back only after the caller: so this waits a while, and as long as a cut takes.
         """
-        speaker = make_thread("goodbye", self.say_goodbye, daemon=True)
+        speaker = make_thread("goodbye", self.send_goodbye, daemon=True)
         with contextlib.suppress(RuntimeError):  # Python is about to end, and starts no thread
             speaker.start()
             speaker.join(_GOODBYE_LIMIT_S)

@@ -10,7 +10,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Final
 
-from remesh.carried.rounds.status import Activity, ClockStanding, Status, pairs
+from remesh.carried.rounds.status import Activity, ClockProgress, Status, pairs
 from remesh.carried.torch.gate import Entrant
 from remesh.carried.torch.groups import Groups
 from remesh.carried.torch.reunion import Reunion
@@ -44,8 +44,8 @@ class _HowFar:
     is_waiting: bool
     """Whether a thread waits for a collective of the kind that `is_open` is about."""
 
-    def standing(self, members: Sequence[int]) -> ClockStanding:
-        return ClockStanding(self.completed, self.reached, tuple(sorted(members)), self.entered)
+    def standing(self, members: Sequence[int]) -> ClockProgress:
+        return ClockProgress(self.completed, self.reached, tuple(sorted(members)), self.entered)
 
 
 def _how_far(entered: int, target: int, under_way: Sequence[Entrant]) -> _HowFar:

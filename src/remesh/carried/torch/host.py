@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from remesh.carried.hosts.hosts import Host, count_ranks, parse_hosts, seat_ranks
+from remesh.carried.hosts.hosts import Host, assign_slots, count_ranks, parse_hosts
 from remesh.carried.rounds.job_folder import JobFolder
 from remesh.foundation.errors import ConfigError, Error
 
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     except Error as error:
         sys.stderr.write(f"remesh: {error}\n")
         return 1
-    ranks = [seat.rank for seat in seat_ranks(hosts) if seat.host_index == index]
+    ranks = [slot.rank for slot in assign_slots(hosts) if slot.host_index == index]
     command = [sys.executable, "-m", "remesh.carried.torch.keeper", *for_keepers]
     keepers = [subprocess.Popen([*command, "--rank", str(rank)], stdin=subprocess.DEVNULL) for rank in ranks]
     _wait(keepers)

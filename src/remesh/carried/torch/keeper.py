@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from remesh.carried.hosts.host_room import HostRoom, name_stay
-from remesh.carried.hosts.hosts import RankSeat, parse_hosts, seat_ranks
+from remesh.carried.hosts.hosts import RankSlot, assign_slots, parse_hosts
 from remesh.carried.hosts.imaging import IMAGE, dump_into
 from remesh.carried.hosts.interfaces import choose_interface
 from remesh.carried.hosts.outputs import Output, open_outputs
-from remesh.carried.hosts.room import make_room
+from remesh.carried.hosts.rank_folder import make_rank_folder
+from remesh.carried.hosts.shared_folder import SharedFolder, name_run
 from remesh.carried.images import (
     Frozen,
     NotImageable,
@@ -65,7 +65,7 @@ _PASSING: Final = ("socket:", "[eventpoll]", "[eventfd]", "pipe:")
 are that the driver takes from it."""
 
 
-class StayOver(PeerError):
+class RunOver(PeerError):
     """The job is over and this rank has to go at once, through no fault of its own."""
 
 
@@ -73,7 +73,7 @@ class StayOver(PeerError):
 class Surround:
     """Where a rank's program finds the other ranks, and its files."""
 
-    seat: RankSeat
+    slot: RankSlot
     store: tuple[str, int]
     interface: str
     channel: Path
@@ -85,7 +85,7 @@ class Keeper:
     """One rank's stay; `run` returns when the job ends on this rank."""
 
     def __init__(self, folder: JobFolder, line: Line, surround: Surround, outputs: Sequence[Output]) -> None:
-        self._folder, self._rank = folder, surround.seat.rank
+        self._folder, self._rank = folder, surround.slot.rank
         self._surround = surround
         self._outputs = outputs
         self._events: queue.SimpleQueue[Message] = queue.SimpleQueue()
@@ -127,7 +127,7 @@ class Keeper:
         self._give_notice("", ())
         spec = self._folder.read_spec()
         self._listen()
-        command = program_command(spec, self._surround.seat, self._folder.read_token())
+        command = program_command(spec, self._surround.slot, self._folder.read_token())
         self._upper = start_upper(command, self._site(), starter=self._surround.starter, timeout_s=300)
         start_hashing_ahead(self._upper.pid)
 
@@ -191,7 +191,7 @@ class Keeper:
     # --- its life ---
 
     def run(self) -> None:
-        """Serve until told to go; raises `StayOver` when the job has failed or its coordinator is gone."""
+        """Serve until told to go; raises `RunOver` when the job has failed or its coordinator is gone."""
         next_look_s = 0.0
         while True:
             with contextlib.suppress(queue.Empty):
@@ -246,7 +246,7 @@ class Keeper:
             case "leave":
                 return False
             case "abort" | "lost":
-                raise StayOver(message.get("cause", "the coordinator of the job is gone"))
+                raise RunOver(message.get("cause", "the coordinator of the job is gone"))
         return True
 
     def _hear_program(self, message: Message, line: Line) -> None:
@@ -269,7 +269,7 @@ class Keeper:
                 if self._resumption is not None:
                     self._call_back(self._resumption)
                 elif message["problem"]:
-                    self._tell_imaged(message["problem"], {}, refused=True)
+                    self._report_imaged(message["problem"], {}, refused=True)
                 elif self._request is not None:
                     self._write_image()
             case "final":
@@ -289,9 +289,9 @@ class Keeper:
         if self._ended is not None:
             self._answer_for_the_ended(message)
         elif self._program is not None:
-            self._tell_program({key: message[key] for key in ("type", "wave", "step", "targets")})
+            self._send_to_program({key: message[key] for key in ("type", "wave", "step", "targets")})
 
-    def _tell_program(self, message: Message) -> None:
+    def _send_to_program(self, message: Message) -> None:
         assert self._program is not None
         with contextlib.suppress(OSError):  # it is about to end; the next look finds it
             self._program.send(message)
@@ -317,7 +317,7 @@ class Keeper:
             self._write_image()
         else:
             self._is_away = True
-            self._tell_program({"type": "shed"})
+            self._send_to_program({"type": "shed"})
 
     def _write_image(self) -> None:
         request, self._request = self._request, None
@@ -346,11 +346,11 @@ class Keeper:
         except (Error, OSError) as error:
             self._go_on()
             shutil.rmtree(folder, ignore_errors=True)
-            self._tell_imaged(str(error), report, refused=isinstance(error, NotImageable))
+            self._report_imaged(str(error), report, refused=isinstance(error, NotImageable))
             return
         if not request["stop"]:
             self._go_on()
-        self._tell_imaged("", report)
+        self._report_imaged("", report)
 
     def _wait_until_imageable(self, pid: int) -> None:
         until_s = time.monotonic() + _SETTLE_S
@@ -359,7 +359,7 @@ class Keeper:
         if refusals:
             raise NotImageable(f"imaging the program of rank {self._rank}", refusals)
 
-    def _tell_imaged(self, problem: str, report: dict[str, Any], *, refused: bool = False) -> None:
+    def _report_imaged(self, problem: str, report: dict[str, Any], *, refused: bool = False) -> None:
         self._request = None
         self._control.send({"type": "imaged", "problem": problem, "refused": refused, "report": report})
 
@@ -375,8 +375,8 @@ class Keeper:
 
     def _resume(self, message: Message) -> None:
         if self._request is not None:
-            # The leader waits for the answer of everybody whom it has told to write.
-            self._tell_imaged("the checkpoint was given up before this rank began to write", {})
+            # The leader waits for the answer of every rank that it has asked to write.
+            self._report_imaged("the checkpoint was given up before this rank began to write", {})
         self._pending = None
         self._go_on()
         self._is_expected = self._is_away and self._rank not in message["ended"]
@@ -384,7 +384,7 @@ class Keeper:
             if self._is_expected:
                 self._fail_the_others()
         elif not self._is_away:
-            self._tell_program({"type": "open"})
+            self._send_to_program({"type": "open"})
         elif self._program is None:
             self._call_back(message)
         else:
@@ -440,18 +440,18 @@ def main(arguments: list[str]) -> int:
         return 1
     spec = folder.read_spec()
     hosts = parse_hosts(options.hosts, spec.num_ranks)
-    seat = seat_ranks(hosts)[rank]
-    line.send({"type": "hello", "rank": rank, "size": spec.num_ranks, "pid": os.getpid(), "host": seat.host})
+    slot = assign_slots(hosts)[rank]
+    line.send({"type": "hello", "rank": rank, "size": spec.num_ranks, "pid": os.getpid(), "host": slot.host})
     rooms = contextlib.ExitStack()
     try:
-        room = make_room()
+        room = make_rank_folder()
         rooms.callback(shutil.rmtree, room, ignore_errors=True)
-        host_room = HostRoom.enter(name_stay(folder.read_token(), options.coordinator), rank)
-        rooms.callback(host_room.leave)
-        share_hashes(host_room.hashes)
+        shared_folder = SharedFolder.enter(name_run(folder.read_token(), options.coordinator), rank)
+        rooms.callback(shared_folder.leave)
+        share_hashes(shared_folder.hashes)
         asked = options.interface or spec.environment.get(INTERFACE_VARIABLE, "")
-        interface = choose_interface(asked, hosts, seat)
-        surround = Surround(seat, _address(options.store), interface, room / "channel", starter)
+        interface = choose_interface(asked, hosts, slot)
+        surround = Surround(slot, _address(options.store), interface, room / "channel", starter)
         keeper = Keeper(folder, line, surround, open_outputs(folder.logs, rank))
         if options.checkpoint is None:
             keeper.start()
@@ -459,7 +459,7 @@ def main(arguments: list[str]) -> int:
             keeper.restore(folder.checkpoint(options.checkpoint), options.open_files)
         keeper.run()
         keeper.leave()
-    except StayOver:
+    except RunOver:
         return 1
     except BaseException as error:
         line.send({"type": "failed", "cause": f"{type(error).__name__}: {error}"})

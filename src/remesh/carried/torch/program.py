@@ -48,7 +48,7 @@ class CarriedProgram:
         self._control.start()
         ForkGuard(self._descriptors)
         # Called as the last of all: threads of the program may communicate after its last line, and so may `atexit`.
-        atexit.register(self._control.say_goodbye)
+        atexit.register(self._control.send_goodbye)
         self._take_leave_before_os_exit()
         return _run_as_main(arguments)
 
@@ -59,7 +59,7 @@ class CarriedProgram:
         def _exit(status: int) -> NoReturn:
             # Children end as they did. An end with an error ends the job anyway.
             if not status and os.getpid() == pid:
-                self._control.say_goodbye_aside()
+                self._control.send_goodbye_aside()
             end(status)
 
         os._exit = _exit

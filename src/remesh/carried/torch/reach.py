@@ -28,7 +28,7 @@ def command_on(
     Ways to start a command pass on different parts of the environment, so the command itself sets what Remesh needs.
     """
     if bed is not None:
-        return command_inside(bed.door_of(host.name), command)
+        return command_inside(bed.entry_of(host.name), command)
     if is_loopback(host.name) or host.name == socket.gethostname():
         return list(command)
     words = ("env", f"PYTHONPATH={SOURCE}", *command)

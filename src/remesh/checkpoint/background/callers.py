@@ -36,7 +36,7 @@ from remesh.foundation.thread_pool import PooledExecutor
 _ENDING_S = 30.0
 
 
-def _nobody_listens(written_bytes: int) -> None:
+def _ignore_progress(written_bytes: int) -> None:
     pass
 
 
@@ -88,7 +88,7 @@ class AsyncRequest(NamedTuple):
             fn()
 
     def write(
-        self, run: Callable[[WriteCall], Any] = WriteCall.__call__, progress: Callable[[int], None] = _nobody_listens
+        self, run: Callable[[WriteCall], Any] = WriteCall.__call__, progress: Callable[[int], None] = _ignore_progress
     ) -> None:
         """Do the writing call by ``run``, here by default. Calls no other rank."""
         args = list(self.async_fn_args)

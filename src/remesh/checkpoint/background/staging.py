@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import torch
 
-from remesh.checkpoint.errors import CheckpointingException, CheckpointMismatchError, told_as_checkpoint_errors
+from remesh.checkpoint.errors import CheckpointingException, CheckpointMismatchError, as_checkpoint_errors
 from remesh.device.cuda_devices import CUDA
 from remesh.device.queued_copies import Devices, LockedMemory, QueuedCopy
 
@@ -61,7 +61,7 @@ class Copies:
     def wait(self) -> Copies:
         """The same, when all of them are there; `CheckpointingException` when one cannot be. From any thread."""
         if self.queued is not None:
-            with told_as_checkpoint_errors(_COPYING):
+            with as_checkpoint_errors(_COPYING):
                 self.queued.wait()
         return Copies(self.tensors, self.buffer)
 
@@ -131,7 +131,7 @@ class StagingBuffers:
         }
         if not on_devices:
             return None, on_devices
-        with told_as_checkpoint_errors(_COPYING):
+        with as_checkpoint_errors(_COPYING):
             if buffer.locked is None:
                 buffer.locked = LockedMemory(buffer.raw, self._devices)
             buffer.locked.begin([QueuedCopy(copies[number], tensors[number]) for number in sorted(on_devices)])

@@ -170,9 +170,9 @@ def save_megatron(state: Mapping[str, Any], target: Location) -> None:
             entities.append(value)
         else:
             common[name] = value
-    turn = begin_save(lambda: RankState(entities, common), target, plans, may_create=True).turn
-    store_entities(entities, turn, plans)
-    commit_save(turn)
+    lock = begin_save(lambda: RankState(entities, common), target, plans, may_create=True).lock
+    store_entities(entities, lock, plans)
+    commit_save(lock)
 
 
 def _iteration_in(folder: Path) -> Path:

@@ -107,7 +107,7 @@ class _Writing:
         return [_LegacyChunk(number * size, size, number == 0, number == last) for number in numbers]
 
 
-def mesh_told(source: OpenCheckpoint) -> LegacyMesh:
+def saved_mesh(source: OpenCheckpoint) -> LegacyMesh:
     """The mesh on which the checkpoint was saved, by the arguments in it."""
     args = _args_of(source)
     return LegacyMesh(

@@ -179,7 +179,7 @@ class DataFile:
         with memoryview(self._pending) as pending, pending[:num_bytes] as whole:
             self._add_blocks(whole)
             self._write_all(whole)
-        # Not cut in place: whoever looks at this thread's stack, as a profiler does, may still hold a view of it.
+        # Not cut in place: a profiler that looks at this thread's stack may still hold a view of it.
         self._pending = self._pending[num_bytes:]
 
     def _add_blocks(self, content: memoryview) -> None:

@@ -1,6 +1,6 @@
 """Checkpoint directory: file names, the marker, common data, and the commit of a save.
 
-    begin    the save takes the lock (`storage.turns`); data of saves that lost it is removed
+    begin    the save takes the lock (`storage.save_lock`); data of saves that lost it is removed
     (write)  data files, each reaching the disk; common data and .metadata, staged under the lock's number
     finish   the checksums of all files and the marker are staged, too; all small files reach the disk together
              the lock is closed, unless another save has taken it over: from here on no other can become the checkpoint
@@ -31,16 +31,16 @@ from remesh.checkpoint.formats.data_file import dump_object, load_object
 from remesh.checkpoint.formats.zarr_format import remove_arrays, remove_staged
 from remesh.checkpoint.storage import Directory, Location, location_of, store_of
 from remesh.checkpoint.storage.integrity import BLOCKS_FNAME, CHECKSUMS_FNAME, encode_checksums, files_in_blocks
-from remesh.checkpoint.storage.turns import (
+from remesh.checkpoint.storage.save_lock import (
     IN_PROGRESS_FNAME,
-    Turn,
-    end_turn,
+    SaveLock,
+    close_lock,
     finish_ended,
     held,
-    is_mark,
+    is_lock_file,
     not_shared,
     staged_name,
-    take_turn,
+    take_lock,
     tidying,
     withdraw,
 )
@@ -71,60 +71,60 @@ def check_can_save(directory: Location, *, may_create: bool = False) -> None:
     _check_has_no_checkpoint(directory, {entry.name for entry in store.entries(directory)})
 
 
-def begin(directory: Location) -> Turn:
-    """Create the directory if need be, take a turn in it, and remove what turns before have left."""
+def begin(directory: Location) -> SaveLock:
+    """Create the directory if need be, take its lock, and remove what earlier saves have left."""
     store = store_of(directory)
     if not store.is_directory(directory):
         store.make_directory(directory)
-    turn = take_turn(directory)
+    lock = take_lock(directory)
     names = {entry.name for entry in store.entries(directory)}
     try:
-        _check_has_no_checkpoint(directory, names - {turn.mark.name})
+        _check_has_no_checkpoint(directory, names - {lock.mark.name})
     except CheckpointPathError:
-        withdraw(turn)
+        withdraw(lock)
         raise
-    if turn.number:
-        with held(turn):
-            remove_staged(directory, before=turn.number)
+    if lock.number:
+        with held(lock):
+            remove_staged(directory, before=lock.number)
     for name in names:
-        if _is_of_turn_before(name, turn):
+        if _is_of_earlier_lock(name, lock):
             store.remove(directory / name)
-    return turn
+    return lock
 
 
-def finish(turn: Turn, config: CheckpointingConfig | None) -> None:
+def finish(lock: SaveLock, config: CheckpointingConfig | None) -> None:
     """Make the checkpoint exist; without a config the data of a strategy by itself, which has no marker.
 
     All data files must have reached the disk.
     """
-    store, directory = store_of(turn.directory), turn.directory
-    with held(turn):
+    store, directory = store_of(lock.directory), lock.directory
+    with held(lock):
         names = {entry.name for entry in store.entries(directory)}
-        where = _files_of(turn, names)
-        is_zarr = turn.staged(BLOCKS_FNAME).name in names
+        where = _files_of(lock, names)
+        is_zarr = lock.staged(BLOCKS_FNAME).name in names
         cells = set(files_in_blocks(where[BLOCKS_FNAME])) if is_zarr else set()
         sums = encode_checksums(where)
-        store.write_soon(turn.staged(CHECKSUMS_FNAME), sums)
+        store.write_soon(lock.staged(CHECKSUMS_FNAME), sums)
         if config is not None:
-            store.write_soon(turn.staged(CONFIG_FNAME), _dump_config(config))
+            store.write_soon(lock.staged(CONFIG_FNAME), _dump_config(config))
         unmarked = BLOCKS_FNAME if is_zarr else METADATA_FNAME
         commit = unmarked if config is None else CONFIG_FNAME
-        staged = [name for name in where if turn.staged(name).name in names and name != commit]
+        staged = [name for name in where if lock.staged(name).name in names and name != commit]
         # Metrics have no checksum, since a user may correct them.
-        staged += [name for name in (METRICS_FNAME,) if turn.staged(name).name in names]
+        staged += [name for name in (METRICS_FNAME,) if lock.staged(name).name in names]
         staged += [CHECKSUMS_FNAME, commit]
         fixed = {*staged, *where} & {*FIXED_FNAMES}
-        store.settle([turn.staged(name) if name in staged else where[name] for name in fixed])
+        store.settle([lock.staged(name) if name in staged else where[name] for name in fixed])
         if config is None:
             store.remove(directory / commit)  # of an aborted save: its being there would be taken for the commit
-    end_turn(turn, [*sorted(cells), *staged], seal=sums)
-    _clear_away(turn, cells, {*where, *staged})
+    close_lock(lock, [*sorted(cells), *staged], seal=sums)
+    _clear_away(lock, cells, {*where, *staged})
 
 
-def _clear_away(turn: Turn, cells: set[str], kept: set[str]) -> None:
+def _clear_away(lock: SaveLock, cells: set[str], kept: set[str]) -> None:
     """Remove what saves before, which were given up on, have left beside a checkpoint that is there."""
-    store, directory = store_of(turn.directory), turn.directory
-    if turn.number:
+    store, directory = store_of(lock.directory), lock.directory
+    if lock.number:
         with tidying(directory, ["arrays of a save that was given up on"]):
             remove_arrays(directory, kept=cells)
     left = ["what a save that was given up on may have left"]
@@ -139,35 +139,40 @@ def _clear_away(turn: Turn, cells: set[str], kept: set[str]) -> None:
 def is_leftover(name: str) -> bool:
     """Whether a file of that name, in a directory without a complete checkpoint, comes from a failed save."""
     plain = name.removesuffix(".tmp")
-    return is_data_file_name(name) or plain in FIXED_FNAMES or staged_name(plain) in FIXED_FNAMES or _is_half_mark(name)
+    return (
+        is_data_file_name(name)
+        or plain in FIXED_FNAMES
+        or staged_name(plain) in FIXED_FNAMES
+        or _is_partial_lock_file(name)
+    )
 
 
-def _is_half_mark(name: str) -> bool:
+def _is_partial_lock_file(name: str) -> bool:
     return name.endswith(".tmp") and name.startswith(IN_PROGRESS_FNAME)
 
 
-def _is_of_turn_before(name: str, turn: Turn) -> bool:
-    """Whether a file is of an earlier turn. Its name decides: a later turn, which may have begun since, uses others."""
+def _is_of_earlier_lock(name: str, lock: SaveLock) -> bool:
+    """Whether a file is of an earlier save. Its name decides: a later save, which may have begun since, uses others."""
     if is_data_file_name(name):
-        return int(name.removesuffix(_SUFFIX).rpartition("_")[2] or 0) < turn.number
-    return staged_name(name) in FIXED_FNAMES and int(name.rpartition(".")[2]) < turn.number
+        return int(name.removesuffix(_SUFFIX).rpartition("_")[2] or 0) < lock.number
+    return staged_name(name) in FIXED_FNAMES and int(name.rpartition(".")[2]) < lock.number
 
 
-def _files_of(turn: Turn, names: set[str]) -> dict[str, Location]:
+def _files_of(lock: SaveLock, names: set[str]) -> dict[str, Location]:
     """Final name to current location of each file of this save; the two differ only while a file is staged.
 
     Of data files those in the index, all of which must be there. If another program made that, under its own name, all
     that are there count. Cells of zarr are summed up in one of these files.
     """
-    staged = {name: turn.staged(name) for name in _SMALL if turn.staged(name).name in names}
+    staged = {name: lock.staged(name) for name in _SMALL if lock.staged(name).name in names}
     data = {name for name in names if is_data_file_name(name)}
     if COLUMNS_FNAME in staged:
-        head = store_of(turn.directory).read(staged[COLUMNS_FNAME]).partition(b"\n")[0]
+        head = store_of(lock.directory).read(staged[COLUMNS_FNAME]).partition(b"\n")[0]
         data = {*json.loads(head)["files"]}
-        check_seen(turn.directory, sorted(data - names))
+        check_seen(lock.directory, sorted(data - names))
     else:
         data |= {*_SMALL} & names
-    return {name: turn.directory / name for name in sorted(data)} | staged
+    return {name: lock.directory / name for name in sorted(data)} | staged
 
 
 def check_seen(directory: Location, names: Iterable[str]) -> None:
@@ -180,9 +185,9 @@ def check_seen(directory: Location, names: Iterable[str]) -> None:
 def _check_has_no_checkpoint(directory: Location, names: set[str]) -> None:
     if CONFIG_FNAME in names:
         raise _taken(directory, CONFIG_FNAME, "a complete checkpoint")
-    if METADATA_FNAME in names and not any(map(is_mark, names)):
+    if METADATA_FNAME in names and not any(map(is_lock_file, names)):
         raise _taken(directory, METADATA_FNAME, "a checkpoint of native torch, or one that another program left")
-    if BLOCKS_FNAME in names and not any(map(is_mark, names)):
+    if BLOCKS_FNAME in names and not any(map(is_lock_file, names)):
         raise _taken(directory, BLOCKS_FNAME, "arrays of zarr, which a strategy by itself has left")
 
 
@@ -193,9 +198,9 @@ def _taken(directory: Location, name: str, what: str) -> CheckpointPathError:
     )
 
 
-def data_file_name(rank: int, turn: int = 0) -> str:
+def data_file_name(rank: int, lock: int = 0) -> str:
     """Name of the file that a rank writes when so many saves into its directory were given up on before."""
-    return f"__{rank}_{turn}{_SUFFIX}"
+    return f"__{rank}_{lock}{_SUFFIX}"
 
 
 def lone_file_name(rank: int) -> str:
@@ -283,12 +288,12 @@ def _marker_in(directory: Location) -> bytes | None:
     return None
 
 
-def stage_small(turn: Turn, blob: bytes, name: str = COMMON_STATE_FNAME) -> None:
+def stage_small(lock: SaveLock, blob: bytes, name: str = COMMON_STATE_FNAME) -> None:
     """Write serialised common data, or another small file, where no reader looks yet.
 
     The commit makes it durable and gives it its name.
     """
-    store_of(turn.directory).write_soon(turn.staged(name), blob)
+    store_of(lock.directory).write_soon(lock.staged(name), blob)
 
 
 def save_common(common_state_dict: dict[str, Any], checkpoint_dir: Directory) -> None:

@@ -39,7 +39,7 @@ from remesh.checkpoint.formats.directory import COLUMNS_FNAME, METADATA_FNAME
 from remesh.checkpoint.formats.index_columns import END, MAGIC, NUMBER, VERSION
 from remesh.checkpoint.plan.manifest import Index, Manifest, Place
 from remesh.checkpoint.storage import Location, store_of
-from remesh.checkpoint.storage.turns import Turn
+from remesh.checkpoint.storage.save_lock import SaveLock
 from remesh.foundation.checksums import crc32
 from remesh.foundation.torch_private import StorageInfo
 from remesh.layout.from_torch import torch_dtype
@@ -78,16 +78,16 @@ def write_manifest(directory: Location, manifest: Manifest) -> None:
         store_of(directory).put(directory / name, content)
 
 
-def stage_index(turn: Turn, index: IndexFiles) -> None:
+def stage_index(lock: SaveLock, index: IndexFiles) -> None:
     """Write the index where no reader looks yet; the commit makes it durable and gives it its names."""
-    for name, content in index.contents(turn.directory).items():
-        store_of(turn.directory).write_soon(turn.staged(name), content)
+    for name, content in index.contents(lock.directory).items():
+        store_of(lock.directory).write_soon(lock.staged(name), content)
 
 
-def stage_native_index(turn: Turn, index: Index, metadata: bytes) -> None:
+def stage_native_index(lock: SaveLock, index: Index, metadata: bytes) -> None:
     """The same with a ``.metadata`` that torch's own classes were pickled to, which say what ``index`` says."""
     for name, content in ((METADATA_FNAME, metadata), (COLUMNS_FNAME, seal_columns(encode_columns(index), metadata))):
-        store_of(turn.directory).write_soon(turn.staged(name), content)
+        store_of(lock.directory).write_soon(lock.staged(name), content)
 
 
 @dataclass(frozen=True, slots=True)

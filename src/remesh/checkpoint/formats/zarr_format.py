@@ -7,7 +7,7 @@
 Nothing is compressed or filtered, so a cell is a chunk of bare elements and is read in ranges like any other. That is
 how Megatron Core writes; other zarr arrays are refused by what they need. The reader believes a ``.zarray`` only as far
 as there are files of the right length. Checksums of all files stand in one, beside the marker. Until the save is
-committed every file is staged (see `storage.turns`): its name is fixed, and another save may have taken over.
+committed every file is staged (see `storage.save_lock`): its name is fixed, and another save may have taken over.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from remesh.checkpoint.formats.data_file import elements_of
 from remesh.checkpoint.plan.manifest import Extent, Manifest, StoredChunk, StoredTensor
 from remesh.checkpoint.storage import Entry, Location, store_of
 from remesh.checkpoint.storage.integrity import Checksums, Trailer, table_of
-from remesh.checkpoint.storage.turns import Turn, turn_staged_in_folder
+from remesh.checkpoint.storage.save_lock import SaveLock, lock_staged_in_folder
 from remesh.checkpoint.values.entities import ShardedObject
 from remesh.layout import Box
 from remesh.layout.from_torch import torch_dtype
@@ -153,16 +153,16 @@ def check_places(arrays: Mapping[str, Array], objects: Collection[str], others: 
                 )
 
 
-def write_array(turn: Turn, key: str, array: Array) -> dict[str, Trailer]:
+def write_array(lock: SaveLock, key: str, array: Array) -> dict[str, Trailer]:
     """Make the directory of a tensor with its description; returns the checksums. Called by one rank for each key."""
-    store, content = store_of(turn.directory), array.encode()
+    store, content = store_of(lock.directory), array.encode()
     name = f"{key}/{ARRAY_FNAME}"
-    store.make_directory(turn.directory / key)
-    store.write(turn.staged(name), content)
+    store.make_directory(lock.directory / key)
+    store.write(lock.staged(name), content)
     return {name: table_of(content)}
 
 
-def write_cell(turn: Turn, key: str, array: Array, box: Box, values: torch.Tensor) -> dict[str, Trailer]:
+def write_cell(lock: SaveLock, key: str, array: Array, box: Box, values: torch.Tensor) -> dict[str, Trailer]:
     """Write the file of one cell durably; returns its checksums."""
     index = tuple(at // step for at, step in zip(box.start, array.cell_shape, strict=True))
     name = f"{key}/{array.cell_name(index)}"
@@ -172,20 +172,20 @@ def write_cell(turn: Turn, key: str, array: Array, box: Box, values: torch.Tenso
         padded[tuple(slice(0, size) for size in plain.shape)] = plain
         plain = padded
     content = elements_of(plain)
-    store_of(turn.directory).write(turn.staged(name), content)
+    store_of(lock.directory).write(lock.staged(name), content)
     return {name: table_of(content)}
 
 
-def write_object(turn: Turn, unique_key: str, blob: bytes) -> dict[str, Trailer]:
+def write_object(lock: SaveLock, unique_key: str, blob: bytes) -> dict[str, Trailer]:
     """Write the file of one element of an object durably; returns its checksums."""
     name = f"{unique_key}.pt"
-    path, store = turn.directory / name, store_of(turn.directory)
-    if not store.is_inside(turn.directory, path):
+    path, store = lock.directory / name, store_of(lock.directory)
+    if not store.is_inside(lock.directory, path):
         raise CheckpointMismatchError(
-            f"storing object {unique_key!r} as zarr: its file would lie outside {turn.directory}; rename its key"
+            f"storing object {unique_key!r} as zarr: its file would lie outside {lock.directory}; rename its key"
         )
     store.make_directory(path.parent)
-    store.write(turn.staged(name), blob)
+    store.write(lock.staged(name), blob)
     return {name: table_of(blob)}
 
 
@@ -213,10 +213,10 @@ def read_zarr_manifest(directory: Location, checksums: Checksums) -> Manifest:
 
 
 def remove_staged(directory: Location, before: int) -> None:
-    """Remove what saves of this format have staged in turns before that one."""
+    """Remove what earlier saves of this format have staged."""
     for key, sizes in folders_below(directory):
         for name in sizes:
-            number = turn_staged_in_folder(name)
+            number = lock_staged_in_folder(name)
             if number is not None and number < before:
                 store_of(directory).remove(directory / key / name)
 
@@ -235,7 +235,7 @@ def remove_arrays(directory: Location, kept: Collection[str] = ()) -> None:
 
 def _is_ours(name: str) -> bool:
     is_named = name == ARRAY_FNAME or _CELL.fullmatch(name) or _OBJECT.fullmatch(name)
-    return bool(is_named) or turn_staged_in_folder(name) is not None
+    return bool(is_named) or lock_staged_in_folder(name) is not None
 
 
 def folders_below(

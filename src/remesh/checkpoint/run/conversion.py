@@ -23,7 +23,7 @@ import torch
 from remesh.checkpoint.errors import (
     CheckpointingException,
     CheckpointMismatchError,
-    told_as_checkpoint_errors,
+    as_checkpoint_errors,
 )
 from remesh.checkpoint.formats import zarr_format
 from remesh.checkpoint.formats.data_file import DataFile, dump_object, start_blob, write_tensor_in_parts
@@ -46,7 +46,7 @@ from remesh.checkpoint.run.safetensors import Source, open_safetensors
 from remesh.checkpoint.run.stored_values import cut_of, read_bands, read_box
 from remesh.checkpoint.storage import Location, store_of
 from remesh.checkpoint.storage.integrity import BLOCKS_FNAME, Trailer, write_blocks
-from remesh.checkpoint.storage.turns import Turn
+from remesh.checkpoint.storage.save_lock import SaveLock
 from remesh.checkpoint.values.entities import ShardedObject
 from remesh.checkpoint.values.nests import count_parents, diff, items_of
 from remesh.layout import Box, itemsize_bytes
@@ -154,7 +154,7 @@ def convert(
     ``on_bytes`` is told the bytes of each part that was written. Raises `CheckpointingException`; then there is no
     checkpoint at the target, and one that was there before is untouched.
     """
-    with told_as_checkpoint_errors(f"writing {target} as {to.value}"):
+    with as_checkpoint_errors(f"writing {target} as {to.value}"):
         if to is Format.SAFETENSORS:
             sources = {key: item.source for key, item in contents.tensors.items()}
             write_tensors(sources, target, max_file_bytes, on_bytes)
@@ -162,11 +162,11 @@ def convert(
             words += ["the common data"] if contents.common else []
             return Converted(len(sources), 0, False, " and ".join(words))
         check_can_save(target, may_create=True)
-        turn = begin(target)
+        lock = begin(target)
         if to is Format.ZARR:
-            _write_zarr(contents, turn, on_bytes)
+            _write_zarr(contents, lock, on_bytes)
         else:
-            _write_torch(contents, turn, to is Format.DCP, max_file_bytes, on_bytes)
+            _write_torch(contents, lock, to is Format.DCP, max_file_bytes, on_bytes)
         return Converted(len(contents.tensors), len(contents.objects), bool(contents.common), "")
 
 
@@ -176,9 +176,9 @@ def merge(contents: Contents) -> Contents:
 
 
 def _write_torch(
-    contents: Contents, turn: Turn, is_native: bool, max_file_bytes: int, on_bytes: Callable[[int], None]
+    contents: Contents, lock: SaveLock, is_native: bool, max_file_bytes: int, on_bytes: Callable[[int], None]
 ) -> None:
-    target = turn.directory
+    target = lock.directory
     index = Index({}, {}, {})
     blobs: dict[str, bytes] = {}  # common data
     if is_native:
@@ -190,7 +190,7 @@ def _write_torch(
                 f"writing {target}: common data and a tensor are both called {taken[0]!r}, expected one of the two; "
                 "rename one"
             )
-    with _Files(turn, max_file_bytes) as files:
+    with _Files(lock, max_file_bytes) as files:
         for name, blob in blobs.items():
             index.objects[name] = files.put(blob)
         for name, elements in contents.elements():
@@ -203,16 +203,16 @@ def _write_torch(
                 place = files.put_tensor(bands, source.dtype, box.shape, on_bytes)
                 indexed.chunks.append((box.start, box.shape, place))
     if not is_native:
-        stage_small(turn, dump_object(contents.common, "the common data"))
-    stage_index(turn, IndexFiles.of(index))
-    finish(turn, None if is_native else CheckpointingConfig(BACKEND, BACKEND_VERSION))
+        stage_small(lock, dump_object(contents.common, "the common data"))
+    stage_index(lock, IndexFiles.of(index))
+    finish(lock, None if is_native else CheckpointingConfig(BACKEND, BACKEND_VERSION))
 
 
 class _Files:
     """Data files that follow one another, each as long as it may be."""
 
-    def __init__(self, turn: Turn, max_file_bytes: int) -> None:
-        self._turn = turn
+    def __init__(self, lock: SaveLock, max_file_bytes: int) -> None:
+        self._save_lock = lock
         self._max_file_bytes = max_file_bytes
         self._file: DataFile | None = None
         self._name = ""
@@ -245,9 +245,9 @@ class _Files:
         if self._file is not None and self._file.tell() and self._file.tell() + num_bytes > self._max_file_bytes:
             self._close(is_good=True)
         if self._file is None:
-            self._name = data_file_name(self._num_files, self._turn.number)
+            self._name = data_file_name(self._num_files, self._save_lock.number)
             self._num_files += 1
-            self._file = DataFile(self._turn.directory / self._name).__enter__()
+            self._file = DataFile(self._save_lock.directory / self._name).__enter__()
         return self._file
 
     def _close(self, is_good: bool) -> None:
@@ -258,17 +258,17 @@ class _Files:
                     file.finish()
 
 
-def _write_zarr(contents: Contents, turn: Turn, on_bytes: Callable[[int], None]) -> None:
-    target = turn.directory
+def _write_zarr(contents: Contents, lock: SaveLock, on_bytes: Callable[[int], None]) -> None:
+    target = lock.directory
     tables: dict[str, Trailer] = {}
     arrays = {key: _array_of(key, item) for key, item in contents.tensors.items()}
     zarr_format.check_places(arrays, contents.objects, FIXED_FNAMES)
     for key, item in contents.tensors.items():
         source, array = item.source, arrays[key]
-        tables.update(zarr_format.write_array(turn, key, array))
+        tables.update(zarr_format.write_array(lock, key, array))
         for _, box in array.cells():
             values = read_box(source.checkpoint, source.key, box)
-            tables.update(zarr_format.write_cell(turn, key, array, box, values))
+            tables.update(zarr_format.write_cell(lock, key, array, box, values))
             on_bytes(values.nbytes)
         store_of(target).sync_names(target / key)
     for name, elements in contents.elements():
@@ -277,10 +277,10 @@ def _write_zarr(contents: Contents, turn: Turn, on_bytes: Callable[[int], None])
                 f"writing object {name!r} as zarr: one rank stored {len(elements)} values under that name, expected "
                 "one; convert to torch_dist"
             )
-        tables.update(zarr_format.write_object(turn, name, dump_object(elements[0], f"object {name!r}")))
-    write_blocks(turn.staged(BLOCKS_FNAME), tables)
-    stage_small(turn, dump_object(contents.common, "the common data"))
-    finish(turn, CheckpointingConfig(zarr_format.BACKEND, zarr_format.BACKEND_VERSION))
+        tables.update(zarr_format.write_object(lock, name, dump_object(elements[0], f"object {name!r}")))
+    write_blocks(lock.staged(BLOCKS_FNAME), tables)
+    stage_small(lock, dump_object(contents.common, "the common data"))
+    finish(lock, CheckpointingConfig(zarr_format.BACKEND, zarr_format.BACKEND_VERSION))
 
 
 def _array_of(key: str, item: Item) -> zarr_format.Array:

@@ -13,14 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from remesh.checkpoint.errors import CheckpointPathError, told_as_checkpoint_errors
+from remesh.checkpoint.errors import CheckpointPathError, as_checkpoint_errors
 from remesh.checkpoint.formats.directory import CONFIG_FNAME, METADATA_FNAME, is_leftover, maybe_load_config
 from remesh.checkpoint.formats.zarr_format import folders_below, remove_arrays
 from remesh.checkpoint.plan.step_names import step_of
 from remesh.checkpoint.run.reader import is_complete, why_incomplete
 from remesh.checkpoint.storage import Directory, Entry, Location, location_of, store_of
 from remesh.checkpoint.storage.integrity import SHA256_FNAME
-from remesh.checkpoint.storage.turns import IN_PROGRESS_FNAME, is_commit, is_mark
+from remesh.checkpoint.storage.save_lock import IN_PROGRESS_FNAME, is_commit, is_lock_file
 from remesh.foundation.retention import Policy, Saved, decide_kept
 
 _MAX_LOOKS = 10
@@ -82,7 +82,7 @@ def latest_complete(root: Directory) -> Location | None:
 
 def list_checkpoints(root: Location) -> list[ListedCheckpoint]:
     """Every directory under ``root`` that is named after a step, by step."""
-    with told_as_checkpoint_errors(f"listing the checkpoints under {root}"):
+    with as_checkpoint_errors(f"listing the checkpoints under {root}"):
         steps = {entry.name: step_of(entry.name) for entry in store_of(root).entries(root) if not entry.is_file}
         found = [_look_at(root / name, step) for name, step in steps.items() if step is not None]
     return sorted((one for one in found if one is not None), key=lambda one: one.step)
@@ -116,7 +116,7 @@ def remove_checkpoint(directory: Location) -> list[Location]:
 
     Of a symbolic link the link goes, and nothing behind it.
     """
-    with told_as_checkpoint_errors(f"removing checkpoint {directory}"):
+    with as_checkpoint_errors(f"removing checkpoint {directory}"):
         store = store_of(directory)
         if store.is_link(directory):
             store.remove_directory(directory)
@@ -124,7 +124,7 @@ def remove_checkpoint(directory: Location) -> list[Location]:
         # Uncommitted first, and marked as in progress, so that a crash leaves an aborted save.
         store.put(directory / IN_PROGRESS_FNAME, b"")
         for entry in store.entries(directory):
-            if is_mark(entry.name) and entry.name != IN_PROGRESS_FNAME:
+            if is_lock_file(entry.name) and entry.name != IN_PROGRESS_FNAME:
                 store.remove(directory / entry.name)
         store.remove(directory / CONFIG_FNAME)
         store.sync_names(directory)

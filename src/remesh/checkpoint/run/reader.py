@@ -41,7 +41,7 @@ from remesh.checkpoint.plan.step_names import step_of
 from remesh.checkpoint.run.read_apart import ReadApart, mark_shared, settle
 from remesh.checkpoint.storage import Location, store_of
 from remesh.checkpoint.storage.integrity import BLOCKS_FNAME, Checksums, read_checksums
-from remesh.checkpoint.storage.turns import is_commit
+from remesh.checkpoint.storage.save_lock import is_commit
 from remesh.checkpoint.values.entities import ShardedBase, ShardedObject, ShardedTensor, check_has_values
 from remesh.checkpoint.values.nests import count_parents
 from remesh.layout import Box, has_own_places

@@ -145,7 +145,7 @@ def check_objects_get_all(asked: Container[str], objects: Sequence[Path], stored
         )
 
 
-def tell_what_differs(state: Any, asked: Container[str], objects: Sequence[Path], checkpoint: OpenCheckpoint) -> None:
+def report_differences(state: Any, asked: Container[str], objects: Sequence[Path], checkpoint: OpenCheckpoint) -> None:
     """Warn of what is asked for and not stored, and of what is stored of an object that has no place for it."""
     unkept = [name for name, _ in _without_kind(state, checkpoint)]
     if absent := [*map(name_of, _absent(state, checkpoint)), *unkept]:

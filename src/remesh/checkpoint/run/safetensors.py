@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from remesh.checkpoint.errors import CheckpointMismatchError, told_as_checkpoint_errors
+from remesh.checkpoint.errors import CheckpointMismatchError, as_checkpoint_errors
 from remesh.checkpoint.formats.safetensors_format import (
     FORMAT,
     MAX_FILE_BYTES,
@@ -64,7 +64,7 @@ def export(
     ``rename`` gives the name of each tensor in the export, None for one to be left out. The index, or the only file,
     comes last. Objects and common data have no place in this format.
     """
-    with told_as_checkpoint_errors(f"exporting checkpoint {checkpoint.directory} to {target}"):
+    with as_checkpoint_errors(f"exporting checkpoint {checkpoint.directory} to {target}"):
         sources: dict[str, Source] = {}
         for key in checkpoint.manifest.tensors:
             name = rename(key)
@@ -82,7 +82,7 @@ def export(
 def open_safetensors(source: Directory) -> OpenCheckpoint:
     """A file, or a directory of files with or without an index, to be read like a checkpoint without common data."""
     place = location_of(source)
-    with told_as_checkpoint_errors(f"opening safetensors {place}"):
+    with as_checkpoint_errors(f"opening safetensors {place}"):
         directory, manifest = read_safetensors_manifest(place)
         return OpenCheckpoint(Checksums(directory, {}), manifest, {}, FORMAT)
 
@@ -93,6 +93,6 @@ def load_safetensors(tensors: Sequence[ShardedTensor], source: Directory) -> Non
     Reads the boxes that are wanted, no more. Raises `CheckpointMismatchError` for what is not there or has another
     shape, before any tensor is changed.
     """
-    with told_as_checkpoint_errors(f"loading safetensors from {source}"):
+    with as_checkpoint_errors(f"loading safetensors from {source}"):
         checkpoint = open_safetensors(source)
         fill_tensors(checkpoint, plan_fill(checkpoint, tensors))

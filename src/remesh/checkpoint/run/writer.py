@@ -1,7 +1,7 @@
 """Save of a checkpoint: every rank writes its part, then one of them commits.
 
     gather 1   every rank: split the state dict, see that it can be stored, outline its entities; each checks all
-    gather 2   rank 0: begin, which takes a turn in the directory, and the common data
+    gather 2   rank 0: begin, which takes the lock of the directory, and the common data
     (strategy) gather 3: every rank its data file; gather 4: rank 0 the index
     gather 5   rank 0: finish, which is the commit
 
@@ -44,7 +44,7 @@ from remesh.checkpoint.run.common_data import NAME, check_each, digest_of, warn_
 from remesh.checkpoint.run.equal_copies import Copies, check_equal, digests_of
 from remesh.checkpoint.run.steps import take_step
 from remesh.checkpoint.storage import Location
-from remesh.checkpoint.storage.turns import Turn, check_found, held
+from remesh.checkpoint.storage.save_lock import SaveLock, check_found, held
 from remesh.checkpoint.values.entities import ShardedBase, ShardedTensor, check_has_values
 from remesh.checkpoint.values.outline import Outline, check_outlines, outline_of
 from remesh.comm.agreement import Agreement, Agreements, check_alike
@@ -108,9 +108,9 @@ class SavePart:
     separation_hint: str = ""
     """Tensors whose keys start with it have a file of their own, whose name starts with it too."""
 
-    def files(self, rank: int, turn: int = 0) -> list[PartOfFile]:
+    def files(self, rank: int, lock: int = 0) -> list[PartOfFile]:
         """What goes into each file of the rank; no file without anything to write."""
-        hint, name = self.separation_hint, data_file_name(rank, turn)
+        hint, name = self.separation_hint, data_file_name(rank, lock)
         is_hinted = [bool(hint) and row[0].startswith(hint) for row in self.rows]
         others = PartOfFile(name, self.objects, [number for number, yes in enumerate(is_hinted) if not yes])
         hinted = PartOfFile(f"{hint}{name}", {}, [number for number, yes in enumerate(is_hinted) if yes])
@@ -134,7 +134,7 @@ class Begun(Generic[S]):
     """What this rank brings."""
     common_blob: bytes
     """The common data as it is to be written; on the first rank alone."""
-    turn: Turn
+    lock: SaveLock
     """Where it may, for all that follows."""
 
 
@@ -142,13 +142,13 @@ class Begun(Generic[S]):
 class AfterCommon:
     """A function that a background save runs, with the common data written before; it can be sent to a process."""
 
-    turn: Turn
+    lock: SaveLock
     blob: bytes
     then: Callable[..., Any] | None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with held(self.turn):
-            stage_small(self.turn, self.blob)
+        with held(self.lock):
+            stage_small(self.lock, self.blob)
         return None if self.then is None else self.then(*args, **kwargs)
 
 
@@ -163,7 +163,7 @@ def begin_save(  # noqa: PLR0913 - what is saved, where, and how far
     puts_off_common: bool = False,
     options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Begun[S]:
-    """See that everything can be stored and fits together; then take a turn in the directory, write the common data.
+    """See that everything can be stored and fits together; then take the lock of the directory, write the common data.
 
     Called by every rank of the group. Until all ranks have found no fault, nothing on disk is touched. With
     ``puts_off_common`` the common data is left to be written by `AfterCommon`. ``options`` are those of the caller, as
@@ -176,7 +176,7 @@ def begin_save(  # noqa: PLR0913 - what is saved, where, and how far
         if is_first:
             check_can_save(directory, may_create=may_create)
         state = prepare()
-        return Begun(state, state.dump() if is_first else b"", Turn(directory))
+        return Begun(state, state.dump() if is_first else b"", SaveLock(directory))
 
     def tell(begun: Begun[S]) -> tuple[list[Any], list[Any]]:
         digest = digest_of(begun.state.compared) if group_size(group) > 1 else None
@@ -197,14 +197,14 @@ def begin_save(  # noqa: PLR0913 - what is saved, where, and how far
         warn_of_differences(begun.state.compared, group)
 
     small = {COMMON_STATE_FNAME: b"" if puts_off_common else begun.common_blob, METRICS_FNAME: begun.state.metrics}
-    turn = take_turn_together(directory, group, small)
-    return replace(begun, turn=turn)
+    lock = take_lock_together(directory, group, small)
+    return replace(begun, lock=lock)
 
 
-def take_turn_together(
+def take_lock_together(
     directory: Location, group: Group = None, small: Mapping[str, bytes] = MappingProxyType({})
-) -> Turn:
-    """A turn of all ranks in a directory, in which the first one writes these small files, but no empty ones.
+) -> SaveLock:
+    """The lock of a directory for all ranks, in which the first one writes these small files, but no empty ones.
 
     Called by every rank.
     """
@@ -212,27 +212,27 @@ def take_turn_together(
     def take() -> int:
         if group_rank(group) != 0:
             return 0
-        turn = begin(directory)
-        with held(turn):
+        lock = begin(directory)
+        with held(lock):
             for name in filter(small.get, small):
-                stage_small(turn, small[name], name)
-        return turn.number
+                stage_small(lock, small[name], name)
+        return lock.number
 
-    return Turn(directory, take_step(take, group, f"saving checkpoint {directory}", tell=int).told[0])
+    return SaveLock(directory, take_step(take, group, f"saving checkpoint {directory}", tell=int).told[0])
 
 
 @dataclass(frozen=True, slots=True)
 class SaveUnderWay:
     """A save that has begun, for the strategies that it calls."""
 
-    turn: Turn
+    lock: SaveLock
     blobs: Mapping[str, bytes] = field(default_factory=dict)
     """Objects that have been serialised already, by unique key."""
     with_sha256: bool = False
     sums: dict[str, str] = field(default_factory=dict)
     """The SHA-256 of each data file by name, once it is written, if that is asked for."""
     is_lone: bool = False
-    """Whether a strategy is used by itself, and has to end the turn."""
+    """Whether a strategy is used by itself, and has to close the lock."""
 
 
 _UNDER_WAY: ContextVar[SaveUnderWay | None] = ContextVar("save_under_way", default=None)
@@ -240,10 +240,10 @@ _UNDER_WAY: ContextVar[SaveUnderWay | None] = ContextVar("save_under_way", defau
 
 @contextmanager
 def writing_in(
-    turn: Turn, *, blobs: Mapping[str, bytes] = MappingProxyType({}), with_sha256: bool = False
+    lock: SaveLock, *, blobs: Mapping[str, bytes] = MappingProxyType({}), with_sha256: bool = False
 ) -> Iterator[SaveUnderWay]:
-    """Let strategies that are called in the block write in that turn, which is ended by who has taken it."""
-    under_way = SaveUnderWay(turn, blobs, with_sha256)
+    """Let strategies that are called in the block write under that lock, which its owner closes."""
+    under_way = SaveUnderWay(lock, blobs, with_sha256)
     token = _UNDER_WAY.set(under_way)
     try:
         yield under_way
@@ -254,9 +254,9 @@ def writing_in(
 def save_under_way(directory: Location, group: Group) -> SaveUnderWay:
     """The save for a strategy to write in, or one of its own where it is used by itself. Called by every rank."""
     given = _UNDER_WAY.get()
-    if given is not None and given.turn.directory == directory:
+    if given is not None and given.lock.directory == directory:
         return given
-    return SaveUnderWay(take_turn_together(directory, group), is_lone=True)
+    return SaveUnderWay(take_lock_together(directory, group), is_lone=True)
 
 
 def outline_in_pieces(entities: Sequence[ShardedBase]) -> Outline:
@@ -274,7 +274,7 @@ def _is_empty_slice(entity: ShardedBase) -> bool:
 
 def store_entities(  # noqa: PLR0913 - what is saved, where, and how
     entities: Iterable[ShardedBase],
-    turn: Turn,
+    lock: SaveLock,
     plans: Agreements,
     group: Group = None,
     *,
@@ -290,21 +290,21 @@ def store_entities(  # noqa: PLR0913 - what is saved, where, and how
 
     def write() -> tuple[list[Any], dict[str, str]]:
         part = part_of(entities, blobs or {}, separation_hint)
-        return write_part(part, part.tensors, turn, group_rank(group), with_sha256=with_sha256)
+        return write_part(part, part.tensors, lock, group_rank(group), with_sha256=with_sha256)
 
-    return store_index(write, turn, plans, group)
+    return store_index(write, lock, plans, group)
 
 
 def store_index(
-    write: Callable[[], Sequence[Any]], turn: Turn, plans: Agreements, group: Group = None
+    write: Callable[[], Sequence[Any]], lock: SaveLock, plans: Agreements, group: Group = None
 ) -> dict[str, str]:
     """Let every rank know what ``write`` returns, which is what `write_part` returned, and write the index of it.
 
     Returns the SHA-256 sums that all ranks have computed, by file.
     """
-    agreement = agree_on_index(write, turn.directory, plans, group)
+    agreement = agree_on_index(write, lock.directory, plans, group)
     with collector_at_rest():
-        take_step(lambda: write_index_of(agreement, turn, group), group, f"saving checkpoint {turn.directory}")
+        take_step(lambda: write_index_of(agreement, lock, group), group, f"saving checkpoint {lock.directory}")
     plans.remember(agreement)
     return sums_of(agreement)
 
@@ -317,14 +317,14 @@ def agree_on_index(
     return plans.agree(write, group, doing, translate=as_checkpoint_error, about="index")
 
 
-def write_index_of(agreement: Agreement[Sequence[Any]], turn: Turn, group: Group = None) -> None:
+def write_index_of(agreement: Agreement[Sequence[Any]], lock: SaveLock, group: Group = None) -> None:
     """Write the index of what was agreed on, on the first rank. Calls no other."""
-    with held(turn):
+    with held(lock):
         if group_rank(group) == 0:
             if agreement.told is not None:
                 written = [one for parts in agreement.told for one in Written.from_parts(parts)]
                 agreement.agreed.kept["index"] = IndexFiles.of(assemble_index(written))
-            stage_index(turn, agreement.agreed.kept["index"])
+            stage_index(lock, agreement.agreed.kept["index"])
 
 
 def sums_of(agreement: Agreement[Sequence[Any]]) -> dict[str, str]:
@@ -332,21 +332,21 @@ def sums_of(agreement: Agreement[Sequence[Any]]) -> dict[str, str]:
     return {name: told for sums in agreement.beside for name, told in sums.items()}
 
 
-def commit_save(turn: Turn, group: Group = None, config: CheckpointingConfig | None = None) -> None:
+def commit_save(lock: SaveLock, group: Group = None, config: CheckpointingConfig | None = None) -> None:
     """Make the checkpoint exist. Called by every rank of the group, when all else has reached the disk."""
-    take_step(lambda: commit_alone(turn, group, config), group, f"saving checkpoint {turn.directory}")
+    take_step(lambda: commit_alone(lock, group, config), group, f"saving checkpoint {lock.directory}")
 
 
-def commit_alone(turn: Turn, group: Group = None, config: CheckpointingConfig | None = None) -> None:
+def commit_alone(lock: SaveLock, group: Group = None, config: CheckpointingConfig | None = None) -> None:
     """`commit_save` without telling the other ranks. The first rank commits; calls nobody."""
     if group_rank(group) == 0:
-        finish(turn, config or CheckpointingConfig(BACKEND, BACKEND_VERSION))
+        finish(lock, config or CheckpointingConfig(BACKEND, BACKEND_VERSION))
 
 
-def commit_native(turn: Turn, group: Group = None) -> None:
+def commit_native(lock: SaveLock, group: Group = None) -> None:
     """`commit_alone` of sharded data by itself, without a marker, as in a checkpoint of native torch."""
     if group_rank(group) == 0:
-        finish(turn, None)
+        finish(lock, None)
 
 
 def part_of(
@@ -375,7 +375,7 @@ def part_of(
 def write_part(
     part: SavePart,
     tensors: Sequence[torch.Tensor] | StagedCopies,
-    turn: Turn,
+    lock: SaveLock,
     rank: int,
     *,
     progress: Callable[[int], None] | None = None,
@@ -390,17 +390,17 @@ def write_part(
     written: list[Written] = []
     sums: dict[str, str] = {}
     done_bytes = 0
-    for file in part.files(rank, turn.number):
+    for file in part.files(rank, lock.number):
         hasher = hashlib.sha256() if with_sha256 else None
-        with held(turn):
+        with held(lock):
             picked, tell = [boxes[number] for number in file.numbers], _beyond(done_bytes, progress)
-            places = write_data_file(turn.directory / file.name, list(file.objects.values()), picked, tell, hasher)
+            places = write_data_file(lock.directory / file.name, list(file.objects.values()), picked, tell, hasher)
         done_bytes += sum(length for _, length in places)
         written.append(part.written(file, places))
         if hasher is not None:
             sums[file.name] = hasher.hexdigest()
     if not written:
-        check_found(turn)
+        check_found(lock)
     return [one for file in written for one in file.parts()], sums
 
 

@@ -460,7 +460,7 @@ def plain_names(nest: Any, prefix: str = "") -> Iterator[str]:
 def check_own_names(state: Any, tensors: Iterable[str]) -> None:
     """Raise `CheckpointMismatchError` for a plain value of a state under the name of a tensor, or of what has some.
 
-    Whoever asked for both again would be told that one of them is of another kind.
+    A load of both would raise that one of them is of another kind.
     """
     above = count_parents(tensors)
     for name in plain_names(state):

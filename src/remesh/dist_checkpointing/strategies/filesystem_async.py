@@ -26,7 +26,7 @@ from torch.distributed.checkpoint import FileSystemWriter, SavePlan, SavePlanner
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.storage import WriteResult
 
-from remesh.checkpoint.errors import CheckpointingException, told_as_checkpoint_errors
+from remesh.checkpoint.errors import CheckpointingException, as_checkpoint_errors
 from remesh.checkpoint.formats.data_file import write_data_file
 from remesh.checkpoint.storage import location_of
 from remesh.comm.gather import group_rank
@@ -122,7 +122,7 @@ class FileSystemWriterAsync(FileSystemWriter):
 
 def write_items(rank: int, items: Items, directory: str, file: str, told: str) -> None:
     """Write the file of a rank durably, and then, into the file ``told``, what lies where."""
-    with told_as_checkpoint_errors(f"saving checkpoint {directory}"):
+    with as_checkpoint_errors(f"saving checkpoint {directory}"):
         blobs = [value for _, value in items if isinstance(value, bytes)]
         tensors = [value for _, value in items if isinstance(value, torch.Tensor)]
         rows: list[Row] = []

@@ -113,7 +113,7 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
         under_way = save_under_way(location_of(checkpoint_dir), process_group)
         sums = store_entities(
             entities,
-            under_way.turn,
+            under_way.lock,
             PLANS,
             process_group,
             blobs=under_way.blobs,
@@ -122,8 +122,8 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
         )
         under_way.sums.update(sums)
         if under_way.is_lone:
-            doing = f"saving checkpoint {under_way.turn.directory}"
-            take_step(partial(commit_native, under_way.turn, process_group), process_group, doing)
+            doing = f"saving checkpoint {under_way.lock.directory}"
+            take_step(partial(commit_native, under_way.lock, process_group), process_group, doing)
 
     def async_save(
         self,
@@ -151,7 +151,7 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
 
         return AsyncRequest(
             write_part,
-            (part, copies, under_way.turn, group_rank(process_group)),
+            (part, copies, under_way.lock, group_rank(process_group)),
             [_settling(written.result, under_way, process_group)],
             {"with_sha256": under_way.with_sha256},
             preload_fn=copies.wait,
@@ -167,8 +167,8 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
 
 
 def _settling(written: Callable[[], Sequence[Any]], under_way: SaveUnderWay, group: Group) -> Settling:
-    """What writes the index of a background save, and ends its turn if that is the strategy's own."""
-    turn = under_way.turn
+    """What writes the index of a background save, and closes its lock if that is the strategy's own."""
+    turn = under_way.lock
 
     def agree() -> Callable[[], None]:
         agreement = agree_on_index(written, turn.directory, PLANS, group)

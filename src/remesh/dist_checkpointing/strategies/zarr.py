@@ -17,7 +17,7 @@ import torch
 
 from remesh.checkpoint.errors import (
     CheckpointMismatchError,
-    told_as_checkpoint_errors,
+    as_checkpoint_errors,
 )
 from remesh.checkpoint.formats.data_file import dump_object
 from remesh.checkpoint.formats.directory import FIXED_FNAMES, check_seen
@@ -35,7 +35,7 @@ from remesh.checkpoint.run.steps import take_first_step, take_step
 from remesh.checkpoint.run.writer import commit_native, save_under_way
 from remesh.checkpoint.storage import Directory, location_of, store_of
 from remesh.checkpoint.storage.integrity import BLOCKS_FNAME, TABLE_BLOCK_BYTES, Trailer, write_blocks
-from remesh.checkpoint.storage.turns import Turn, held
+from remesh.checkpoint.storage.save_lock import SaveLock, held
 from remesh.checkpoint.values.entities import (
     ShardedObject,
     ShardedStateDict,
@@ -81,7 +81,7 @@ class ZarrSaveShardedStrategy(SaveShardedStrategy):
         directory = location_of(checkpoint_dir)
         doing = f"saving checkpoint {directory}"
         under_way = save_under_way(directory, process_group)
-        turn = under_way.turn
+        lock = under_way.lock
         part = _whole_cells(_part_of(sharded_state_dict), process_group, doing)
         told = take_step(part.names, process_group, doing, tell=list).told
         rows = [row for of_rank, _ in told for row in of_rank]
@@ -90,14 +90,14 @@ class ZarrSaveShardedStrategy(SaveShardedStrategy):
         def begin() -> tuple[dict[str, Array], dict[str, Trailer]]:
             arrays, tables = _arrays_of(rows), {}
             check_places(arrays, objects, FIXED_FNAMES)
-            with held(turn):
+            with held(lock):
                 for key, one in arrays.items() if group_rank(process_group) == 0 else ():
-                    tables.update(write_array(turn, key, one))
+                    tables.update(write_array(lock, key, one))
             return arrays, tables
 
         arrays, tables = take_step(begin, process_group, doing).mine
         written = take_step(
-            lambda: {**tables, **part.write(turn, arrays)},
+            lambda: {**tables, **part.write(lock, arrays)},
             process_group,
             doing,
             tell=lambda made: [[name, table.data_bytes, table.crcs.tolist()] for name, table in made.items()],
@@ -105,13 +105,13 @@ class ZarrSaveShardedStrategy(SaveShardedStrategy):
         everything = {name: _table(*told) for one in written for name, *told in one}
 
         def end() -> None:
-            with held(turn):
-                check_seen(directory, [turn.staged_name(of_rank[0][0]) for of_rank in written if of_rank])
-                write_blocks(turn.staged(BLOCKS_FNAME), everything)
+            with held(lock):
+                check_seen(directory, [lock.staged_name(of_rank[0][0]) for of_rank in written if of_rank])
+                write_blocks(lock.staged(BLOCKS_FNAME), everything)
 
         take_first_step(end, process_group, doing)
         if under_way.is_lone:
-            take_step(lambda: commit_native(turn, process_group), process_group, doing)
+            take_step(lambda: commit_native(lock, process_group), process_group, doing)
 
 
 class ZarrLoadShardedStrategy(TorchDistLoadShardedStrategy):
@@ -157,18 +157,18 @@ class _Part:
     def blobs(self) -> dict[str, bytes]:
         return {one.unique_key: dump_object(one.data, f"object {one.unique_key!r}") for one in self.objects}
 
-    def write(self, turn: Turn, arrays: Mapping[str, Array]) -> dict[str, Trailer]:
+    def write(self, lock: SaveLock, arrays: Mapping[str, Array]) -> dict[str, Trailer]:
         tables: dict[str, Trailer] = {}
-        store = store_of(turn.directory)
-        with held(turn):
-            for place in dict.fromkeys(turn.directory / shard.key for shard in self.tensors):
+        store = store_of(lock.directory)
+        with held(lock):
+            for place in dict.fromkeys(lock.directory / shard.key for shard in self.tensors):
                 if not store.is_directory(place):  # another rank has made it, if this one was given the same path
                     store.make_directory(place)
             for shard in self.tensors:
                 values = shard.data_in_box()
-                tables.update(write_cell(turn, shard.key, arrays[shard.key], shard.global_box(), values))
+                tables.update(write_cell(lock, shard.key, arrays[shard.key], shard.global_box(), values))
             for name, blob in self.blobs().items():
-                tables.update(write_object(turn, name, blob))
+                tables.update(write_object(lock, name, blob))
         return tables
 
 
@@ -201,7 +201,7 @@ def _whole_cells(part: _Part, group: Group, doing: str) -> _Part:
         for at, one in enumerate(owned):
             values = buffer[at * num_elements : (at + 1) * num_elements].view(one.local_shape)
             cells.append(replace(one, data=values, flattened_range=None))
-    with told_as_checkpoint_errors(doing):
+    with as_checkpoint_errors(doing):
         reshard(give, take, group=group)
     return _Part([*part.tensors, *cells], [], part.objects)
 

@@ -21,7 +21,7 @@ _LIBRARY_PARTS = ("/torch/", "/remesh/", "/lib/python")
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class StackSample:
     """The result of one look at the main thread."""
 
     collective: str
@@ -32,14 +32,14 @@ class Standing:
     """The stack, outermost first."""
 
 
-def look_at_main_thread() -> Standing:
+def look_at_main_thread() -> StackSample:
     """The current stack of the main thread."""
     ident = threading.main_thread().ident
     frame = sys._current_frames().get(ident) if ident is not None else None
     if frame is None:
-        return Standing("", "no Python code", "")
+        return StackSample("", "no Python code", "")
     text = "".join(traceback.format_stack(frame))[-MAX_STACK_CHARS:]
-    return Standing(find_collective(frame), find_user_line(frame), text)
+    return StackSample(find_collective(frame), find_user_line(frame), text)
 
 
 def find_collective(frame: FrameType | None) -> str:

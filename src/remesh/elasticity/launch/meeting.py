@@ -1,8 +1,8 @@
 """Rendezvous of a restart-mode job's agents: torch's, on c10d, etcd, or fixed ranks, with admission by token.
 
-The door: an agent first compares the job's card (:mod:`remesh.elasticity.store.door`), signed with the job's token.
-The rendezvous state itself is signed too, and checked before torch unpickles it, so that a stranger who reaches the
-store cannot make an agent run code. Fixed ranks (static) and backends of other packages have no such door.
+Admission: an agent first compares the job's card (:mod:`remesh.elasticity.store.admission`), signed with the job's
+token. The rendezvous state itself is signed too, and checked before torch unpickles it, so that a stranger who reaches
+the store cannot make an agent run code. Fixed ranks (static) and backends of other packages have no such check.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from remesh.elasticity.launch.etcd import connect_etcd
+from remesh.elasticity.store.admission import show_card
 from remesh.elasticity.store.card import JobCard
-from remesh.elasticity.store.door import show_card
 from remesh.wire.token import Token
 
 _STATE = "rendezvous"

@@ -39,8 +39,8 @@ from remesh.elasticity.membership.exclusion import ExclusionRules, StragglerRule
 from remesh.elasticity.membership.rules import AgentRules
 from remesh.elasticity.model.generation import MeetingRules
 from remesh.elasticity.node.config import AgentConfig
+from remesh.elasticity.store.admission import read_token
 from remesh.elasticity.store.card import JobCard
-from remesh.elasticity.store.door import read_token
 from remesh.elasticity.store.endpoint import is_loopback, join_endpoint
 from remesh.foundation.errors import ConfigError
 from remesh.wire.free_ports import free_port

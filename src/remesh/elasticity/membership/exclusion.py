@@ -67,7 +67,7 @@ class LeaveOut:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """A slow worker keeps its seat."""
+    """A slow worker keeps its rank."""
 
     reason: str
 

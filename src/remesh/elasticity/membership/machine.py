@@ -63,10 +63,10 @@ from remesh.elasticity.membership.instructions import (
     WorkerSuspects,
 )
 from remesh.elasticity.membership.meeting import AgentMeeting, Losses, conclude
+from remesh.elasticity.membership.phase_state import WAKE_NODES, PhaseState
 from remesh.elasticity.membership.phases import ALLOWED, Deed, Phase
 from remesh.elasticity.membership.roster import Occupant, Roster, WorkerState
 from remesh.elasticity.membership.rules import AgentRules
-from remesh.elasticity.membership.stay import WAKE_NODES, Stay
 from remesh.elasticity.membership.view import Wants
 from remesh.elasticity.model.generation import (
     Generation,
@@ -102,7 +102,7 @@ class AgentMachine:
     """The open one, or the last."""
     _facts: dict[str, Publish] = field(default_factory=dict)
     """What this node said of its present generation for good, by key: said again in a new store."""
-    _stay: Stay = field(default_factory=Stay)
+    _in_phase: PhaseState = field(default_factory=PhaseState)
     _is_leaving: bool = False
     _lost_while_leaving: list[int] = field(default_factory=list)
     """Slots whose worker ended before it had handed over what it held."""
@@ -118,7 +118,7 @@ class AgentMachine:
 
     def start(self, now_s: float) -> list[Instruction]:
         """The first instructions: start a worker in every slot."""
-        self._stay = Stay(since_s=now_s)
+        self._in_phase = PhaseState(since_s=now_s)
         self._roster.workers = {slot: Occupant() for slot in range(self.rules.num_slots)}
         return [StartWorker(slot) for slot in self._roster.workers]
 
@@ -132,7 +132,7 @@ class AgentMachine:
                     out.append(self._keep_slow(report))
                 if self.phase is Phase.ENDING:
                     # It was still starting, or on its way out, when the others were told.
-                    out.append(self._tell_exit(report.slot))
+                    out.append(self._report_exit(report.slot))
             case WorkerDone(generation, report):
                 if self.generation and generation == self.generation.number:
                     self._roster.take(WorkerState.DONE, report)
@@ -161,7 +161,7 @@ class AgentMachine:
             case OutOfReach(outcome):
                 return [Finish(outcome)]
             case StoreMoved():
-                out += self._say_again()
+                out += self._report_again()
             case Tick():
                 pass
         out += self._advance(now_s)
@@ -171,7 +171,7 @@ class AgentMachine:
     @property
     def phase(self) -> Phase:
         """The phase of the state machine."""
-        return self._stay.phase
+        return self._in_phase.phase
 
     @property
     def has_left(self) -> bool:
@@ -180,14 +180,14 @@ class AgentMachine:
 
     def look_again_s(self, now_s: float) -> float:
         """How soon to look for news again: more often for a moment while workers wait for a plan."""
-        return self._stay.look_again_s(now_s, 1 if self.generation is None else len(self.generation.nodes))
+        return self._in_phase.look_again_s(now_s, 1 if self.generation is None else len(self.generation.nodes))
 
     @property
     def wants(self) -> Wants:
         """The keys that the next view of the store must contain."""
         plan = self.generation
         is_done = self.phase is Phase.RUNNING and plan is not None and self.index == plan.first_node
-        return Wants(self.index, self.phase, self._meeting.turn, is_done and self._stay.has_done(Deed.TELL_DONE))
+        return Wants(self.index, self.phase, self._meeting.turn, is_done and self._in_phase.has_done(Deed.TELL_DONE))
 
     @property
     def watched(self) -> frozenset[int]:
@@ -260,7 +260,7 @@ class AgentMachine:
     def _advance_meeting(self, now_s: float) -> list[Instruction]:
         view = self._view
         assert view is not None
-        meeting, waited_s = self._meeting, now_s - self._stay.since_s
+        meeting, waited_s = self._meeting, now_s - self._in_phase.since_s
         if view.plan is not None and view.latest >= meeting.number:
             return self._adopt(view.plan, now_s)
         if self._roster.reports() != meeting.brought:
@@ -271,20 +271,22 @@ class AgentMachine:
             return self._follow(view.leader, now_s)
         decision = conclude(view, self._losses, self.rules.meeting, waited_s)
         if isinstance(decision, Wait):
-            is_new = now_s - self._stay.since_s > PATIENCE_S and self._stay.first(Deed.TELL_WAITING, decision.reason)
+            is_new = now_s - self._in_phase.since_s > PATIENCE_S and self._in_phase.first(
+                Deed.TELL_WAITING, decision.reason
+            )
             told = [Note("waiting", {"generation": meeting.number, "reason": decision.reason})] if is_new else []
-            return [*told, *self._stay.probe(decision.absent, now_s)]
+            return [*told, *self._in_phase.probe(decision.absent, now_s)]
         if isinstance(decision, GiveUp):
             return [Publish("end", {"ok": False, "text": decision.reason, "category": decision.category.value})]
-        return [meeting.propose(decision)] if self._stay.first(Deed.PROPOSE) else []
+        return [meeting.propose(decision)] if self._in_phase.first(Deed.PROPOSE) else []
 
     def _follow(self, leader: int, now_s: float) -> list[Instruction]:
         """Wait for the leader's plan; if it is gone, somebody else leads."""
         view = self._view
         assert view is not None
         if leader not in self._losses.proofs and view.here.get(leader) != ():
-            is_late = now_s - self._stay.since_s > PATIENCE_S
-            return self._stay.probe((leader,), now_s) if is_late else []
+            is_late = now_s - self._in_phase.since_s > PATIENCE_S
+            return self._in_phase.probe((leader,), now_s) if is_late else []
         self._meeting.turn += 1
         self._view = replace(view, leader=None)
         return [self._meeting.lead()]
@@ -327,19 +329,21 @@ class AgentMachine:
         if self.phase is Phase.RUNNING and current and view.broken is not None:
             self._set_phase(Phase.LEAVING, now_s)
             out.append(Note("broken", {"generation": plan.number, "reason": view.broken}))
-            out += self._tell_training({"type": "break", "generation": plan.number, "reason": view.broken})
-        elif self.phase is Phase.RUNNING and current and view.pause is not None and self._stay.first(Deed.PASS_PAUSE):
+            out += self._send_to_training({"type": "break", "generation": plan.number, "reason": view.broken})
+        elif (
+            self.phase is Phase.RUNNING and current and view.pause is not None and self._in_phase.first(Deed.PASS_PAUSE)
+        ):
             out.append(Note("pause", {"generation": plan.number, "reason": view.pause}))
-            out += self._tell_training({"type": "pause", "generation": plan.number, "reason": view.pause})
+            out += self._send_to_training({"type": "pause", "generation": plan.number, "reason": view.pause})
         elif self.phase is Phase.RUNNING and not current:
             # This node was thought dead, and the others went on: what its workers hold belongs to no generation.
             self._set_phase(Phase.LEAVING, now_s)
             reason = f"the others went on to generation {view.latest} without {self.name}"
             out.append(Note("left-behind", {"generation": plan.number, "reason": reason}))
-            out += self._tell_training({"type": "break", "generation": plan.number, "reason": reason})
+            out += self._send_to_training({"type": "break", "generation": plan.number, "reason": reason})
             self._roster.left_behind |= {member.pid for member in plan.of_node(self.index)}
-        if self.phase is Phase.LEAVING and now_s - self._stay.since_s > self.rules.leave_timeout_s:
-            late = [slot for slot in self._roster.training() if self._stay.first(Deed.KILL, slot)]
+        if self.phase is Phase.LEAVING and now_s - self._in_phase.since_s > self.rules.leave_timeout_s:
+            late = [slot for slot in self._roster.training() if self._in_phase.first(Deed.KILL, slot)]
             out += [KillWorker(slot, f"did not leave generation {plan.number} in time") for slot in late]
         return out + self._advance_members(current, now_s)
 
@@ -351,11 +355,11 @@ class AgentMachine:
         workers = self._roster.workers
         states = [workers[one.slot].state for one in placed if self._roster.process_in(one.slot) == one.pid]
         if self.phase is Phase.RUNNING and all(state is WorkerState.DONE for state in states):
-            if len(states) == len(placed) and self._stay.first(Deed.TELL_DONE):
+            if len(states) == len(placed) and self._in_phase.first(Deed.TELL_DONE):
                 return [Publish(f"gen/{plan.number}/done/{self.index}", {})]
             if current and plan.nodes <= view.done:
                 end = Publish("end", {"ok": True, "text": "all workers ended well"})
-                return [end] if self._stay.first(Deed.TELL_END) else []
+                return [end] if self._in_phase.first(Deed.TELL_END) else []
         is_out = not any(state is WorkerState.TRAINING for state in states)
         asked_out = self.phase is Phase.LEAVING or (current and view.pause is not None)
         if is_out and asked_out and not (self.phase is Phase.RUNNING and self._all_done_here(states)):
@@ -363,14 +367,14 @@ class AgentMachine:
         if not current or view.pause is not None:
             return []
         rested, template = self._roster.take_rested(now_s), self._roster.template()
-        if rested and template is not None and would_grow(plan, template) and self._stay.first(Deed.ASK_BACK):
+        if rested and template is not None and would_grow(plan, template) and self._in_phase.first(Deed.ASK_BACK):
             text = f"worker {rested[0]} of {self.name} comes back, it stood by for being slow"
             return [Publish(f"gen/{plan.number}/pause", {"text": text})]
         newcomers = self._roster.newcomers(plan, self.index)
         if not newcomers:
             return []
         out, holds_off = self._hold_off(now_s)
-        if not holds_off and self._stay.first(Deed.ASK_IN):
+        if not holds_off and self._in_phase.first(Deed.ASK_IN):
             text = f"worker {newcomers[0]} of {self.name} wants to join"
             out.append(Publish(f"gen/{plan.number}/pause", {"text": text}))
         return out
@@ -403,7 +407,7 @@ class AgentMachine:
         """Keep a slow worker that was to be left out: it came without having handed over its state."""
         del self._roster.slow_until_s[report.pid]
         self._roster.indispensable.add(report.pid)
-        reason = f"worker {report.slot} of {self.name} keeps its seat: the job would lose steps without what it holds"
+        reason = f"worker {report.slot} of {self.name} keeps its rank: the job would lose steps without what it holds"
         return Note("straggler-kept", {"reason": reason})
 
     def _ask_out(self, text: str, now_s: float) -> list[Instruction]:
@@ -417,7 +421,7 @@ class AgentMachine:
         number = self.generation.number
         reason = f"{self.name} leaves: {text}"
         message = {"type": "pause", "generation": number, "reason": reason, "leave": True}
-        return [Publish(f"gen/{number}/pause", {"text": reason}), *self._tell_training(message)]
+        return [Publish(f"gen/{number}/pause", {"text": reason}), *self._send_to_training(message)]
 
     def _depart(self, now_s: float) -> list[Instruction]:
         """Come to the next meeting with nobody, so that nobody waits for this node, and end."""
@@ -437,14 +441,14 @@ class AgentMachine:
     def _all_done_here(self, states: list[WorkerState]) -> bool:
         return bool(states) and all(state is WorkerState.DONE for state in states)
 
-    def _say_again(self) -> list[Instruction]:
+    def _report_again(self) -> list[Instruction]:
         """All that is known of the present generation, for a store that has not heard of it.
 
-        Plans are left out: whoever adopted one brought it along, and one that nobody adopted is decided anew.
+        Plans are left out: a node that adopted one brought it along, and one that no node adopted is decided anew.
         """
         view, self._view = self._view, None
         self._meeting.brought = None
-        self._stay.done.clear()
+        self._in_phase.done.clear()
         known = {key: one for key, one in self._facts.items() if not key.endswith("/plan")}
         if view is not None:
             for what, text in (("pause", view.pause), ("broken", view.broken)):
@@ -490,16 +494,16 @@ class AgentMachine:
     def _enter_ending(self, now_s: float) -> list[Instruction]:
         assert self._end is not None
         self._set_phase(Phase.ENDING, now_s)
-        return [self._tell_exit(slot) for slot in self._roster.alive()]
+        return [self._report_exit(slot) for slot in self._roster.alive()]
 
     def _advance_ending(self, now_s: float) -> list[Instruction]:
         assert self._end is not None
         alive = self._roster.alive()
         if not alive:
-            return [Finish(self._outcome())] if self._stay.first(Deed.FINISH) else []
-        if now_s - self._stay.since_s <= self.rules.exit_timeout_s:
+            return [Finish(self._outcome())] if self._in_phase.first(Deed.FINISH) else []
+        if now_s - self._in_phase.since_s <= self.rules.exit_timeout_s:
             return []
-        return [KillWorker(slot, "did not end when told to") for slot in alive if self._stay.first(Deed.KILL, slot)]
+        return [KillWorker(slot, "did not end when told to") for slot in alive if self._in_phase.first(Deed.KILL, slot)]
 
     # --- small helpers ---
 
@@ -508,7 +512,7 @@ class AgentMachine:
         category = None if self._end["ok"] else Category(self._end["category"])
         return Outcome(category, str(self._end["text"]), code=self._end.get("code", ExitCode.OK))
 
-    def _tell_exit(self, slot: int) -> Tell:
+    def _report_exit(self, slot: int) -> Tell:
         assert self._end is not None
         return Tell(slot, {"type": "exit", "ok": self._end["ok"], "text": self._end["text"]})
 
@@ -527,9 +531,9 @@ class AgentMachine:
         assert self.generation is not None
         return any(member.slot == slot and member.rank >= 0 for member in self.generation.of_node(self.index))
 
-    def _tell_training(self, message: Mapping[str, Any]) -> list[Instruction]:
+    def _send_to_training(self, message: Mapping[str, Any]) -> list[Instruction]:
         return [Tell(slot, message) for slot in self._roster.training()]
 
     def _set_phase(self, phase: Phase, now_s: float) -> None:
         assert (self.phase, phase) in ALLOWED, f"agent {self.index}: no way from {self.phase} to {phase}"
-        self._stay = Stay(phase, now_s)
+        self._in_phase = PhaseState(phase, now_s)

@@ -128,7 +128,7 @@ class StoreReader:
         return self.nodes
 
     def _read_members(self, keys: Keys, plan: Generation) -> None:
-        """All nodes of a plan, once: whoever is left behind must know where the others are."""
+        """All nodes of a plan, once: a node that is left behind must know where the others are."""
         if plan is self._members_of:
             return
         indices = sorted(plan.nodes - self.nodes.keys())

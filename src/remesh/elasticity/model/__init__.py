@@ -1,1 +1,1 @@
-"""Values of an elastic job: generations, seats, meshes, outcomes. Pure."""
+"""Values of an elastic job: generations, ranks, meshes, outcomes. Pure."""

@@ -38,7 +38,7 @@ class Place:
     epoch: int = 0
     """How many moves led here; 0 for the store that the endpoint names."""
     host: int = -1
-    """Index of the node whose agent hosts it; -1 for the first place, whoever hosts it."""
+    """Index of the node whose agent hosts it; -1 for the first place, on any host."""
 
     def to_json(self) -> dict[str, int]:
         return asdict(self)

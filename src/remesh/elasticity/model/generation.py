@@ -20,7 +20,7 @@ from remesh.elasticity.model.alike import describe_unlike
 from remesh.elasticity.model.failover import FIRST_PLACE, Base, Place, describe_missing_quorum
 from remesh.elasticity.model.mesh_policy import MeshChoice, Template, decide_mesh, format_axes
 from remesh.elasticity.model.outcome import Category
-from remesh.elasticity.model.seats import MeshMember, choose_for_seats, compute_keepers
+from remesh.elasticity.model.rank_assignment import MeshMember, choose_for_ranks, compute_keepers
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class WorkerReport:
 
 @dataclass(frozen=True)
 class Generation:
-    """One stay on one mesh. What follows from its fields is kept once asked for, so it has no slots."""
+    """One run on one mesh. What follows from its fields is kept once asked for, so it has no slots."""
 
     number: int
     """1 for the first. Invariant: one more than the generation before."""
@@ -102,7 +102,7 @@ class Generation:
     bases: tuple[Base, ...] = ()
     """Of which nodes its decision needed enough (:mod:`remesh.elasticity.model.failover`); none for the first."""
     known_step: int = 0
-    """Batches that the job is known to have resolved by now, whoever holds them. Invariant: at least ``step``."""
+    """Batches that the job is known to have resolved by now, on any rank. Invariant: at least ``step``."""
 
     def to_json(self) -> dict[str, Any]:
         """The JSON form of the plan; all callers share one object, so do not change it."""
@@ -235,7 +235,7 @@ def decide_generation(
         )
     in_place = False
     if last is not None and choice.axes == last.axes:
-        seated = _keep_seats(seated, last)
+        seated = _keep_ranks(seated, last)
         in_place = _can_all_stay(seated[: choice.size], last)
     if len(seated) < len(workers):
         seated = [*seated, *(one for one in workers if one[1].is_slow)]
@@ -342,7 +342,7 @@ def _count_stalls(last: Generation | None, here: set[tuple[int, int]], step: int
 
 
 def _in_rank_order(here: Reports) -> list[tuple[int, WorkerReport]]:
-    """Workers in the order of their ranks: whoever holds state first, fuller nodes first, nodes kept together."""
+    """Workers in the order of their ranks: those with state first, fuller nodes first, nodes kept together."""
 
     def key(index: int) -> tuple[bool, int, int]:
         return all(report.step is None for report in here[index]), -len(here[index]), index
@@ -368,10 +368,10 @@ def _choose_mesh(
     return [*sound, *slow], decide_mesh(template, len(workers))
 
 
-def _keep_seats(workers: Sequence[tuple[int, WorkerReport]], last: Generation) -> list[tuple[int, WorkerReport]]:
+def _keep_ranks(workers: Sequence[tuple[int, WorkerReport]], last: Generation) -> list[tuple[int, WorkerReport]]:
     """Let workers that had a rank in a mesh of the same shape keep it; the other workers get the free ranks.
 
-    So nothing moves but the state of those who take a seat that is free.
+    So nothing moves but the state of workers that take a free rank.
     """
     seats = {(member.node, member.slot, member.pid): member.rank for member in last.members}
     kept: dict[int, tuple[int, WorkerReport]] = {}
@@ -384,7 +384,7 @@ def _keep_seats(workers: Sequence[tuple[int, WorkerReport]], last: Generation) -
             kept[rank] = (node, report)
     free = [rank for rank in range(len(last.members)) if rank not in kept]
     near = {rank: (last.members[rank].node, last.keepers[rank]) for rank in free}
-    taken, rest = choose_for_seats(free, others, near)
+    taken, rest = choose_for_ranks(free, others, near)
     kept |= taken
     return [*(kept[rank] for rank in range(len(last.members))), *rest]
 

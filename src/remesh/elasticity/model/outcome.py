@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from remesh.foundation.exit_codes import ExitCode
-from remesh.groups.blame import tells_of_network
+from remesh.groups.blame import is_network_text
 
 _SIGTERM = 15
 _MOST_TOLD = 4000
@@ -126,11 +126,11 @@ class WorkerFailure:
     @property
     def is_consequence(self) -> bool:
         """Whether it failed as ranks fail whose peer is gone, or as they end when told to."""
-        return self.exit_code == -_SIGTERM or tells_of_network(self.traceback)
+        return self.exit_code == -_SIGTERM or is_network_text(self.traceback)
 
 
 def shortened(text: str, most: int = _MOST_TOLD) -> str:
-    """A text as others are told it: a store refuses values that are very long, and whoever sends one again loses it.
+    """A text as it is sent to others: a store refuses very long values, and a sender that repeats one loses it.
 
     >>> shortened("abcdefgh", 4)
     'ab ... gh'

@@ -126,7 +126,7 @@ class Agent:
         category = outcome.category.value if outcome.category else None
         self._log.write("finish", ok=outcome.category is None, category=category, text=outcome.text)
         if not self._machine.has_left:
-            self._store.say_goodbye()
+            self._store.send_goodbye()
         return replace(outcome, detail=self._traceback)
 
     def _feed(self, events: Iterable[Event]) -> None:

@@ -27,7 +27,7 @@ from remesh.wire.listening import is_listening
 
 BEAT_INTERVAL_S = 0.5
 BEATS_LOST = 10
-"""A node whose heartbeat stands still for this many looks, one in each interval, is dead: 5 s, as TorchElastic's
+"""A node whose heartbeat does not change for this many looks, one in each interval, is dead: 5 s, as TorchElastic's
 keep-alive. Looks are counted and not seconds: an agent that was stopped, or waited for the store, has not looked, and
 the others may have been held up by the same."""
 EXIT_BARRIER_S = 300.0
@@ -91,7 +91,7 @@ class StoreSide:
         """Tell the others who this node is."""
         self.shared.put(f"nodes/{self.index}", asdict(info))
         self._reader.nodes[self.index] = info
-        self.shared.ring()
+        self.shared.notify_change()
 
     @property
     def is_lost(self) -> bool:
@@ -125,11 +125,11 @@ class StoreSide:
         if self._lost is None:
             with self.requests():
                 (self.shared.put_once if once else self.shared.put)(key, value)
-                self.shared.ring()
+                self.shared.notify_change()
 
     def look(self, wants: Wants) -> list[Event]:
         """A new view, if anybody has rung since the last."""
-        rung = self.shared.rings()
+        rung = self.shared.num_changes()
         if rung == self._rung:
             return []
         self._rung = rung
@@ -175,7 +175,7 @@ class StoreSide:
             return [OutOfReach(Outcome(Category.INFRASTRUCTURE, text))]
         return self._settle(found, time.monotonic() - started_s, log)
 
-    def say_goodbye(self) -> None:
+    def send_goodbye(self) -> None:
         """Stay until every other agent has finished too: one of us may host the store that all need to the end."""
         deadline_s = time.monotonic() + EXIT_BARRIER_S
         with contextlib.suppress(RuntimeError):
@@ -204,7 +204,7 @@ class StoreSide:
         self._beats.keep(())
         self._reader.move(self.shared, home.opening)
         log.write("store-moved", endpoint=home.endpoint, epoch=home.place.epoch, host=home.place.host, seconds=seconds)
-        self.shared.ring()
+        self.shared.notify_change()
         silent = home.silent.keys() & self._reader.nodes.keys()
         reason = "its agent did not answer when the store was lost"
         return [StoreMoved(), *(NodeDead(index, reason, is_certain=False) for index in silent)]

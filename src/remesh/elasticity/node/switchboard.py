@@ -128,7 +128,7 @@ class Switchboard:
 
     def watch(self, slot: int, pid: int) -> None:
         """The process in this slot: its end ends a `wait`."""
-        with contextlib.suppress(OSError):  # a kernel without pidfd: whoever waits looks again soon
+        with contextlib.suppress(OSError):  # a kernel without pidfd: the waiting thread polls
             self._lives[slot] = os.pidfd_open(pid)
             self._server.watch(self._lives[slot])
 

@@ -2,7 +2,8 @@
 
 *Choice.* State that lies on two nodes or more survives a node's death without any snapshot. If every box of every
 tensor does, none is taken. Otherwise a step to go back to needs every box, so each box is taken once, by the lowest
-rank that holds it, and kept twice: on that rank's node and on its keeper (:mod:`remesh.elasticity.model.seats`).
+rank that holds it, and kept twice: on that rank's node and on its keeper
+(:mod:`remesh.elasticity.model.rank_assignment`).
 
 *Sources.* On recovery every step of which some rank or snapshot holds a part is a candidate, the newest first: workers'
 memory at the newest step, and snapshots. The first candidate at which every wanted box is held, by memory or snapshot,

@@ -3,8 +3,8 @@
 A *shelf* holds the two buffers of one rank in one generation. Own workers hand over theirs; the others' are filled
 here, by a thread of their own, so that bytes never hold up the agent's decisions; both outlive the worker. Shelves of
 earlier generations go once a later one has two whole versions. With b bytes taken per rank a node keeps at most 4 b
-bytes for each of its workers, with a seat or standing by (:mod:`remesh.elasticity.model.seats`), where nodes with seats
-have equally many; and for a moment after a change of mesh as much again.
+bytes for each of its workers, with a rank or on standby (:mod:`remesh.elasticity.model.rank_assignment`), where nodes
+with ranks have equally many; and for a moment after a change of mesh as much again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import threading
 from remesh.elasticity.snapshots.header import read_step
 from remesh.elasticity.snapshots.shared_memory import SnapshotBuffer
 from remesh.elasticity.snapshots.shelves import Key, decide_retired
-from remesh.elasticity.snapshots.wire import SEND_TIMEOUT_S, Parcel, receive_parcel, tell_kept
+from remesh.elasticity.snapshots.wire import SEND_TIMEOUT_S, Parcel, receive_parcel, report_kept
 from remesh.foundation.errors import FormatError, PeerError
 from remesh.wire.listening import listen_at
 from remesh.wire.messages import Line
@@ -99,7 +99,7 @@ class SnapshotKeeper:
 
             if receive_parcel(line, make_room) and room is not None:
                 room.set_complete(True)
-                tell_kept(line)
+                report_kept(line)
 
     def _wrapped(self, connection: socket.socket) -> socket.socket:
         """The connection, encrypted where the job is; OSError when the other side has no certificate of it."""

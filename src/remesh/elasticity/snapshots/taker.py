@@ -2,14 +2,14 @@
 
     boundary of step n     main thread: copy into buffer (n-th snapshot) % 2                        the only pause
                            sending thread: mark it complete; buffer ──> agent of the keeper, which has two of its own
-    vote of a later step   "still sending?" is part of the vote: if anybody is, the next snapshot is left out by all,
-                           and whoever could not send the last one tries again
+    vote of a later step   "still sending?" is part of the vote: if anybody is, the next snapshot is left out
+                           by all, and a rank that could not send the last one tries again
 
 Device memory is copied by the device, as in background saves, and the sending thread waits until it is there. What one
 loses is as what could not be sent: older copies stay whole, and no further snapshot is taken.
 
 So on every node the older of two buffers stays whole until all nodes have the newer one. Memory: two buffers of what
-this rank takes on its own node, and two on its keeper (:mod:`remesh.elasticity.model.seats`).
+this rank takes on its own node, and two on its keeper (:mod:`remesh.elasticity.model.rank_assignment`).
 """
 
 from __future__ import annotations

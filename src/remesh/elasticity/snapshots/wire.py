@@ -58,7 +58,7 @@ def receive_parcel(line: Line, make_room: Callable[[Parcel], memoryview | None])
     """Take one parcel into the room that ``make_room`` gives for it; whether it is there, and whole.
 
     Not when there is no room for it, which the sender is told. PeerError or FormatError when the sender has no proof or
-    sends nonsense, OSError when it is slow or gone. The caller answers `tell_kept`.
+    sends nonsense, OSError when it is slow or gone. The caller answers `report_kept`.
     """
     told = line.receive()
     if told is None:
@@ -79,7 +79,7 @@ def receive_parcel(line: Line, make_room: Callable[[Parcel], memoryview | None])
     return bool(crc32(room) == parcel.crc)
 
 
-def tell_kept(line: Line) -> None:
+def report_kept(line: Line) -> None:
     """The snapshot is kept."""
     line.send({"type": "kept"})
 

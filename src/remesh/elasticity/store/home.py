@@ -36,8 +36,8 @@ from remesh.elasticity.model.failover import (
     decide_move,
 )
 from remesh.elasticity.model.generation import Generation, NodeInfo
+from remesh.elasticity.store.admission import CARD_KEY, show_card
 from remesh.elasticity.store.card import JobCard
-from remesh.elasticity.store.door import CARD_KEY, show_card
 from remesh.elasticity.store.endpoint import join_endpoint, split_endpoint
 from remesh.elasticity.store.server import (
     STORE_SILENCE_S,
@@ -68,7 +68,7 @@ _OPEN, _MOVERS, _MOVED = "standby/open", "standby/movers/", "moved"
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """How the job is found, and what is shown at the door."""
+    """How the job is found, and what is shown for admission."""
 
     run_id: str
     endpoints: tuple[str, ...]
@@ -124,7 +124,7 @@ class StoreHome:
             self._tunnels = self._stack.enter_context(Tunnels(tls))
         self._server = StoreServer(listener if tls is None else socket.create_server(("127.0.0.1", 0)))
         if self._tunnels is not None:
-            self._tunnels.open_door(listener, self._server.port)
+            self._tunnels.open_port(listener, self._server.port)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -422,7 +422,7 @@ class StoreHome:
                     if self._probe(*split_endpoint(endpoint)):
                         self._leave_note(endpoint, note)
                 except (RuntimeError, OSError):
-                    # It takes connections and does not answer: it stands still, and is left alone for longer.
+                    # It takes connections and does not answer: it hangs, and is left alone for longer.
                     pauses_s[endpoint] = min(2 * pause_s, MAX_KNOCK_INTERVAL_S)
                 due_s[endpoint] = time.monotonic() + pauses_s[endpoint]
 

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from remesh.elasticity.model.generation import Generation, NodeInfo
-from remesh.elasticity.model.seats import MeshMember
+from remesh.elasticity.model.rank_assignment import MeshMember
 from remesh.elasticity.store.home import Address, MovingNode, StoreHome
 from remesh.elasticity.store.server import StoreWatch
 from remesh.elasticity.store.shared import JobStore

@@ -23,7 +23,7 @@ from remesh.foundation.threads import make_thread
 from remesh.foundation.torch_private import matches_machine_hostname
 
 STORE_SILENCE_S = 5.0
-"""A request that takes longer was made to a host that is gone, or stopped: as long as heartbeats may stand still."""
+"""A request that takes longer was made to a host that is gone, or stopped: as long as heartbeats may be missing."""
 _WATCH_INTERVAL_S = 0.25
 
 

@@ -1,7 +1,7 @@
 """Set-once keys of all agents on a c10d store, and a counter of changes that they wait for (the bell).
 
 Values are JSON, signed with the job's token and the key they stand under: a value that does not fit was not written by
-an agent of this job and counts as not there. ``ring`` raises a counter that everybody reads instead of reading every
+an agent of this job and counts as not there. ``notify_change`` raises a counter that all agents read instead of every
 key; counters are not signed, for a wrong count only makes agents look more often.
 """
 
@@ -18,7 +18,7 @@ from remesh.wire.token import Token
 
 Guard = Callable[[], contextlib.AbstractContextManager[None]]
 """What stands around a request, to end it when its host falls silent."""
-_BELL = "bell"
+_CHANGES = "bell"
 MAX_VALUE_BYTES = 8 << 20
 """A longer value is not ours: a plan for 16,384 workers stays below 2 MiB."""
 
@@ -35,12 +35,12 @@ class JobStore:
         """Speak to another store from now on, for all who hold this face."""
         self._store, self._token, self._guard = other._store, other._token, other._guard
 
-    def ring(self) -> None:
-        self.count(_BELL, 1)
+    def notify_change(self) -> None:
+        self.count(_CHANGES, 1)
 
-    def rings(self) -> int:
-        """How often the bell rang so far."""
-        return self.count(_BELL)
+    def num_changes(self) -> int:
+        """How many changes there were so far."""
+        return self.count(_CHANGES)
 
     def count(self, key: str, by: int = 0) -> int:
         """Add to a counter and return it."""

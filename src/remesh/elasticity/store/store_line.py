@@ -5,7 +5,7 @@ connects it waits for ever, if the host takes the connection and says nothing. I
 that appeared while it connected.
 
 A host that is slow for a moment is tried again, until it refuses connections, which proves that the store is gone, or
-until whoever asks has lost interest:
+until the caller has lost interest:
 
     try, cut after TRY_S ──> answered: done
                              refused, or is_over(): raise

@@ -29,7 +29,7 @@ from remesh.foundation.threads import make_thread
 from remesh.wire.tls import Tls
 
 HANDSHAKE_S = 5.0
-"""How long a handshake may take, and a connection to a door."""
+"""How long a handshake may take, and a connection to a peer."""
 MAX_HANDSHAKES = 64
 """Callers who have not shown a certificate yet; more are dropped until some have."""
 CHUNK_BYTES = 1 << 16
@@ -37,7 +37,7 @@ LINGER_S = 5.0
 """How long what was written may take to go out after the other side has ended."""
 _MAX_NOTES = 100
 # In TLS 1.3 a caller does not hear whether its certificate was taken; asyncio does not send the alert that would tell.
-_SAID_NOTHING = ConnectionError("its door closed the connection without a word; it may have refused this certificate")
+_SAID_NOTHING = ConnectionError("the peer closed the connection without an error; it may have refused this certificate")
 _Result = TypeVar("_Result")
 
 
@@ -58,7 +58,7 @@ class _TunnelStream:
 
 
 class Tunnels:
-    """The doors and ways of one agent, carried by one thread. A context manager."""
+    """The tunnel ends of one agent, carried by one thread. A context manager."""
 
     def __init__(self, tls: Tls) -> None:
         self._server_context = tls.context(is_server=True)
@@ -85,12 +85,12 @@ class Tunnels:
         self._thread.join()
         self._loop.close()
 
-    def open_door(self, listener: socket.socket, port: int) -> None:
+    def open_port(self, listener: socket.socket, port: int) -> None:
         """Forward clients of ``listener`` that show a certificate to this port of loopback."""
-        self._call(self._listen(listener, self._serve_door, port))
+        self._call(self._listen(listener, self._serve_port, port))
 
     def way_to(self, endpoint: str) -> str:
-        """An endpoint on loopback that leads to a door elsewhere; the same for each call."""
+        """An endpoint on loopback that leads to another node's port; the same for each call."""
         with self._lock:
             if endpoint not in self._ways:
                 listener = socket.create_server(("127.0.0.1", 0))
@@ -140,7 +140,7 @@ class Tunnels:
         self._callers.add(caller)
         self._spawn(serve(caller, where))
 
-    async def _serve_door(self, caller: socket.socket, port: int) -> None:
+    async def _serve_port(self, caller: socket.socket, port: int) -> None:
         if self._num_handshakes >= MAX_HANDSHAKES:
             caller.close()
             return

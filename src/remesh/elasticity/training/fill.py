@@ -36,7 +36,7 @@ from remesh.elasticity.model.alike import describe_unlike
 from remesh.elasticity.state import POSITION, CarriedState, HeldState, Moment
 from remesh.elasticity.training.offers import Offers, keep_both
 from remesh.elasticity.training.position import Position
-from remesh.elasticity.training.windows import DOING, FillSource, fill_by_windows, tell_of_memory
+from remesh.elasticity.training.windows import DOING, FillSource, fill_by_windows, report_lack_of_memory
 from remesh.elasticity.values import merge_values
 from remesh.foundation.errors import ConfigError, StorageError
 from remesh.layout.from_torch import Piece
@@ -107,7 +107,7 @@ def fill_state(state: CarriedState, offers: Offers, host_of: Mapping[int, str], 
     # By windows nothing is made before it is known what moves.
     held = offers.held if rules.window_bytes is None else None
     find, tell = partial(_find_own, state, held), partial(_tell, offers, state, rules)
-    met = step_together(find, None, DOING, tell=tell, translate=tell_of_memory)
+    met = step_together(find, None, DOING, tell=tell, translate=report_lack_of_memory)
     everywhere = met.told
     _check_same_call([each["carries"] for each in everywhere])
     is_new = all(each["is_new"] for each in everywhere)
@@ -135,7 +135,7 @@ def fill_state(state: CarriedState, offers: Offers, host_of: Mapping[int, str], 
             if (by_windows := _fill_by_windows(state, source, reached, rules.window_bytes)) is not None:
                 return by_windows
         make = partial(_make_sides, state, names, offers, moment)
-        sides = step_together(make, None, DOING, tell=lambda made: describe_all(*made), translate=tell_of_memory)
+        sides = step_together(make, None, DOING, tell=lambda made: describe_all(*made), translate=report_lack_of_memory)
         moves = moves_of(sides.told)
         missing = compute_missing_boxes(moves)
         if missing:

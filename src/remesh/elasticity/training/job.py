@@ -9,7 +9,7 @@
 A generation ends inside one of these calls, by :class:`Leave`, which user code must let pass. It derives from
 BaseException so that ``except Exception`` does.
 
-What stands behind it, for the worker around it, is the `Stint`.
+What stands behind it, for the worker around it, is the `TrainingSession`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from remesh.elasticity.training.position import derive_seed, plan_batch, plan_sh
 from remesh.elasticity.training.reading import digest_of_dataset
 from remesh.elasticity.training.readings import Identity
 from remesh.elasticity.training.seeds import seed_everything
-from remesh.elasticity.training.stint import Stint
+from remesh.elasticity.training.session import TrainingSession
 from remesh.elasticity.training.stream import Stream
 from remesh.foundation.errors import ConfigError
 from remesh.foundation.options import check_option
@@ -51,34 +51,34 @@ class Dataset(Protocol):
 class Job:
     """The elastic job as a rank sees it on one mesh; ``train`` is called with one."""
 
-    def __init__(self, stint: Stint, log: EventLog) -> None:
-        self._stint = stint
+    def __init__(self, session: TrainingSession, log: EventLog) -> None:
+        self._session = session
         self._log = log
-        self.mesh: DeviceMesh = stint.mesh
-        self.rank: int = stint.rank
-        self.world_size = len(stint.plan.members)
+        self.mesh: DeviceMesh = session.mesh
+        self.rank: int = session.rank
+        self.world_size = len(session.plan.members)
         self.batch_weight = 1.0
         """Factor for this rank's mean loss, so that the mean over data-parallel ranks is the mean over the batch."""
 
     @property
     def generation(self) -> int:
         """Number of the generation, from 1."""
-        return self._stint.plan.number
+        return self._session.plan.number
 
     @property
     def reason(self) -> str:
         """Why the job has this mesh, in words."""
-        return self._stint.plan.reason
+        return self._session.plan.reason
 
     @property
     def step(self) -> int:
         """Number of batches that the job has trained on."""
-        return self._stint.position.step
+        return self._session.position.step
 
     @property
     def samples(self) -> int:
         """Number of samples that the job has trained on, over all epochs."""
-        return self._stint.position.samples
+        return self._session.position.samples
 
     def carry(self, *, window_bytes: int | None = None, **objects: Any) -> None:
         """Fill models, optimizers and other objects with the job's state; called once, by all ranks.
@@ -90,7 +90,7 @@ class Job:
         rank, and old shards are given up as they leave. A rank that is lost meanwhile takes along what it alone has
         by then, as at any time after: keep replicas, snapshots or checkpoints.
         """
-        self._stint.carry(objects, window_bytes)
+        self._session.carry(objects, window_bytes)
 
     def batches(
         self,
@@ -118,12 +118,12 @@ class Job:
         for name, expected in _BATCH_OPTIONS.items():
             check_option("asking for batches", name, given[name], expected)
         # Numbered now, and not with the first batch: the next mesh may ask for batches of several in another order.
-        return self._read(self._stint.readings.call(), dataset, given, collate)
+        return self._read(self._session.readings.call(), dataset, given, collate)
 
     def _read(
         self, name: str, dataset: Dataset | Stream, given: Mapping[str, Any], collate: Callable[[list[Any]], Any]
     ) -> Iterator[Any]:
-        stint, seed = self._stint, self._stint.options.seed
+        session, seed = self._session, self._session.options.seed
         stream = dataset if isinstance(dataset, Stream) else None
         axes = [axis for axis in given["data_axes"] if axis in (self.mesh.mesh_dim_names or ())]
         dp_rank, dp_size = self._data_coordinate(axes)
@@ -132,33 +132,33 @@ class Job:
             size = len(dataset) if not isinstance(dataset, Stream) else "that of a stream"
             return {**given, "data_axes": axes, "len(dataset)": size}
 
-        stint.begin_reading(name, dataset, _identity_of(dataset, seed))
-        if stint.position.is_done(name):
+        session.begin_reading(name, dataset, _identity_of(dataset, seed))
+        if session.position.is_done(name):
             return
         ended: Stream | None = None
         try:
-            while stint.goes_on(name, given["max_steps"]):
-                stint.keep_state()
+            while session.goes_on(name, given["max_steps"]):
+                session.keep_state()
                 source, batch = self._next_batch(name, dataset, given["batch_size"], given["epochs"])
                 if not batch:
                     ended = stream
                     break
                 share = plan_share(batch, dp_rank=dp_rank, dp_size=dp_size)
                 self.batch_weight = share.weight
-                stint.open_batch(name, len(batch), stream, cut())
+                session.open_batch(name, len(batch), stream, cut())
                 seed_everything(derive_seed(seed, self.step, dp_rank))
                 yield collate([source[index] for index in share.indices])
-                stint.check_resolved("asking for the next batch: it would be the same one again")
+                session.check_resolved("asking for the next batch: it would be the same one again")
         except GeneratorExit:
-            stint.readings.leave(name, 0 if stream is None else stream.epoch)
+            session.readings.leave(name, 0 if stream is None else stream.epoch)
             raise
-        stint.end_batches(name, ended, cut(), 0 if stream is None else stream.epoch)
+        session.end_batches(name, ended, cut(), 0 if stream is None else stream.epoch)
 
     def _next_batch(
         self, name: str, dataset: Dataset | Stream, batch_size: int, epochs: int | None
     ) -> tuple[Any, Sequence[int]]:
         """What the next batch of a reading is taken from, and which of it; an empty one at the end."""
-        seed, position = self._stint.options.seed, self._stint.position
+        seed, position = self._session.options.seed, self._session.position
         reading = position.readings.get(name)
         if reading is None:  # the others had ended it, and this rank has gone on from theirs
             return dataset, ()
@@ -174,7 +174,7 @@ class Job:
         samples = dataset.take(source.samples, batch_size, stop_epoch, seed=seed)
         if not samples and epochs and not reading.steps and reading.first:
             # Whoever left it at the end of a pass has not seen that it was one.
-            self._stint.readings.pass_over(name)
+            self._session.readings.pass_over(name)
             samples = dataset.take(source.samples, batch_size, reading.first_epoch + 1 + epochs, seed=seed)
         return samples, range(len(samples))
 
@@ -185,7 +185,7 @@ class Job:
         happens: the epoch is over when the next one is asked for. Readings in the body go on with their datasets.
         """
         check_option("asking for epochs", "count", count, int)
-        return self._stint.epochs(count)
+        return self._session.epochs(count)
 
     def attempt(self) -> contextlib.AbstractContextManager[None]:
         """A context manager around one step, from batch to optimizer: if a rank is lost in it, the step is dropped.
@@ -194,7 +194,7 @@ class Job:
         again; ``train`` is not called again. This is not possible when the mesh changes its shape, with FSDP or DDP
         modules, or with process groups that the program made: then ``train`` is called again on the new mesh.
         """
-        return self._stint.attempt()
+        return self._session.attempt()
 
     def commit(self, ok: bool = True) -> bool:
         """Vote on the batch just computed: True on all ranks if all of them said ``ok``.
@@ -202,11 +202,11 @@ class Job:
         Then call the optimizer, scheduler and averages at once, without collectives in between: clip gradients before.
         False means that all ranks drop the batch. Blocks on all ranks, bounded by the group's timeout.
         """
-        return self._stint.vote(ok)
+        return self._session.vote(ok)
 
     def save(self) -> Location:
         """Save the carried state under the job's checkpoint folder; called by all ranks, blocks on them."""
-        return self._stint.save()
+        return self._session.save()
 
     def log(self, kind: str, /, **values: Any) -> None:
         """Write an event (JSON values) with this rank's step and generation, for the terminal view and the report."""

@@ -35,7 +35,7 @@ class Safekeeping:
         self._choice: SnapshotChoice | None = None
         self._num_chosen = 0
         """Tensors that there were when snapshots were last shared out."""
-        self.is_anybody_sending = False
+        self.is_any_rank_sending = False
         """Whether the last vote told of a snapshot that is not yet kept everywhere."""
 
     @property
@@ -78,10 +78,10 @@ class Safekeeping:
         every = self._options.snapshot_every
         if not every or not step or step % every:
             return False
-        if self.is_anybody_sending:
+        if self.is_any_rank_sending:
             self._tell("snapshot-left-out", step, reason="the last one is not yet kept everywhere")
             self._place.taker.send_again()
-        return not self.is_anybody_sending
+        return not self.is_any_rank_sending
 
     def take_snapshot(self, held: HeldState) -> None:
         """Copy this rank's share of the state into shared memory; blocks shortly on the others."""

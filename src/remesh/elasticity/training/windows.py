@@ -105,7 +105,7 @@ def fill_by_windows(state: CarriedState, source: FillSource, window_bytes: int) 
     return filled
 
 
-def tell_of_memory(doing: str, raised: BaseException) -> BaseException:
+def report_lack_of_memory(doing: str, raised: BaseException) -> BaseException:
     """What all ranks hear of one that has no memory left; other errors stay themselves."""
     found = lack_of_memory(raised)
     if found is None:
@@ -179,7 +179,7 @@ def _move_window(
         state.check_made(names)
         return source.offers.at(source.moment, names), state.pieces(names)
 
-    sides = step_together(make, None, DOING, tell=lambda made: describe_all(*made), translate=tell_of_memory)
+    sides = step_together(make, None, DOING, tell=lambda made: describe_all(*made), translate=report_lack_of_memory)
     give, take = sides.mine
     plan = plan_reshard(moves_of(sides.told), source.host_of)
     try:

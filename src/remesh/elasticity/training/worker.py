@@ -39,7 +39,7 @@ from remesh.elasticity.training.job import Job
 from remesh.elasticity.training.place import JobOptions, Leave, RankPlace
 from remesh.elasticity.training.position import derive_seed
 from remesh.elasticity.training.seeds import seed_everything
-from remesh.elasticity.training.stint import Stint
+from remesh.elasticity.training.session import TrainingSession
 from remesh.foundation.errors import FormatError, PeerError
 from remesh.foundation.settings import AGENT, EVENTS, NODE, SLOT
 from remesh.foundation.threads import make_thread
@@ -91,7 +91,7 @@ class TrainingWorker:
         self._held: HeldState | None = None
         self._taken = True
         self._is_dispensable = False
-        self._stint: Stint | None = None
+        self._session: TrainingSession | None = None
         self._next_meeting: Message | None = None
         """A meeting's outcome that arrived while a vote was being resolved."""
         self._generation = 0
@@ -144,11 +144,11 @@ class TrainingWorker:
             else:
                 self._grow(plan, message)
             seed_everything(derive_seed(self._options.seed))
-            self._stint = self._make_stint(plan, message)
+            self._session = self._make_stint(plan, message)
             # From here on the job keeps the held state, and drops it once it is filled: not two copies.
             self._held = None
-            train(Job(self._stint, self._log))
-            self._stint.finish()
+            train(Job(self._session, self._log))
+            self._session.finish()
             self._keep()
             self._link.send({"type": "done", "generation": self._generation, "report": asdict(self._report())})
         except Leave:
@@ -161,11 +161,11 @@ class TrainingWorker:
         finally:
             self._taker.close()
 
-    def _make_stint(self, plan: Generation, message: Message) -> Stint:
+    def _make_stint(self, plan: Generation, message: Message) -> TrainingSession:
         # No name of a caller refers to the snapshots: what looks into their memory goes with the fill.
         snapshots = self._read_snapshots(message)
         place = RankPlace(plan, int(message["rank"]), self._lower, self._taker, plan.in_place, snapshots)
-        return Stint(place, self._held, caller=self, options=self._options, log=self._log)
+        return TrainingSession(place, self._held, caller=self, options=self._options, log=self._log)
 
     def _grow(self, plan: Generation, message: Message) -> None:
         rank = int(message["rank"])
@@ -216,7 +216,7 @@ class TrainingWorker:
 
     def _fail(self, error: Exception) -> None:
         """User code raised: record it as torchrun's workers do, and wait to be told that the job is over."""
-        self._stint = None
+        self._session = None
         get_error_handler().record_exception(error)
         text = f"{type(error).__name__}: {error}"
         self._link.send({"type": "failed", "slot": self._slot, "text": text})
@@ -225,11 +225,11 @@ class TrainingWorker:
         raise Exit(False, str(message["text"]))
 
     def _keep(self) -> None:
-        if self._stint is not None:
-            self._held = self._stint.hold()
-            self._taken = self._stint.last_taken
-            self._is_dispensable = self._stint.is_dispensable
-            self._stint = None
+        if self._session is not None:
+            self._held = self._session.hold()
+            self._taken = self._session.last_taken
+            self._is_dispensable = self._session.is_dispensable
+            self._session = None
 
     def _suspect(self, error: BaseException) -> None:
         # Not the error itself: its frames hold the batch and the model.
@@ -243,7 +243,7 @@ class TrainingWorker:
     def _print_last_error(self) -> None:
         if self._last_error is not None:
             text = "".join(self._last_error.format())
-            sys.stderr.write(f"remesh: what ended the stay in generation {self._generation}:\n{text}")
+            sys.stderr.write(f"remesh: what ended the work in generation {self._generation}:\n{text}")
             sys.stderr.flush()
 
     def _send_left(self, *, in_doubt: bool) -> None:
@@ -252,9 +252,9 @@ class TrainingWorker:
         self._link.send({"type": "left", "report": asdict(report)})
 
     def _report(self, *, in_doubt: bool = False) -> WorkerReport:
-        stint, held = self._stint, self._held
-        step = stint.position.step if stint is not None else held.step if held is not None else None
-        taken = stint.last_taken if stint is not None else self._taken
+        session, held = self._session, self._held
+        step = session.position.step if session is not None else held.step if held is not None else None
+        taken = session.last_taken if session is not None else self._taken
         return WorkerReport(
             self._slot,
             os.getpid(),
@@ -262,8 +262,8 @@ class TrainingWorker:
             step,
             in_doubt,
             taken,
-            can_stay=stint is not None and stint.can_stay,
-            is_dispensable=stint.is_dispensable if stint is not None else self._is_dispensable,
+            can_stay=session is not None and session.can_stay,
+            is_dispensable=session.is_dispensable if session is not None else self._is_dispensable,
             error=_first_line(self._last_error),
             options=self._options.describe(),
         )
@@ -287,7 +287,7 @@ class TrainingWorker:
         share = self._meter.take_share()
         # The first step of a generation has the filling before it, and says nothing of the pace.
         busy_s = None if self._told_s is None else (now_s - self._told_s) / self._steps_untold * share
-        step = 0 if self._stint is None else self._stint.position.step
+        step = 0 if self._session is None else self._session.position.step
         progress = {"type": "progress", "slot": self._slot, "generation": self._generation, "busy_s": busy_s}
         self._link.send({**progress, "step": step})
         self._told_s, self._steps_untold = now_s, 0
@@ -302,8 +302,8 @@ class TrainingWorker:
         self._grow(plan, self._message)
 
     def rejoin(self, error: BaseException | None) -> RankPlace | None:
-        stint = self._stint
-        assert stint is not None
+        session = self._session
+        assert session is not None
         while True:
             self._lower.sever()
             if self._next_meeting is None:
@@ -315,7 +315,7 @@ class TrainingWorker:
             if message["type"] == "exit":
                 raise Exit(bool(message["ok"]), str(message["text"]))
             plan = Generation.from_json(message["plan"])
-            if not plan.in_place or int(message["rank"]) != stint.rank:
+            if not plan.in_place or int(message["rank"]) != session.rank:
                 return None
             self._next_meeting, self._message = None, message
             self._taker.close()
@@ -329,11 +329,11 @@ class TrainingWorker:
                     raise
                 error = lost
                 continue
-            return RankPlace(plan, stint.rank, self._lower, self._taker, snapshots=self._read_snapshots(message))
+            return RankPlace(plan, session.rank, self._lower, self._taker, snapshots=self._read_snapshots(message))
 
     def resolve_vote(self, error: BaseException) -> bool | None:
-        stint = self._stint
-        assert stint is not None
+        session = self._session
+        assert session is not None
         self._lower.sever()
         self._suspect(error)
         self._send_left(in_doubt=True)
@@ -343,7 +343,7 @@ class TrainingWorker:
         self._next_meeting = message
         plan = Generation.from_json(message["plan"])
         # Only the meeting that this rank was at answers for its vote; a later one speaks of a batch computed again.
-        is_answer = plan.number == self._generation + 1 and plan.step == stint.position.step + 1
+        is_answer = plan.number == self._generation + 1 and plan.step == session.position.step + 1
         return plan.taken if is_answer else None
 
     # --- the link's thread ---
@@ -366,12 +366,12 @@ class TrainingWorker:
         return False
 
     def _tell_stack(self, generation: int) -> None:
-        standing, stint = look_at_main_thread(), self._stint
+        standing, session = look_at_main_thread(), self._session
         stack = {
             "rank": -1,
             "node": -1,
             "slot": self._slot,
-            "step": stint.position.step if stint is not None else 0,
+            "step": session.position.step if session is not None else 0,
             **asdict(standing),
         }
         self._link.send({"type": "stack", "slot": self._slot, "generation": generation, "stack": stack})
@@ -379,7 +379,7 @@ class TrainingWorker:
     def _tell_if_inside(self, generation: int) -> None:
         """Leave a trace of where this worker sits although its generation is broken: it may be killed for it."""
         time.sleep(STILL_INSIDE_S)
-        if self._stint is not None and self._generation == generation:
+        if self._session is not None and self._generation == generation:
             standing = look_at_main_thread()
             self._log.write("still-inside", generation=generation, place=standing.place, stack=standing.text)
 

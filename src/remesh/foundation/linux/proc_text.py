@@ -53,7 +53,7 @@ class Area:
         return _kind_of(self.path, self.protection.endswith("s"))
 
 
-@functools.lru_cache(4096)  # asked ten times for each of hundreds of areas while a process stands still
+@functools.lru_cache(4096)  # asked ten times for each of hundreds of areas while a process is frozen
 def _kind_of(path: str, shared: bool) -> AreaKind:
     if path in SPECIAL_AREAS:
         return AreaKind.SPECIAL

@@ -323,7 +323,7 @@ class Lane:
                     with self._changed:
                         self._gone.add(self._order[place])
                         self._changed.notify_all()
-        except BaseException as error:  # belongs to whoever waits for the lane
+        except BaseException as error:  # raised by the wait for the lane
             with self._changed:
                 self._error = error
                 self._changed.notify_all()

@@ -83,7 +83,7 @@ class StepPart:
     device: torch.device
     """Of the stage's module."""
     is_blocking: bool
-    """Whether the rank stands still until what it gives has left."""
+    """Whether the rank blocks until what it gives has left."""
     side: SideStream
     """Of the device, for what crosses while the stage computes."""
     queue: Queue | None = None

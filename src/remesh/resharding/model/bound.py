@@ -154,7 +154,7 @@ def _bound_of_lines(groups: Mapping[HostGroup, int], rates: Mapping[str, Fractio
     for group, nbytes in sorted(groups.items(), key=lambda item: (item[0].owners, item[0].receivers)):
         for host in group.receivers:
             received[host] = received.get(host, 0) + nbytes
-        # Whoever nothing restrains could do all of the sending.
+        # A host without a limit could do all of the sending.
         if group.receivers and (rates is None or all(owner in rates for owner in group.owners)):
             work.append((group.owners, nbytes))
     return _bound_of_work(received, work, rates, what)

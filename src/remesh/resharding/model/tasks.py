@@ -51,7 +51,7 @@ class TensorMove:
     """Who wants what. Invariant: same global shape as ``src``; holders are ranks of the group; no partial sums.
 
     Two dtypes that can be cast are both replaced by the one that travels (`remesh.resharding.model.casts`): plans know
-    no other, and whoever keeps another one casts at its own memory. Partial sums keep theirs until they are summed."""
+    no other; a rank with another one casts at its own memory. Partial sums keep theirs until they are summed."""
 
     def __post_init__(self) -> None:
         doing = f"planning the move of tensor {self.name!r}"

@@ -43,7 +43,7 @@ from remesh.resharding.running.describe import (
 )
 from remesh.resharding.running.handle import Handle
 from remesh.resharding.running.run import BoundTransfer, Moved, agree_on_run, propose_tag, settle_tag
-from remesh.resharding.running.same_options import check_plan_options, settle_options, tell_options
+from remesh.resharding.running.same_options import check_plan_options, describe_options, settle_options
 
 _MAX_PLACES = 4
 """With so many sets of tensors a plan may alternate without looking anything up: two are double buffers."""
@@ -141,7 +141,7 @@ class Resharder:
             check_plan_options(self._options)
             call = self._describe(*ask())
             ready = [epoch for epoch, places in self._jobs if places == call.places]
-            return [call.description, tell_options(self._options)], [ready, propose_tag(self._group), tell()]
+            return [call.description, describe_options(self._options)], [ready, propose_tag(self._group), tell()]
 
         agreement = self._agreements.agree(answer, self._group, doing)
         assert call is not None

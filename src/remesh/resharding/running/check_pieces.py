@@ -120,7 +120,7 @@ class _Span(NamedTuple):
 def find_clashes(give: Mapping[str, Piece], take: Mapping[str, Piece]) -> set[str]:
     """Names that are given from memory into which something else is taken: they must be given from a copy.
 
-    A tensor that is given and taken in the same layout and memory needs no copy: whoever holds a box keeps it.
+    A tensor that is given and taken in the same layout and memory needs no copy: each holder of a box keeps it.
     """
     taken = sorted(_span(name, piece) for name, piece in take.items() if piece.tensor.numel())
     given = sorted(_span(name, piece) for name, piece in give.items() if piece.tensor.numel())

@@ -67,7 +67,7 @@ class Handle:
         try:
             with self._streams.followed():
                 self._moved = self._job.run(self._tag)
-        except BaseException as error:  # belongs to whoever asks for the result
+        except BaseException as error:  # raised by ``result``
             self._error = error
         finally:
             self._done.set()

@@ -42,8 +42,8 @@ from remesh.comm.gather import (
     is_of_own_device,
     is_queued,
     peer_error,
+    reporting_lack_of_memory,
     step_together,
-    telling_lack_of_memory,
 )
 from remesh.comm.tree import Farewell
 from remesh.foundation.errors import PeerError, PlanError
@@ -224,7 +224,7 @@ class BoundTransfer:
                 "or set max_staging_bytes"
             )
 
-        with telling_lack_of_memory(lack):
+        with reporting_lack_of_memory(lack):
             with torch.no_grad():
                 self.prepare()
             torch.empty(staging_bytes, dtype=torch.uint8, device=group_device(self._group))

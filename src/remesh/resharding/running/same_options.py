@@ -37,7 +37,7 @@ def check_plan_options(options: Mapping[str, Any]) -> None:
         raise PlanError(f"{DOING}: {_CAP} is {cap}, expected a number of bytes; raise the cap, or leave it out")
 
 
-def tell_options(options: PlanOptions) -> dict[str, Any]:
+def describe_options(options: PlanOptions) -> dict[str, Any]:
     """What this rank tells the others of its options, as short JSON; equal exactly when the options mean the same."""
     told = {name: _in_full(options, name) for name in sorted(PlanOptions.__annotations__)}
     for name in _LONG:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from remesh.carried.hosts.hosts import count_ranks, describe_hosts, parse_hosts, seat_ranks
+from remesh.carried.hosts.hosts import assign_slots, count_ranks, describe_hosts, parse_hosts
 from remesh.foundation.errors import ConfigError
 
 
@@ -24,9 +24,9 @@ def test_hosts_that_were_read_are_told_as_they_were_written() -> None:
 
 
 def test_every_rank_has_a_seat_and_every_seat_of_a_host_is_taken_once() -> None:
-    seats = seat_ranks(parse_hosts("a:2,b:1,c:3", 6))
-    assert [seat.rank for seat in seats] == list(range(6))
-    assert [(seat.host, seat.host_index, seat.local_rank, seat.num_local) for seat in seats] == [
+    slots = assign_slots(parse_hosts("a:2,b:1,c:3", 6))
+    assert [slot.rank for slot in slots] == list(range(6))
+    assert [(slot.host, slot.host_index, slot.local_rank, slot.num_local) for slot in slots] == [
         *(("a", 0, 0, 2), ("a", 0, 1, 2), ("b", 1, 0, 1)),
         *(("c", 2, 0, 3), ("c", 2, 1, 3), ("c", 2, 2, 3)),
     ]
@@ -35,4 +35,4 @@ def test_every_rank_has_a_seat_and_every_seat_of_a_host_is_taken_once() -> None:
 @pytest.mark.parametrize(("text", "per_host", "count"), [("a,b", 2, 4), ("a:3,b", 2, 5), ("a:1,b:1", 9, 2)])
 def test_hosts_without_a_number_have_as_many_ranks_as_all_have(text: str, per_host: int, count: int) -> None:
     assert count_ranks(text, per_host) == count
-    assert len(seat_ranks(parse_hosts(text, count))) == count
+    assert len(assign_slots(parse_hosts(text, count))) == count

@@ -20,7 +20,7 @@ from remesh.carried.mpi.calls.table import (
 from remesh.carried.mpi.calls.words import FIRST_SLOT, POSTED, RING, RING_BYTES, STRIDE, TAKEN
 from remesh.carried.mpi.channel import SharedChannel
 from remesh.carried.mpi.native import NATIVE
-from tests.unit.carried.mpi.make_believe_mpi import call_lower, ring
+from tests.unit.carried.mpi.fake_mpi import call_lower, ring
 
 _SKIP = 0xFFFFFFFF
 _ALLGATHER = (Kind.ALLGATHER, 0, 0, 0, 0, 0, 1, 0, 2, 0)

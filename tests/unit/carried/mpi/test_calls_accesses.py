@@ -25,7 +25,7 @@ from remesh.carried.mpi.lower.requests import Requests
 from remesh.carried.mpi.lower.upper_memory import UpperMemory
 from remesh.carried.mpi.lower.windows import Operands, Windows
 from remesh.carried.mpi.native import NATIVE
-from tests.unit.carried.mpi.make_believe_mpi import PromptMpi, make_setup, ring
+from tests.unit.carried.mpi.fake_mpi import PromptMpi, make_setup, ring
 from tests.unit.carried.mpi.oracles import DumbLock
 from tests.unit.carried.mpi.program_side import Port
 

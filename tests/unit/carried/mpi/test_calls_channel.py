@@ -15,7 +15,7 @@ from remesh.carried.mpi.channel import SharedChannel
 from remesh.carried.mpi.lower.half import MpiLowerHalf
 from remesh.carried.mpi.native import NATIVE
 from remesh.foundation.errors import FormatError, StorageError
-from tests.unit.carried.mpi.make_believe_mpi import call_lower
+from tests.unit.carried.mpi.fake_mpi import call_lower
 
 
 def test_replies_go_to_the_slots_that_asked(tmp_path: Path) -> None:

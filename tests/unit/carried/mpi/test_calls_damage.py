@@ -30,7 +30,7 @@ from remesh.carried.mpi.lower.matching import Matching
 from remesh.carried.mpi.lower.numbered import Numbered
 from remesh.carried.mpi.lower.requests import Requests
 from remesh.carried.mpi.native import NATIVE
-from tests.unit.carried.mpi.make_believe_mpi import (
+from tests.unit.carried.mpi.fake_mpi import (
     FRAME_REQUEST,
     AskType,
     PostedFrame,

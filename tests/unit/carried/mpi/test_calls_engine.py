@@ -31,7 +31,7 @@ from remesh.carried.mpi.lower.records import Arrived, Posted
 from remesh.carried.mpi.lower.requests import SEND, Requests
 from remesh.carried.mpi.native import NATIVE
 from tests.profiles import NUM_COSTLY_EXAMPLES
-from tests.unit.carried.mpi.make_believe_mpi import (
+from tests.unit.carried.mpi.fake_mpi import (
     FRAME_REQUEST,
     AskType,
     IsendType,

@@ -22,7 +22,7 @@ from remesh.carried.mpi.lower.matching import Matching
 from remesh.carried.mpi.lower.numbered import Numbered
 from remesh.carried.mpi.lower.requests import Requests
 from remesh.carried.mpi.native import NATIVE
-from tests.unit.carried.mpi.make_believe_mpi import PromptMpi, make_setup, ring
+from tests.unit.carried.mpi.fake_mpi import PromptMpi, make_setup, ring
 
 _COMM, _MODULUS = 7, 1 << 64
 _WORD = struct.Struct("<Q")

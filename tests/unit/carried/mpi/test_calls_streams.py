@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from remesh.carried.mpi.calls.table import BY_NAME, FIRST_POSTED, PARCEL, CallFlag
 from remesh.carried.mpi.calls.wire_messages import HEADER, What
 from remesh.carried.mpi.native import NATIVE
-from tests.unit.carried.mpi.make_believe_mpi import ring
+from tests.unit.carried.mpi.fake_mpi import ring
 from tests.unit.carried.mpi.program_side import Port
 from tests.unit.carried.mpi.test_calls_engine import (
     _PIECE_BYTES,

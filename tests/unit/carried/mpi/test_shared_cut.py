@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from remesh.carried.hosts.host_room import HostRoom
+from remesh.carried.hosts.shared_folder import SharedFolder
 from remesh.carried.mpi.lower.shared_memory import FOLDER, begin_cut, bring_back, check_here, shared_files
 from remesh.carried.mpi.together import check_together, sharing_ranks
 from remesh.foundation.errors import ConfigError, Error, FormatError, PeerError
@@ -20,9 +20,11 @@ _BYTES = bytes(range(256)) * 40
 
 
 @pytest.fixture
-def rooms(tmp_path: Path) -> Iterator[list[HostRoom]]:
+def rooms(tmp_path: Path) -> Iterator[list[SharedFolder]]:
     """Three ranks of one host that share a file."""
-    made = [HostRoom.enter("a stay", rank, tmp_path / "memory") for rank in range(3) if _folder(tmp_path / "memory")]
+    made = [
+        SharedFolder.enter("a stay", rank, tmp_path / "memory") for rank in range(3) if _folder(tmp_path / "memory")
+    ]
     (made[0].windows / "7").write_bytes(_BYTES)
     yield made
     for room in made:
@@ -34,11 +36,11 @@ def _folder(path: Path) -> Path:
     return path
 
 
-def _cut_all(rooms: list[HostRoom], part: Path, failing: int | None = None) -> dict[int, Any]:
+def _cut_all(rooms: list[SharedFolder], part: Path, failing: int | None = None) -> dict[int, Any]:
     """What each rank says: a report, nothing, or what went wrong."""
     told: dict[int, Any] = {}
 
-    def be(room: HostRoom) -> None:
+    def be(room: SharedFolder) -> None:
         cut = begin_cut(room, part)
         assert cut is not None
         if room.rank == failing:
@@ -58,26 +60,26 @@ def _cut_all(rooms: list[HostRoom], part: Path, failing: int | None = None) -> d
     return told
 
 
-def test_the_first_rank_copies_and_nobody_goes_on_before(rooms: list[HostRoom], tmp_path: Path) -> None:
+def test_the_first_rank_copies_and_nobody_goes_on_before(rooms: list[SharedFolder], tmp_path: Path) -> None:
     part = _folder(tmp_path / "part")
     told = _cut_all(rooms, part)
     assert set(told[0]) == {"7"} and told[0]["7"]["num_bytes"] == len(_BYTES) and told[1] is told[2] is None
     assert (part / FOLDER / "7").read_bytes() == _BYTES
 
 
-def test_a_rank_that_does_not_stop_is_named_to_all_at_once(rooms: list[HostRoom], tmp_path: Path) -> None:
+def test_a_rank_that_does_not_stop_is_named_to_all_at_once(rooms: list[SharedFolder], tmp_path: Path) -> None:
     told = _cut_all(rooms, _folder(tmp_path / "part"), failing=1)
     assert set(told) == {0, 2}
     for error in told.values():
         assert isinstance(error, PeerError) and "rank 1: it did not stop" in str(error)
 
 
-def test_ranks_that_share_nothing_do_not_wait_for_each_other(rooms: list[HostRoom], tmp_path: Path) -> None:
+def test_ranks_that_share_nothing_do_not_wait_for_each_other(rooms: list[SharedFolder], tmp_path: Path) -> None:
     (rooms[0].windows / "7").unlink()
     assert begin_cut(rooms[1], tmp_path) is None
 
 
-def _manifest(rooms: list[HostRoom], part: Path) -> dict[str, dict[str, Any]]:
+def _manifest(rooms: list[SharedFolder], part: Path) -> dict[str, dict[str, Any]]:
     report = _cut_all(rooms, part)[0]
     return {
         "rank-0000": {"shared": report},
@@ -86,7 +88,7 @@ def _manifest(rooms: list[HostRoom], part: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def test_the_first_who_had_it_brings_it_back_and_all_find_it(rooms: list[HostRoom], tmp_path: Path) -> None:
+def test_the_first_who_had_it_brings_it_back_and_all_find_it(rooms: list[SharedFolder], tmp_path: Path) -> None:
     part = _folder(tmp_path / "part")
     ranks = _manifest(rooms, part)
     (rooms[0].windows / "7").unlink()
@@ -99,7 +101,7 @@ def test_the_first_who_had_it_brings_it_back_and_all_find_it(rooms: list[HostRoo
         check_here(room, ranks)
 
 
-def test_a_copy_that_was_changed_is_refused(rooms: list[HostRoom], tmp_path: Path) -> None:
+def test_a_copy_that_was_changed_is_refused(rooms: list[SharedFolder], tmp_path: Path) -> None:
     part = _folder(tmp_path / "part")
     ranks = _manifest(rooms, part)
     (rooms[0].windows / "7").unlink()

@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from remesh.carried.rounds.machine import Ask, Commit, End, Round, RoundPhase, TakeImage
-from remesh.carried.rounds.status import Activity, ClockStanding, CollectiveProgress, Status, pairs
+from remesh.carried.rounds.status import Activity, ClockProgress, CollectiveProgress, Status, pairs
 
 Counts = tuple[tuple[str, int], ...]
 Script = tuple[tuple[str, Any], ...]
@@ -263,10 +263,10 @@ class Job:
         quiet = activity is not Activity.INSIDE
         return Status(me, activity, at, self._standings(rank, me), *messages, quiet=quiet, closed=rank.closed)
 
-    def _standings(self, rank: Rank, me: int) -> tuple[tuple[str, ClockStanding], ...]:
+    def _standings(self, rank: Rank, me: int) -> tuple[tuple[str, ClockProgress], ...]:
         made = {key for script in self.scripts for kind, key in script if kind == "make"}
         entered = {key: 0 for key in self.members if me in self.members[key] and key not in made} | dict(rank.entered)
-        known = {key: ClockStanding(count, count, (), count) for key, count in rank.freed}
+        known = {key: ClockProgress(count, count, (), count) for key, count in rank.freed}
         for key, count in entered.items():
             if key in known:
                 continue
@@ -274,7 +274,7 @@ class Job:
             completed = count
             while completed in open_numbers and self.can_begin_anew(me, key, completed):
                 completed -= 1
-            known[key] = ClockStanding(completed, min(open_numbers, default=count + 1) - 1, self.members[key], count)
+            known[key] = ClockProgress(completed, min(open_numbers, default=count + 1) - 1, self.members[key], count)
         return tuple(sorted(known.items(), key=lambda item: item[0]))
 
     def _next_of(self, rank: Rank, me: int) -> tuple[str, Any]:

@@ -11,7 +11,7 @@ from remesh.carried.rounds.answers import Answers
 from remesh.carried.rounds.clock import decide_by_clock
 from remesh.carried.rounds.drain import compute_missing, find_traffic, is_drained
 from remesh.carried.rounds.machine import PATIENCE_S, Ask, Commit, End, Ending, Obstacle, Round, RoundPhase, TakeImage
-from remesh.carried.rounds.status import Activity, ClockStanding, CollectiveProgress, Status, pairs
+from remesh.carried.rounds.status import Activity, ClockProgress, CollectiveProgress, Status, pairs
 from remesh.foundation.errors import FormatError
 
 _WORLD = (0, 1)
@@ -20,11 +20,11 @@ _WORLD = (0, 1)
 def _status(rank: int, number: int = 0, activity: Activity = Activity.COMPUTING, **more: object) -> Status:
     """All collectives of the world up to a number are complete; who is held is inside of the next."""
     at = ("w",) if activity is Activity.HELD else ()
-    return replace(Status(rank, activity, at, (("w", ClockStanding(number, number, _WORLD)),)), **more)
+    return replace(Status(rank, activity, at, (("w", ClockProgress(number, number, _WORLD)),)), **more)
 
 
 def _freed(rank: int, number: int) -> Status:
-    return Status(rank, Activity.COMPUTING, (), (("w", ClockStanding(number, number, (), number)),))
+    return Status(rank, Activity.COMPUTING, (), (("w", ClockProgress(number, number, (), number)),))
 
 
 def test_the_clock_waits_for_who_is_below_what_is_complete_elsewhere() -> None:
@@ -48,7 +48,7 @@ def test_the_first_wave_decides_nothing_as_who_answered_early_may_have_entered_s
         ([_status(0, 3, Activity.HELD), _status(1, 3)], 3, True),
         ([_status(0, 3, Activity.HELD), _status(1, 3, Activity.HELD)], 3, True),
         # The second is complete on rank 0, and the first is not: rank 1 has to come to both, rank 0 to the first.
-        ([Status(0, Activity.INSIDE, (), (("w", ClockStanding(2, 0, _WORLD)),)), _status(1, 2)], 2, False),
+        ([Status(0, Activity.INSIDE, (), (("w", ClockProgress(2, 0, _WORLD)),)), _status(1, 2)], 2, False),
         # It says nothing, and may not have heard of it yet.
         ([_status(0, 1), Status(1, Activity.COMPUTING)], 0, False),
         # Rank 1 has freed it, and says at what number.
@@ -58,7 +58,7 @@ def test_the_first_wave_decides_nothing_as_who_answered_early_may_have_entered_s
         # A barrier that only rank 0 has entered, and that has ended by its timeout.
         ([_freed(0, 4), _freed(1, 3)], 4, True),
         # Rank 1 is still inside of the third.
-        ([_freed(0, 3), Status(1, Activity.INSIDE, (), (("w", ClockStanding(3, 2, (), 3)),))], 3, False),
+        ([_freed(0, 3), Status(1, Activity.INSIDE, (), (("w", ClockProgress(3, 2, (), 3)),))], 3, False),
     ],
 )
 def test_ranks_are_aligned_where_what_is_complete_anywhere_is_so_on_all(
@@ -71,8 +71,8 @@ def test_ranks_are_aligned_where_what_is_complete_anywhere_is_so_on_all(
 
 
 def test_a_target_is_raised_for_who_is_below_another_and_waits_beyond_it_and_for_nobody_else() -> None:
-    known = {"a": ClockStanding(0, 0, (0, 1)), "b": ClockStanding(2, 2, (1, 2)), "c": ClockStanding(4, 4, (0, 2))}
-    ahead = Status(0, Activity.HELD, ("c",), (("a", ClockStanding(1, 1, (0, 1))), ("c", known["c"])))
+    known = {"a": ClockProgress(0, 0, (0, 1)), "b": ClockProgress(2, 2, (1, 2)), "c": ClockProgress(4, 4, (0, 2))}
+    ahead = Status(0, Activity.HELD, ("c",), (("a", ClockProgress(1, 1, (0, 1))), ("c", known["c"])))
     behind = Status(1, Activity.HELD, ("b",), (("a", known["a"]), ("b", known["b"])))
     other = Status(2, Activity.COMPUTING, (), (("b", known["b"]), ("c", known["c"])))
     verdict = decide_by_clock([ahead, behind, other], {"a": 1, "b": 2, "c": 4}, is_stuck=False)
@@ -88,7 +88,7 @@ def test_where_nobody_is_below_a_target_nothing_that_stands_still_raises_any() -
 
 
 def test_who_only_needs_time_to_complete_what_it_is_inside_of_raises_no_target() -> None:
-    ending = Status(0, Activity.INSIDE, (), (("w", ClockStanding(0, 0, _WORLD)),))
+    ending = Status(0, Activity.INSIDE, (), (("w", ClockProgress(0, 0, _WORLD)),))
     verdict = decide_by_clock([ending, _status(1, 1, Activity.HELD)], {"w": 1}, is_stuck=True)
     assert not verdict.aligned and dict(verdict.targets) == {"w": 1}
 
@@ -183,9 +183,9 @@ def test_a_round_that_finds_no_cut_is_given_up_after_its_limit_but_not_while_ima
 def test_nothing_that_moves_raises_the_targets_of_who_is_held() -> None:
     # Rank 0 has left "w"; rank 1 waits for a message that rank 2 will send after "x", where it is held.
     wave = [
-        Status(0, Activity.COMPUTING, (), (("w", ClockStanding(1, 1, (0, 1))),)),
-        Status(1, Activity.WAITING, (), (("w", ClockStanding(0, 0, (0, 1))),)),
-        Status(2, Activity.HELD, ("x",), (("x", ClockStanding(0, 0, (2,))),)),
+        Status(0, Activity.COMPUTING, (), (("w", ClockProgress(1, 1, (0, 1))),)),
+        Status(1, Activity.WAITING, (), (("w", ClockProgress(0, 0, (0, 1))),)),
+        Status(2, Activity.HELD, ("x",), (("x", ClockProgress(0, 0, (2,))),)),
     ]
     state, told = Round(3, stop=False).begin(0.0)
     raised_at = None
@@ -219,7 +219,7 @@ def test_a_status_survives_json_and_nonsense_is_refused() -> None:
 
 def _entered(rank: int, completed: int, entered: int) -> Status:
     """Of a library that completes collectives by itself."""
-    return Status(rank, Activity.COMPUTING, (), (("w", ClockStanding(completed, completed, _WORLD, entered)),))
+    return Status(rank, Activity.COMPUTING, (), (("w", ClockProgress(completed, completed, _WORLD, entered)),))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from remesh.carried.rounds.answers import Answers
 from remesh.carried.rounds.clock import split_targets
 from remesh.carried.rounds.members import pack_members, unpack_members
-from remesh.carried.rounds.status import Activity, ClockStanding, Status
+from remesh.carried.rounds.status import Activity, ClockProgress, Status
 
 
 @given(st.integers(1, 40), st.data())
@@ -51,7 +51,7 @@ def test_what_is_no_list_of_members_is_refused(told: list[object]) -> None:
 
 
 def _status(rank: int, **members: tuple[int, ...]) -> Status:
-    standings = tuple((key, ClockStanding(1, 1, members[key])) for key in sorted(members))
+    standings = tuple((key, ClockProgress(1, 1, members[key])) for key in sorted(members))
     return Status(rank, Activity.COMPUTING, standings=standings)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from remesh.carried.rounds.job_folder import Checkpoint, JobFolder, JobSpec
 from remesh.carried.rounds.leader import JobOutcome
-from remesh.carried.rounds.returns import run_stays
+from remesh.carried.rounds.returns import run_with_restarts
 from tests.support.log_lines import log_lines
 
 LOST = JobOutcome("failed", "rank 1 on host h is gone", 1)
@@ -46,7 +46,7 @@ class Stays:
 
 def _run(folder: JobFolder, stays: Stays, max_restarts: int, checkpoint: Checkpoint | None = None) -> list[str]:
     with log_lines("remesh.carried") as said:
-        outcome = run_stays(stays, folder, checkpoint, max_restarts)
+        outcome = run_with_restarts(stays, folder, checkpoint, max_restarts)
     return [*said, outcome.state]
 
 
@@ -95,7 +95,7 @@ def _damage(path: Path) -> None:
 
 
 def test_a_damaged_checkpoint_is_passed_over(folder: JobFolder) -> None:
-    def stay(checkpoint: Checkpoint | None) -> JobOutcome:
+    def run(checkpoint: Checkpoint | None) -> JobOutcome:
         begun.append(None if checkpoint is None else checkpoint.number)
         if checkpoint is not None:
             return FINISHED
@@ -104,5 +104,5 @@ def test_a_damaged_checkpoint_is_passed_over(folder: JobFolder) -> None:
         return LOST
 
     begun: list[int | None] = []
-    assert run_stays(stay, folder, None, 1) is FINISHED
+    assert run_with_restarts(run, folder, None, 1) is FINISHED
     assert begun == [None, 1]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from remesh.carried.rounds.status import ClockStanding
+from remesh.carried.rounds.status import ClockProgress
 from tests.profiles import so_many
 from tests.unit.carried.rounds.job_model import Explored, Job, Rank, explore
 
@@ -308,7 +308,7 @@ def test_the_exploration_finds_what_ends_on_one_member_when_ranks_hide_what_they
 ) -> None:
     honest = Job._standings
 
-    def hide(job: Job, rank: Rank, me: int) -> tuple[tuple[str, ClockStanding], ...]:
+    def hide(job: Job, rank: Rank, me: int) -> tuple[tuple[str, ClockProgress], ...]:
         return tuple((key, replace(standing, entered=0)) for key, standing in honest(job, rank, me))
 
     monkeypatch.setattr(Job, "_standings", hide)

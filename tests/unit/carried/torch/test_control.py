@@ -39,7 +39,7 @@ def test_a_program_that_ends_between_a_cut_and_what_follows_it_stays_until_its_g
     control = _control(tmp_path, gate, line)
     gate.hold({})
     gate.close()
-    ending = threading.Thread(target=control.say_goodbye, daemon=True)
+    ending = threading.Thread(target=control.send_goodbye, daemon=True)
     ending.start()
     ending.join(0.2)
     assert ending.is_alive() and not line.sent
@@ -51,6 +51,6 @@ def test_a_program_that_ends_between_a_cut_and_what_follows_it_stays_until_its_g
 def test_a_program_that_has_said_goodbye_leaves_the_answers_to_its_keeper(tmp_path: Path) -> None:
     line = _Line("ask", "ask", "shed")
     control = _control(tmp_path, Gate(), line)
-    control.say_goodbye()
+    control.send_goodbye()
     control._obey_until_shed()
     assert line.sent == ["final", "shed"]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from remesh.carried.hosts.hosts import parse_hosts, seat_ranks
+from remesh.carried.hosts.hosts import assign_slots, parse_hosts
 from remesh.carried.rounds.job_folder import JobSpec
 from remesh.carried.torch.environment import program_command, program_environment
 from remesh.wire.token import Token
 
-_SEATS = seat_ranks(parse_hosts("a:1,b:1,c:2", 4))
+_SEATS = assign_slots(parse_hosts("a:1,b:1,c:2", 4))
 _TOKEN = Token("", b"0123456789abcdef")
 
 
@@ -23,7 +23,7 @@ def test_a_program_finds_what_torchrun_would_have_put_there() -> None:
 
 def test_ranks_have_process_ids_of_their_own_which_programs_name_files_by_and_draw_from() -> None:
     spec = JobSpec(("train.py",), 4, "/work", {}, kind="torch")
-    assert len({program_command(spec, seat, _TOKEN).pid for seat in _SEATS}) == 4
+    assert len({program_command(spec, slot, _TOKEN).pid for slot in _SEATS}) == 4
 
 
 def test_what_the_user_chose_for_openmp_stays() -> None:

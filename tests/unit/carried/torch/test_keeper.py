@@ -30,7 +30,7 @@ def leader() -> _Line:
 def keeper(tmp_path: Path, leader: _Line) -> Iterator[Any]:
     """Of a rank whose program runs."""
     folder = JobFolder.create(tmp_path / "job", JobSpec(("app.py",), 2, "/", {}))
-    surround: Any = SimpleNamespace(seat=SimpleNamespace(rank=0), interface="", store=("127.0.0.1", 1))
+    surround: Any = SimpleNamespace(slot=SimpleNamespace(rank=0), interface="", store=("127.0.0.1", 1))
     surround.channel = tmp_path / "channel"
     line: Any = leader
     made: Any = Keeper(folder, line, surround, ())

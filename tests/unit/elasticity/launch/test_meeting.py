@@ -10,8 +10,8 @@ from torch.distributed.elastic.rendezvous import RendezvousStateError
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 
 from remesh.elasticity.launch.meeting import SignedBackend
+from remesh.elasticity.store.admission import show_card
 from remesh.elasticity.store.card import JobCard, describe_difference
-from remesh.elasticity.store.door import show_card
 from remesh.elasticity.store.shared import MAX_VALUE_BYTES, JobStore
 from remesh.foundation.errors import ConfigError
 from remesh.wire.token import Token

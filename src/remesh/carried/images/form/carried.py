@@ -40,7 +40,7 @@ def key_of(info: os.stat_result) -> tuple[str, int]:
 
 @dataclass(slots=True)
 class CarriedSource:
-    """The place where the bytes of a carried file are found while the processes that have it stand still."""
+    """The place where the bytes of a carried file are found while the processes that have it are frozen."""
 
     in_memory: bool
     link: str  # its name, or its last one, as the kernel tells it
@@ -148,7 +148,7 @@ def _holds(area: Area, position: int) -> bool:
 
 
 def read_carried(sources: Sequence[CarriedSource], files: Sequence[CarriedFile]) -> Iterator[bytes]:
-    """Read the content of those files while their processes stand still, block by block."""
+    """Read the content of those files while their processes are frozen, block by block."""
     for source, record in zip(sources, files, strict=True):
         path = source.openable()
         if not path:

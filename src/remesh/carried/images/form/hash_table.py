@@ -25,7 +25,7 @@ class Urgency(enum.Enum):
     """How a hash is found."""
 
     AHEAD = "ahead"  # while programs run; what another one is at is left to it
-    AT_ONCE = "at-once"  # while processes stand still; what another one is at is waited for in the end
+    AT_ONCE = "at-once"  # while processes are frozen; what another one is at is waited for in the end
 
 
 class FileState(NamedTuple):

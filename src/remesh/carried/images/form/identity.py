@@ -84,7 +84,7 @@ class Identities:
         return sha256
 
     def of_written(self, path: str) -> FileIdentity:
-        """Compute the identity of a file that processes have mapped for writing, while they stand still.
+        """Compute the identity of a file that processes have mapped for writing, while they are frozen.
 
         Linux changes the time of a file at the first write to a page since that was flushed, and at no other. So it is
         flushed, and its time tells of any later write; but for a file in memory, which is hashed each time.

@@ -9,17 +9,17 @@ from typing import Final
 
 from remesh.foundation.errors import ConfigError
 
-ROOM_PATH: Final = "/tmp/.remesh"
+SITE_PATH: Final = "/tmp/.remesh"
 """The folder of the upper half's own mount namespace where its channel and logs stand. The same on every machine."""
-CHANNEL_PATH: Final = f"{ROOM_PATH}/channel"
+CHANNEL_PATH: Final = f"{SITE_PATH}/channel"
 """The path where the upper half finds its channel: the file `Site.channel_file`, bound to this path."""
-ARENA_PATH: Final = f"{ROOM_PATH}/arena"
+ARENA_PATH: Final = f"{SITE_PATH}/arena"
 """The path of the file that its arrays may stand in: `Site.arena_file`, bound to this path, if there is one."""
-SHARED_PATH: Final = f"{ROOM_PATH}/shared"
+SHARED_PATH: Final = f"{SITE_PATH}/shared"
 """The path of the folder of files that programs of this machine map together: `Site.shared_folder`, if there is one.
 The one that takes images of all of them sees to the bytes of those files; an image holds none."""
-STDOUT_PATH: Final = f"{ROOM_PATH}/stdout"
-STDERR_PATH: Final = f"{ROOM_PATH}/stderr"
+STDOUT_PATH: Final = f"{SITE_PATH}/stdout"
+STDERR_PATH: Final = f"{SITE_PATH}/stderr"
 INNER_PID: Final = 1000
 """The process id that an upper half has inside its own pid namespace, unless its command asks for another."""
 

@@ -94,7 +94,7 @@ class PageWriter:
         self._num_buffers = 0  # of `copy` that there are, at most one for each thread
         self._buffer: memoryview | None = None
         self._filled = 0
-        self._turn = threading.Condition()
+        self._save_lock = threading.Condition()
         self._next_turn = 0  # the chunk whose place in the file is to be said next: those before it have been read
         self._end = 0  # of the places that were given
         self._descriptor = -1
@@ -118,7 +118,7 @@ class PageWriter:
         _SPARE.extend(self._rooms[: _NUM_WRITERS - len(_SPARE)])
 
     def save(self, memory: ProcessMemory, pages: PageSet) -> None:
-        """Begin to copy pages out of a process, which stands still until `wait_until_read` is over.
+        """Begin to copy pages out of a process, which is frozen until `wait_until_read` is over.
 
         A chunk has 512 pages, so never more pieces than the kernel takes in one call.
         """
@@ -146,8 +146,8 @@ class PageWriter:
 
     def wait_until_read(self) -> None:
         """Wait until nothing more is to be read from a process."""
-        with self._turn:
-            self._turn.wait_for(lambda: self._next_turn == self._num_orders)
+        with self._save_lock:
+            self._save_lock.wait_for(lambda: self._next_turn == self._num_orders)
         self._raise_failure()
 
     def finish(self) -> ChunksState:
@@ -214,14 +214,14 @@ class PageWriter:
 
     def _take_turn(self, number: int, chunk: PageChunk | None) -> int:
         """Append the chunk to the index once all before it are there; returns its offset. None takes no place."""
-        with self._turn:
-            self._turn.wait_for(lambda: self._next_turn == number)
+        with self._save_lock:
+            self._save_lock.wait_for(lambda: self._next_turn == number)
             self._next_turn += 1
             offset = self._end
             if chunk is not None:
                 self._chunks.append(chunk)
                 self._end += chunk.num_stored_bytes
-            self._turn.notify_all()
+            self._save_lock.notify_all()
             return offset
 
 

@@ -1,1 +1,1 @@
-"""What there is to image: processes that stand still, their kernel state, descriptors and written pages."""
+"""What there is to image: frozen processes, their kernel state, descriptors and written pages."""

@@ -24,8 +24,8 @@ from remesh.carried.images.form.identity import IDENTITIES
 from remesh.carried.images.form.stored import read_tree_areas
 from remesh.carried.images.form.tree_format import FileKind
 from remesh.carried.images.look.capture import mapped_paths
+from remesh.carried.images.look.frozen_process import FrozenProcess
 from remesh.carried.images.look.inspection import is_bound_by_the_site, kind_of
-from remesh.carried.images.look.standing import StandingProcess
 from remesh.carried.images.look.tree import tree_of
 from remesh.foundation.errors import PeerError
 from remesh.foundation.linux.proc_text import Area
@@ -55,7 +55,7 @@ def remember_image(folder: Path) -> None:
 
 
 def hash_ahead(pid: int) -> None:
-    """Hash what a process and its descendants have mapped or read: no image has to while they stand still.
+    """Hash what a process and its descendants have mapped or read: no image has to while they are frozen.
 
     They may run, and end, meanwhile.
     """
@@ -64,8 +64,8 @@ def hash_ahead(pid: int) -> None:
             IDENTITIES.gather([*_mapped(each, read_areas(each)), *_open_to_read(each)], Urgency.AHEAD)
 
 
-def start_hashing_beside(processes: Iterable[StandingProcess]) -> Future[None]:
-    """Hash what processes that stand still have mapped, in a thread, while other things of them are written."""
+def start_hashing_beside(processes: Iterable[FrozenProcess]) -> Future[None]:
+    """Hash what frozen processes have mapped, in a thread, while other things of them are written."""
     paths = [path for each in processes for path in _mapped(each.pid, each.areas)]
     return _BESIDE.submit(IDENTITIES.gather, paths, Urgency.AT_ONCE)
 

@@ -19,9 +19,9 @@ from remesh.carried.images.form.format import (
     ThreadState,
 )
 from remesh.carried.images.form.identity import Identities
+from remesh.carried.images.look.affinity import processors_of
+from remesh.carried.images.look.frozen_process import FrozenProcess
 from remesh.carried.images.look.inspection import is_bound_by_the_site
-from remesh.carried.images.look.seat import processors_of
-from remesh.carried.images.look.standing import StandingProcess
 from remesh.foundation.linux.calls import (
     PR_GET_CHILD_SUBREAPER,
     PR_GET_DEATH_SIGNAL,
@@ -47,8 +47,8 @@ _LIMITS: Final = (resource.RLIMIT_STACK, resource.RLIMIT_NOFILE, resource.RLIMIT
 # --- process ---
 
 
-def capture_process(process: StandingProcess, scratch: int, seat: int) -> ProcessState:
-    """Read the state that a process has once; ``seat`` are the processors that its tree was given."""
+def capture_process(process: FrozenProcess, scratch: int, seat: int) -> ProcessState:
+    """Read the state that a process has once; ``affinity`` are the processors that its tree was given."""
     pid, leader = process.pid, process.leader
     stat_fields = read_stat(pid)
     numbers = [int(stat_fields[n - 1]) for n in (26, 27, 45, 46, 47)]
@@ -112,7 +112,7 @@ def _signal_actions(leader: Tracee, scratch: int, chosen: int) -> dict[int, byte
 # --- threads ---
 
 
-def capture_threads(process: StandingProcess, scratch: int) -> list[ThreadState]:
+def capture_threads(process: FrozenProcess, scratch: int) -> list[ThreadState]:
     """Every thread, the leader first."""
     return [_capture_thread(process.pid, tracee, scratch) for tracee in process.tracees]
 
@@ -162,7 +162,7 @@ def _out_of_critical_section(tracee: Tracee, rseq: int, registers: Registers) ->
 def capture_areas(
     areas: list[Area], files: dict[str, FileIdentity], number_of_carried: Callable[[tuple[str, int]], int]
 ) -> AreasState:
-    """The memory map, as read before `StandingProcess.prepare_calls` added an area, with the mapped ``files``.
+    """The memory map, as read before `FrozenProcess.prepare_calls` added an area, with the mapped ``files``.
 
     ``number_of_carried`` tells of device and inode which carried file of the tree that is.
     """

@@ -10,8 +10,8 @@ import threading
 from types import TracebackType
 from typing import Final, Self
 
-from remesh.carried.images.look.held import HELD
-from remesh.carried.images.look.standing import StandingProcess
+from remesh.carried.images.look.frozen_process import FrozenProcess
+from remesh.carried.images.look.frozen_registry import FROZEN
 from remesh.carried.images.look.tree import has_ended, tree_of
 from remesh.foundation.errors import ConfigError, PeerError
 from remesh.foundation.linux.calls import is_gone
@@ -23,19 +23,19 @@ _QUIET_LOOKS: Final = 2
 
 
 class Frozen:
-    """A process that stands still with all of its descendants; a context manager that thaws them.
+    """A process that is frozen with all of its descendants; a context manager that thaws them.
 
     Only the thread that froze them may dump or thaw them. If that thread ends, they run on.
     """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self.processes: list[StandingProcess] = []
-        """The processes that stand still: that of ``pid`` first, parents before their children."""
+        self.processes: list[FrozenProcess] = []
+        """The frozen processes: that of ``pid`` first, parents before their children."""
         self.ended: list[int] = []
         """Ids of the processes that have ended, and are not waited for yet."""
         self._owner = threading.get_ident()
-        HELD[pid] = self
+        FROZEN[pid] = self
 
     def __enter__(self) -> Self:
         return self
@@ -44,7 +44,7 @@ class Frozen:
         self.thaw()
 
     @property
-    def root(self) -> StandingProcess:
+    def root(self) -> FrozenProcess:
         return self.processes[0]
 
     def check_owner(self) -> None:
@@ -67,7 +67,7 @@ class Frozen:
         raise PeerError(f"freezing process {self.pid}: new processes appeared {_MAX_LOOKS} times; try again")
 
     def _stop(self, pid: int) -> None:
-        process = StandingProcess(pid)
+        process = FrozenProcess(pid)
         self.processes.append(process)
         try:
             process.stop_threads()
@@ -89,12 +89,12 @@ class Frozen:
         if not processes:
             return
         self.check_owner()
-        HELD.pop(self.pid, None)
+        FROZEN.pop(self.pid, None)
         for process in reversed(processes):
             process.thaw()
 
     def bury(self) -> None:
-        """Reap all threads after the processes were killed: see `StandingProcess.bury`."""
+        """Reap all threads after the processes were killed: see `FrozenProcess.bury`."""
         for process in reversed(self.processes):
             process.bury()
         self.processes = []

@@ -21,7 +21,7 @@ from typing import Final
 from remesh.carried.images.form import carried
 from remesh.carried.images.form.carried import key_of
 from remesh.carried.images.form.family import plan_family
-from remesh.carried.images.form.kinds import ROOM_PATH, ImageRefusal
+from remesh.carried.images.form.kinds import SITE_PATH, ImageRefusal
 from remesh.carried.images.form.platforms import check_platform
 from remesh.carried.images.form.tree_format import FileKind
 from remesh.carried.images.look.frozen import Frozen
@@ -70,8 +70,8 @@ def check_imageable(pid: int) -> list[ImageRefusal]:
     return [each for each in _check_tree(tree_of(pid), {}) if each.what in first and not each.is_passing]
 
 
-def check_standing(frozen: Frozen) -> list[ImageRefusal]:
-    """Check a tree that stands still, so that nothing can change any more."""
+def check_frozen(frozen: Frozen) -> list[ImageRefusal]:
+    """Check a frozen tree, so that nothing can change any more."""
     areas = {process.pid: process.areas for process in frozen.processes}
     return [*_check_tree([*areas, *frozen.ended], areas), *_check_sharing(list(areas))]
 
@@ -164,7 +164,7 @@ def _check_family(pids: list[int]) -> Iterator[ImageRefusal]:
     except ValueError as error:
         yield ImageRefusal(f"the processes that process {pids[0]} has started", f"they cannot be made again: {error}")
     except (FileNotFoundError, ProcessLookupError):
-        return  # one ended just now: it is looked at once they stand still
+        return  # one ended just now: it is looked at once they are frozen
 
 
 def _check_sharing(pids: list[int]) -> Iterator[ImageRefusal]:
@@ -259,7 +259,7 @@ def _check_descriptor(pid: int, descriptor: Descriptor) -> ImageRefusal | None:
     try:
         mode = os.stat(f"/proc/{pid}/fd/{descriptor.number}")
         if os.readlink(f"/proc/{pid}/fd/{descriptor.number}") != link:
-            return None  # closed since, and its number used again: it is looked at once the process stands still
+            return None  # closed since, and its number used again: it is looked at once the process is frozen
     except OSError:  # closed since
         return None
     if stat.S_ISCHR(mode.st_mode):
@@ -304,7 +304,7 @@ def _check_sockets(held: _Holdings) -> Iterator[ImageRefusal]:
 
 
 def _check_carried(held: _Holdings) -> Iterator[ImageRefusal]:
-    """Check the files whose bytes are copied while the processes stand still, and belong to another file afterwards."""
+    """Check the files whose bytes are copied while the processes are frozen, and belong to another file afterwards."""
     num_bytes = 0
     for what, path in filter(lambda one: one[1], held.carried.values()):
         try:
@@ -327,4 +327,4 @@ def _check_carried(held: _Holdings) -> Iterator[ImageRefusal]:
 
 def is_bound_by_the_site(path: str) -> bool:
     """Whether a path leads to the channel, the arena or the logs, of which the next site has its own."""
-    return path.startswith(f"{ROOM_PATH}/")
+    return path.startswith(f"{SITE_PATH}/")

@@ -200,7 +200,7 @@ class PageMap:
 
 
 def file_pages(pid: int, area: Area) -> PageSet:
-    """The pages that the file behind a shared mapping has, whoever wrote them; missing ones read as zeros."""
+    """The pages that the file behind a shared mapping has, from any writer; missing ones read as zeros."""
     ranges = []
     with open(seen_from_here(pid, area.path), "rb", buffering=0) as file:
         position = area.offset

@@ -14,7 +14,7 @@ from typing import Final
 
 from remesh.carried.images.form.kinds import ImageRefusal, NotImageable
 from remesh.carried.images.form.tree_format import PollWatch
-from remesh.carried.images.look.standing import StandingProcess
+from remesh.carried.images.look.frozen_process import FrozenProcess
 from remesh.foundation.linux.calls import system_call
 from remesh.foundation.linux.proc_text import Descriptor
 from remesh.foundation.linux.ptrace import Tracee
@@ -24,8 +24,8 @@ _ADD: Final = 1
 _FORM: Final = re.compile(r"(\d+) +events: +([0-9a-f]+) +data: +([0-9a-f]+) .*")
 
 
-def watches_of(pid: int, descriptor: Descriptor, processes: Sequence[StandingProcess]) -> Iterator[PollWatch]:
-    """Find what the epoll instance behind a descriptor of process ``pid`` watches; it and its relatives stand still.
+def watches_of(pid: int, descriptor: Descriptor, processes: Sequence[FrozenProcess]) -> Iterator[PollWatch]:
+    """Find what the epoll instance behind a descriptor of process ``pid`` watches; it and its relatives are frozen.
 
     Raises `NotImageable` when it looks at what no process that has it can ask for again.
     """

@@ -21,10 +21,10 @@ from remesh.carried.images.form.kinds import ImageRefusal, NotImageable
 from remesh.carried.images.form.locks import FileLock, LockKind, can_take, locks_of
 from remesh.carried.images.form.tree_format import CarriedFile, FileKind, OpenFile, PipeState, SocketState
 from remesh.carried.images.look.frozen import Frozen
+from remesh.carried.images.look.frozen_process import FrozenProcess
 from remesh.carried.images.look.inspection import is_bound_by_the_site, kind_of
 from remesh.carried.images.look.polls import watches_of
 from remesh.carried.images.look.sockets import describe_socket, inode_of
-from remesh.carried.images.look.standing import StandingProcess
 from remesh.foundation.errors import PeerError
 from remesh.foundation.linux.calls import borrow_descriptor, system_call
 from remesh.foundation.linux.proc_text import Area, AreaKind, Descriptor
@@ -45,7 +45,7 @@ _Key = tuple[str, int]
 class Survey:
     """The open files of a tree."""
 
-    processes: Sequence[StandingProcess]
+    processes: Sequence[FrozenProcess]
     files: list[OpenFile] = field(default_factory=list)
     descriptors: dict[int, FilesState] = field(default_factory=dict)  # by process
     carried: dict[_Key, CarriedSource] = field(default_factory=dict)  # in order of their numbers
@@ -89,7 +89,7 @@ def _looks_of(descriptor: Descriptor, kind: FileKind) -> tuple[object, ...]:
 
 
 def survey_tree(frozen: Frozen, identities: Identities) -> Survey:
-    """All open files and all shared memory of the processes that stand still."""
+    """All open files and all shared memory of the frozen processes."""
     survey = Survey(frozen.processes)
     for process in frozen.processes:
         for area in process.areas:
@@ -105,7 +105,7 @@ def survey_tree(frozen: Frozen, identities: Identities) -> Survey:
 
 
 def _written_files(pid: int, areas: list[Area], identities: Identities) -> dict[str, FileIdentity]:
-    """Compute the identities of files that a process which stands still has mapped for writing, by path."""
+    """Compute the identities of files that a frozen process has mapped for writing, by path."""
     paths = {area.path for area in areas if is_written(area) and not is_bound_by_the_site(area.path)}
     return {path: identities.of_written(seen_from_here(pid, path)) for path in paths}
 

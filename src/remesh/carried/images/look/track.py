@@ -26,8 +26,8 @@ from typing import Final
 from remesh.carried.images.form.format import Ancestor
 from remesh.carried.images.form.layers import Layer
 from remesh.carried.images.form.ranges import PageSet
+from remesh.carried.images.look.frozen_process import FrozenProcess
 from remesh.carried.images.look.pagemap import PageMap, private_spans
-from remesh.carried.images.look.standing import StandingProcess
 from remesh.foundation.linux import userfault
 from remesh.foundation.linux.calls import borrow_descriptor
 from remesh.foundation.linux.procfs import start_of
@@ -62,10 +62,10 @@ def basis_of(pid: int, sha256: str) -> Basis | None:
     return basis if basis is not None and basis.sha256 == sha256 else None
 
 
-def set_marks(process: StandingProcess, written: PageSet) -> str:
+def set_marks(process: FrozenProcess, written: PageSet) -> str:
     """Mark the pages of a frozen process, all of which have been read, as unwritten from now on.
 
-    ``written`` are those that have no mark yet, in order: nothing else changes while the process stands still, and
+    ``written`` are those that have no mark yet, in order: nothing else changes while the process is frozen, and
     areas without any are saved whole the next time. The marks are relative to no image until `keep_basis` names one: if
     that does not come to be, the next is a full one. Returns why it is not possible on this machine, or "" when it was
     done.
@@ -107,7 +107,7 @@ def _key(pid: int) -> tuple[int, int]:
     return pid, started
 
 
-def _make_descriptor(process: StandingProcess) -> int:
+def _make_descriptor(process: FrozenProcess) -> int:
     _forget_ended()
     with _injected_calls(process):
         theirs = process.leader.call("userfaultfd", os.O_CLOEXEC | userfault.USER_MODE_ONLY)
@@ -124,7 +124,7 @@ def _make_descriptor(process: StandingProcess) -> int:
 
 
 @contextlib.contextmanager
-def _injected_calls(process: StandingProcess) -> Iterator[None]:
+def _injected_calls(process: FrozenProcess) -> Iterator[None]:
     process.prepare_calls()
     try:
         yield

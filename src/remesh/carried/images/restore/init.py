@@ -41,7 +41,7 @@ def serve(orders: int, news: int) -> NoReturn:
         os.set_inheritable(news, False)
         pid = _start_in_namespaces(order, orders, news)
     except BaseException as error:
-        _tell_failure(news, error)
+        _report_failure(news, error)
         os._exit(1)
     tell(news, {"event": "init", "pid": pid})
     os._exit(0)
@@ -87,7 +87,7 @@ def _start_in_namespaces(order: dict[str, Any], orders: int, news: int) -> int:
         try:
             _be_init(order, image, orders, news)
         except BaseException as error:
-            _tell_failure(news, error)
+            _report_failure(news, error)
             os._exit(1)
     return pid
 
@@ -96,7 +96,7 @@ def _be_init(order: dict[str, Any], image: Comeback | None, orders: int, news: i
     namespaces.leave_group()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
-    namespaces.mount_room(Site(**order["site"]))
+    namespaces.mount_site(Site(**order["site"]))
     note = ""
     if image is not None:
         program = image.pid
@@ -148,7 +148,7 @@ def _become_clean(input_file: str) -> None:
     namespaces.forget_signal_actions()
 
 
-def _tell_failure(news: int, error: BaseException) -> None:
+def _report_failure(news: int, error: BaseException) -> None:
     kind = "StorageError" if isinstance(error, StorageError) else "ConfigError"
     reason = ""
     if isinstance(error, FormatError):

@@ -15,8 +15,8 @@ from typing import Final
 from remesh.carried.images.form.kinds import (
     ARENA_PATH,
     CHANNEL_PATH,
-    ROOM_PATH,
     SHARED_PATH,
+    SITE_PATH,
     STDERR_PATH,
     STDOUT_PATH,
     Site,
@@ -39,10 +39,10 @@ def leave_for_new_namespaces() -> None:
     Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
 
 
-def mount_room(site: Site) -> None:
+def mount_site(site: Site) -> None:
     """Mount, in the new namespaces, a ``/proc`` of their own, and the channel and logs under their fixed names.
 
-    `ROOM_PATH` must be a folder already; what is in it is hidden here.
+    `SITE_PATH` must be a folder already; what is in it is hidden here.
     """
     calls.mount("none", "/", None, calls.MS_REC | calls.MS_PRIVATE)
     calls.mount("proc", "/proc", "proc", calls.MS_NOSUID | calls.MS_NODEV | calls.MS_NOEXEC)
@@ -53,7 +53,7 @@ def mount_room(site: Site) -> None:
         bound.append((site.shared_folder, SHARED_PATH))
     # The sources may stand in a folder that the mount below hides, so they are held open.
     sources = [os.open(source, os.O_PATH | os.O_CLOEXEC) for source, _ in bound]
-    calls.mount("remesh", ROOM_PATH, "tmpfs", calls.MS_NOSUID | calls.MS_NODEV, "mode=0700,size=64k")
+    calls.mount("remesh", SITE_PATH, "tmpfs", calls.MS_NOSUID | calls.MS_NODEV, "mode=0700,size=64k")
     for source, (_, target) in zip(sources, bound, strict=True):
         if target == SHARED_PATH:
             Path(target).mkdir(mode=0o700)

@@ -21,8 +21,8 @@ from remesh.carried.images.form.identity import has_identity
 from remesh.carried.images.form.kinds import CHANNEL_PATH, OpenFilePolicy
 from remesh.carried.images.form.machine import check_fits, this_machine
 from remesh.carried.images.form.stored import StoredImage, StoredTree
+from remesh.carried.images.look.affinity import move_masks, processors_of, set_processors
 from remesh.carried.images.look.inspection import is_bound_by_the_site
-from remesh.carried.images.look.seat import move_masks, processors_of, set_processors
 from remesh.carried.images.restore import open_files
 from remesh.carried.images.restore.namespaces import choose_next_pid, forget_signal_actions
 from remesh.carried.images.restore.open_files import OpenedFiles, opened_files
@@ -103,7 +103,7 @@ def _make_all(tree: StoredTree, stubs: _Stubs, opened: OpenedFiles) -> str:
         choose_next_pid(_first_free_id(tree))
         threads[image.header.pid] = fill_stub(stubs.by_pid[image.header.pid], image, opened)
     stubs.end_the_ended()
-    note = _seat_threads(tree)
+    note = _pin_threads(tree)
     for image in tree.members:
         set_pending_signals(image, stubs.by_pid[image.header.pid], threads[image.header.pid])
     for image in reversed(tree.members):
@@ -117,8 +117,8 @@ def _first_free_id(tree: StoredTree) -> int:
     return max(*threads, *(each.pid for each in tree.state.kin)) + 1
 
 
-def _seat_threads(tree: StoredTree) -> str:
-    """Pin the threads to this seat as they were pinned; returns a note if that cannot be."""
+def _pin_threads(tree: StoredTree) -> str:
+    """Pin the threads as they were pinned; returns a note if that cannot be."""
     old, new = tree.root.process.seat, processors_of(0)
     threads = [thread for image in tree.members for thread in image.threads.threads]
     masks = move_masks([thread.processors for thread in threads], old, new)

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from remesh.carried.images.form.kinds import ROOM_PATH, Command, OpenFilePolicy, Site
+from remesh.carried.images.form.kinds import SITE_PATH, Command, OpenFilePolicy, Site
 from remesh.carried.images.form.platforms import check_platform
-from remesh.carried.images.look.held import bury
+from remesh.carried.images.look.frozen_registry import bury
 from remesh.carried.images.restore.starter import Starter
 from remesh.foundation.errors import ConfigError, FormatError, StorageError
 from remesh.foundation.linux import procfs
@@ -224,6 +224,6 @@ def _find_upper(init_pid: int, program: int) -> int:
 def _make_room() -> None:
     """Make the folder that is covered in every upper half's mount namespace. Nothing is ever written into it."""
     with contextlib.suppress(FileExistsError):
-        os.mkdir(ROOM_PATH, 0o755)
-    if not stat.S_ISDIR(os.lstat(ROOM_PATH).st_mode):
-        raise ConfigError(f"starting an upper half: {ROOM_PATH} is no folder; remove it")
+        os.mkdir(SITE_PATH, 0o755)
+    if not stat.S_ISDIR(os.lstat(SITE_PATH).st_mode):
+        raise ConfigError(f"starting an upper half: {SITE_PATH} is no folder; remove it")

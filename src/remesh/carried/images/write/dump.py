@@ -23,14 +23,14 @@ from remesh.carried.images.form.kinds import CHANNEL_PATH, ImageReport, NotImage
 from remesh.carried.images.form.locks import LocksState
 from remesh.carried.images.form.store import ImageFolder
 from remesh.carried.images.form.tree_format import TreeState
+from remesh.carried.images.look.affinity import processors_of
 from remesh.carried.images.look.ahead import hash_ahead, start_hashing_beside
 from remesh.carried.images.look.frozen import Frozen, freeze
-from remesh.carried.images.look.inspection import check_imageable, check_standing
-from remesh.carried.images.look.seat import processors_of
-from remesh.carried.images.look.standing import StandingProcess
+from remesh.carried.images.look.frozen_process import FrozenProcess
+from remesh.carried.images.look.inspection import check_frozen, check_imageable
 from remesh.carried.images.look.survey import Survey, describe_sockets, survey_tree
+from remesh.carried.images.look.switch_interval import short_switch_interval
 from remesh.carried.images.look.tree import kin_of
-from remesh.carried.images.look.turns import short_turns
 from remesh.carried.images.write.dump_member import (
     ImageOrder,
     Phases,
@@ -91,7 +91,7 @@ def dump_image(
 
 
 @collector_at_rest()
-@short_turns()
+@short_switch_interval()
 def _dump_frozen(frozen: Frozen, order: ImageOrder, phases: Phases) -> ImageReport:
     try:
         with ImageFolder(order.directory) as folder:
@@ -107,7 +107,7 @@ def _dump_frozen(frozen: Frozen, order: ImageOrder, phases: Phases) -> ImageRepo
 
 def _fill_folder(frozen: Frozen, order: ImageOrder, phases: Phases, folder: ImageFolder) -> ImageReport:
     with phases.phase("survey"):
-        if refusals := check_standing(frozen):
+        if refusals := check_frozen(frozen):
             raise NotImageable(f"dumping process {frozen.pid}", refusals)
         survey = survey_tree(frozen, IDENTITIES)
     with contextlib.closing(survey):
@@ -125,7 +125,7 @@ def _dump_members(
     hashing = start_hashing_beside(frozen.processes)
     with contextlib.ExitStack() as folders:
 
-        def save(process: StandingProcess) -> SavedMember:
+        def save(process: FrozenProcess) -> SavedMember:
             own_order = order.of_member(process.inner_pid)
             return save_member(
                 process, own_order, context, phases, folders.enter_context(ImageFolder(own_order.directory))

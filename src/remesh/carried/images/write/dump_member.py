@@ -28,9 +28,9 @@ from remesh.carried.images.form.store import Completed, ImageFolder, ImageOrigin
 from remesh.carried.images.form.stored import digest_of
 from remesh.carried.images.look import track as track_pages
 from remesh.carried.images.look.capture import capture_areas, capture_process, capture_threads, mapped_files
+from remesh.carried.images.look.frozen_process import FrozenProcess
 from remesh.carried.images.look.pagemap import PageMap
 from remesh.carried.images.look.scan import Scan
-from remesh.carried.images.look.standing import StandingProcess
 from remesh.carried.images.look.survey import Survey
 from remesh.foundation.linux.calls import PAGE_BYTES
 
@@ -104,7 +104,7 @@ class _SavedPages:
 class SavedMember:
     """A process of which all is written but what the hashes of its mapped files belong to."""
 
-    process: StandingProcess
+    process: FrozenProcess
     order: ImageOrder
     folder: ImageFolder
     pages: _SavedPages
@@ -127,7 +127,7 @@ class SavedMember:
 
 
 def save_member(
-    process: StandingProcess, order: ImageOrder, context: TreeContext, phases: Phases, folder: ImageFolder
+    process: FrozenProcess, order: ImageOrder, context: TreeContext, phases: Phases, folder: ImageFolder
 ) -> SavedMember:
     """Write a process into its folder, which may hold files of the tree already."""
     with PageWriter(order.directory / image_format.PAGES_FILE, compress=order.compress) as writer:
@@ -135,7 +135,7 @@ def save_member(
 
 
 def _save(
-    process: StandingProcess,
+    process: FrozenProcess,
     order: ImageOrder,
     context: TreeContext,
     phases: Phases,
@@ -164,7 +164,7 @@ def _save(
         return _SavedPages(split.num_bytes, layers, tuple(ancestors), writer.finish(), not_tracked)
 
 
-def _put_state(process: StandingProcess, context: TreeContext, folder: ImageFolder) -> None:
+def _put_state(process: FrozenProcess, context: TreeContext, folder: ImageFolder) -> None:
     """Write all but the pages, and the memory map with its files."""
     scratch = process.prepare_calls()
     try:

@@ -12,7 +12,7 @@ void set_destructor(ObjectKind kind, void (*destroy)(void *)) { destructors[kind
 
 /* ---- tables of numbered objects: MPICH's handles, and Fortran's numbers in other faces ---- */
 
-/* Chunks stay where they are, so whoever reads needs no lock. */
+/* Chunks stay where they are, so readers need no lock. */
 enum { CHUNK = 1 << 12, NUM_CHUNKS = 1 << 12 };
 typedef _Atomic(Object *) Place;
 typedef struct {

@@ -6,7 +6,7 @@
 #include "collective.h"
 #include "topology.h"
 
-/* Those whom a rank gives to or takes from: ranks `first` to `last` of the peers, or neighbours. */
+/* The peers that a rank gives to or takes from: ranks `first` to `last` of the peers, or neighbours. */
 typedef struct {
     int first, last;
     const Neighbours *neighbours;

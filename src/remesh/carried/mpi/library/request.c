@@ -2,7 +2,7 @@
  *
  * A request is steps, each an operation of the lower half, and what is to be done in this process once all are over. It
  * goes on when a thread asks for it, or when any thread waits for anything and the request is one that is carried on.
- * Whoever looks after a request has claimed it, so no step lands twice; a second thread that wants it waits.
+ * The thread that serves a request has claimed it, so no step lands twice; a second thread that wants it waits.
  */
 #include "request.h"
 #include "polling.h"

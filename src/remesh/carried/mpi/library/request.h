@@ -70,7 +70,7 @@ INTERNAL int progress(Request *const *requests, int64_t count, bool blocking, bo
 INTERNAL int finish_now(Request *request);
 /* When the library is loaded: makes the request of all sends that are over at once, and what requests need. */
 INTERNAL void make_predefined_requests(void);
-/* Whoever waits for anything goes on with this one, too, as MPI asks of requests with `more`: another rank may wait for
+/* A thread that waits for anything goes on with this one, too, as MPI asks of requests with `more`: another rank may wait for
  * the next round. It lasts until it is finished.
  */
 INTERNAL void carry_on(Request *request);

@@ -2,7 +2,7 @@
  *
  * The folder has a name of its own in every program's namespace, so an image finds its files again on another host. Files
  * are made, mapped and removed inside the gate: while images are taken, all ranks of a host agree on which there are, and
- * their bytes are copied once, when all of them stand still. The file keeps its name for as long as it is mapped.
+ * their bytes are copied once, when all of them are stopped. The file keeps its name for as long as it is mapped.
  */
 #include "shared_memory.h"
 
@@ -32,7 +32,7 @@ static void path_of_comm(char *path, size_t room, const Comm *comm) {
 
 /* ---- Hosts ---- */
 
-/* The folder itself, on the kernel that runs: whoever sees the same one can share memory. */
+/* The folder itself, on the kernel that runs: ranks that see the same one can share memory. */
 static uint64_t host_number(void) {
     char path[PATH_MAX], boot[64] = "";
     struct stat status = {0};

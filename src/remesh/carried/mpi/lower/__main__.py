@@ -21,11 +21,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
-from remesh.carried.hosts.host_room import HostRoom, name_stay
 from remesh.carried.hosts.imaging import IMAGE
 from remesh.carried.hosts.outputs import open_outputs
 from remesh.carried.hosts.process_ids import find_process_id
-from remesh.carried.hosts.room import make_room
+from remesh.carried.hosts.rank_folder import make_rank_folder
+from remesh.carried.hosts.shared_folder import SharedFolder, name_run
 from remesh.carried.images import (
     Command,
     OpenFilePolicy,
@@ -151,17 +151,17 @@ def _put_together(
 ) -> RankLoop:
     (line, seconds), folder = told, order.folder
     rank = mpi.COMM_WORLD.Get_rank()
-    room = make_room()
+    room = make_rank_folder()
     rooms.callback(shutil.rmtree, room, ignore_errors=True)
-    host_room = HostRoom.enter(name_stay(folder.read_token(), order.coordinator), rank)
-    rooms.callback(host_room.leave)
+    shared_folder = SharedFolder.enter(name_run(folder.read_token(), order.coordinator), rank)
+    rooms.callback(shared_folder.leave)
     channel_file = room / "channel"
     channel = SharedChannel.create(str(channel_file))
     outputs = open_outputs(folder.logs, rank)
     arena_file = room / FILE
     arena = make_arena(str(arena_file))
     out, err = (str(output.path) for output in outputs)
-    site = Site(str(channel_file), out, err, str(arena_file) if arena else "", str(host_room.windows))
+    site = Site(str(channel_file), out, err, str(arena_file) if arena else "", str(shared_folder.windows))
     began_s = time.monotonic()
     upper: Upper | None = None
     spinning = SPIN.is_on(folder.read_spec().environment)
@@ -179,7 +179,7 @@ def _put_together(
         for output, length in zip(outputs, report["outputs"], strict=True):
             # The program writes again what it wrote after the checkpoint.
             output.cut(length)
-        _bring_back_shared(mpi, host_room, chosen)
+        _bring_back_shared(mpi, shared_folder, chosen)
         if report["has_image"]:
             image = chosen.rank_folder(rank) / IMAGE
             upper = restore_upper(image, site, open_files=order.open_files, starter=starter)
@@ -190,14 +190,14 @@ def _put_together(
     if upper is not None:
         half.attach(upper.pid)
     control = Control(line, half.wake)
-    loop = RankLoop(host_room, half, upper, control, outputs)
+    loop = RankLoop(shared_folder, half, upper, control, outputs)
     control.start()
     give_back_memory()  # of what only the start needed
     control.send({"type": "ready", "seconds": seconds, "note": "" if upper is None else upper.note})
     return loop
 
 
-def _bring_back_shared(mpi: Any, room: HostRoom, chosen: Checkpoint) -> None:
+def _bring_back_shared(mpi: Any, room: SharedFolder, chosen: Checkpoint) -> None:
     """Bring back the memory that programs of one host share, before any of them is back."""
     ranks = chosen.manifest["ranks"]
     if sharing_ranks(ranks):

@@ -33,7 +33,7 @@ from remesh.carried.mpi.lower.exchange_pattern import pack_plan, plan_small
 from remesh.carried.mpi.lower.numbered import Numbered
 from remesh.carried.mpi.lower.open_collectives import OpenCall, call_of, pack_told, shape_of, unpack_told
 from remesh.carried.mpi.lower.real_collectives import CollectiveCall, RealCall, Result, extent_of, may_end_early
-from remesh.carried.mpi.lower.replay import Named, choose_common, join_all, tell_all
+from remesh.carried.mpi.lower.replay import Named, choose_common, join_all, send_all
 from remesh.carried.mpi.lower.requests import COLLECTIVE, Requests
 from remesh.carried.mpi.lower.stand_ins import GATE, CallShape, ToldCall, plan_stand_in
 from remesh.carried.mpi.lower.upper_memory import UpperMemory
@@ -232,7 +232,7 @@ class Collectives:
             for number, comm in self._communicators.items()
             if comm.real is None and number in self.made
         ]
-        for each in choose_common(named, tell_all(self._mpi, self._control, named)):
+        for each in choose_common(named, send_all(self._mpi, self._control, named)):
             self._create(each.number)
 
     def _run(self, real: Any, begun: OpenCall) -> None:

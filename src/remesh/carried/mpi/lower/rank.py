@@ -12,8 +12,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from remesh.carried.hosts.host_room import HostRoom
 from remesh.carried.hosts.outputs import Output
+from remesh.carried.hosts.shared_folder import SharedFolder
 from remesh.carried.images import Upper
 from remesh.carried.mpi.lower.half import MpiLowerHalf
 from remesh.carried.rounds.control import Control
@@ -52,7 +52,7 @@ class RankLoop:
     """The loop of one rank's stay; `run` returns when the job ends on this rank."""
 
     def __init__(
-        self, room: HostRoom, half: MpiLowerHalf, upper: Upper | None, control: Control, outputs: Sequence[Output]
+        self, room: SharedFolder, half: MpiLowerHalf, upper: Upper | None, control: Control, outputs: Sequence[Output]
     ) -> None:
         """``upper`` is None for a program that had ended before the checkpoint that the job was restarted from."""
         self._room = room
@@ -160,7 +160,7 @@ class RankLoop:
 
     def _images(self) -> ImageTaker:
         if self._taker is None:
-            # The code that takes images is as large as all else that a rank loads, and most stays begin without it.
+            # The code that takes images is as large as all else that a rank loads, and most runs begin without it.
             from remesh.carried.mpi.lower.taking import ImageTaker  # noqa: PLC0415
 
             self._taker = ImageTaker(self._room, self._half, self._upper, self._outputs, self._has_ended)

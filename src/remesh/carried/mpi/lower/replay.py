@@ -43,7 +43,7 @@ def choose_common(named: Iterable[Named], told: Iterable[Named]) -> list[Named]:
     return sorted(each for each in named if times[each] == each.num_members)
 
 
-def tell_all(mpi: Any, comm: Any, named: Iterable[Named]) -> list[Named]:
+def send_all(mpi: Any, comm: Any, named: Iterable[Named]) -> list[Named]:
     """Gather the names of all ranks of a real communicator. All of them call this."""
     own = b"".join(_FORM.pack(each.number, each.first, each.num_members) for each in named)
     return [Named(*fields) for fields in _FORM.iter_unpack(join_all(mpi, comm, own))]

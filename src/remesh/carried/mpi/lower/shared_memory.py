@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from remesh.carried.hosts.host_room import HostRoom
+from remesh.carried.hosts.shared_folder import SharedFolder
 from remesh.carried.images import SHARED_PATH
 from remesh.carried.mpi.together import sharing_ranks
 from remesh.carried.rounds.job_folder import rank_name
@@ -43,7 +43,7 @@ def shared_files(areas: Iterable[Area]) -> list[str]:
 class SharedCut:
     """One rank's part in bringing the files of its host into a checkpoint that is being taken."""
 
-    def __init__(self, room: HostRoom, checkpoint: Path) -> None:
+    def __init__(self, room: SharedFolder, checkpoint: Path) -> None:
         self._room = room
         self._folder = checkpoint / FOLDER
         self._marks = self._folder / f"stopped-{room.path.name}"
@@ -93,12 +93,12 @@ class SharedCut:
             time.sleep(_POLL_S)
 
 
-def begin_cut(room: HostRoom, checkpoint: Path) -> SharedCut | None:
+def begin_cut(room: SharedFolder, checkpoint: Path) -> SharedCut | None:
     """Begin the cut; None if programs of this host share nothing, which is so for all its ranks or for none."""
     return SharedCut(room, checkpoint) if any(room.windows.iterdir()) else None
 
 
-def bring_back(room: HostRoom, checkpoint: Path, ranks: Mapping[str, Mapping[str, Any]]) -> None:
+def bring_back(room: SharedFolder, checkpoint: Path, ranks: Mapping[str, Mapping[str, Any]]) -> None:
     """Make again the files whose first rank is this one; ``ranks`` is of the manifest.
 
     Raises `FormatError` when a copy is not what it was, `StorageError` when there is no room.
@@ -118,7 +118,7 @@ def bring_back(room: HostRoom, checkpoint: Path, ranks: Mapping[str, Mapping[str
             raise FormatError("bad-shared", f"{doing}: {what}; choose another checkpoint")
 
 
-def check_here(room: HostRoom, ranks: Mapping[str, Mapping[str, Any]]) -> None:
+def check_here(room: SharedFolder, ranks: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise `ConfigError` when this rank is on another host than those it shares memory with. All files are back."""
     for name, members in sharing_ranks(ranks).items():
         if room.rank in members and not (room.windows / name).exists():

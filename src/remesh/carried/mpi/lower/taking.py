@@ -15,9 +15,9 @@ from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
-from remesh.carried.hosts.host_room import HostRoom
 from remesh.carried.hosts.imaging import dump_into
 from remesh.carried.hosts.outputs import Output
+from remesh.carried.hosts.shared_folder import SharedFolder
 from remesh.carried.images import Frozen, NotImageable, Upper, check_imageable, freeze, share_hashes
 from remesh.carried.mpi.lower.half import MpiLowerHalf
 from remesh.carried.mpi.lower.shared_memory import SharedCut, begin_cut, shared_files
@@ -34,7 +34,7 @@ class ImageTaker:
 
     def __init__(
         self,
-        room: HostRoom,
+        room: SharedFolder,
         half: MpiLowerHalf,
         upper: Upper | None,
         outputs: Sequence[Output],
@@ -61,7 +61,7 @@ class ImageTaker:
             return [] if self._has_ended() else [f"what stands against an image could not be seen: {error}"]
 
     def thaw(self) -> None:
-        """Let the program run on, if it stands still."""
+        """Let the program run on, if it is frozen."""
         if self._frozen is not None:
             self._frozen.thaw()
             self._frozen = None

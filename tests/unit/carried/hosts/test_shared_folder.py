@@ -10,26 +10,26 @@ from pathlib import Path
 
 import pytest
 
-from remesh.carried.hosts.host_room import HostRoom, host_folder
-from remesh.carried.hosts.room import clear_rooms, make_room
+from remesh.carried.hosts.rank_folder import clear_rank_folders, make_rank_folder
+from remesh.carried.hosts.shared_folder import SharedFolder, host_folder
 from remesh.foundation.errors import StorageError
 
 _KILLED_RANK = """
 import os, signal, sys, pathlib
-from remesh.carried.hosts.host_room import HostRoom
-(HostRoom.enter("a stay", 1, pathlib.Path(sys.argv[1])).windows / "7").touch()
+from remesh.carried.hosts.shared_folder import SharedFolder
+(SharedFolder.enter("a stay", 1, pathlib.Path(sys.argv[1])).windows / "7").touch()
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
 def test_all_ranks_of_a_stay_find_one_folder_and_the_last_removes_it(tmp_path: Path) -> None:
-    rooms = [HostRoom.enter("a stay", rank, tmp_path) for rank in (2, 0, 11)]
-    other = HostRoom.enter("another stay", 1, tmp_path)
+    rooms = [SharedFolder.enter("a stay", rank, tmp_path) for rank in (2, 0, 11)]
+    other = SharedFolder.enter("another stay", 1, tmp_path)
     assert {room.path for room in rooms} == {host_folder("a stay", tmp_path)} and other.path != rooms[0].path
     assert rooms[0].ranks() == [0, 2, 11] and other.ranks() == [1]
     for room in rooms:
         assert room.windows.is_dir()
-        clear_rooms(tmp_path)
+        clear_rank_folders(tmp_path)
         room.leave()
     assert list(tmp_path.iterdir()) == [other.path]
     other.leave()
@@ -41,7 +41,7 @@ def test_all_ranks_of_a_stay_find_one_folder_and_the_last_removes_it(tmp_path: P
 def test_what_killed_ranks_left_falls_to_the_next_on_the_host(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", _KILLED_RANK, tmp_path], check=False, timeout=60)
     assert (host_folder("a stay", tmp_path) / "windows" / "7").exists()
-    room = make_room(tmp_path)
+    room = make_rank_folder(tmp_path)
     assert list(tmp_path.iterdir()) == [room]
 
 
@@ -52,12 +52,12 @@ def test_a_folder_that_is_cleared_away_while_a_rank_enters_is_made_again(
 
     def cleared_before(path: Path, flags: int) -> int:
         monkeypatch.undo()
-        clear_rooms(tmp_path)
+        clear_rank_folders(tmp_path)
         assert not path.exists()
         return os.open(path, flags)
 
     monkeypatch.setattr(os, "open", cleared_before)
-    assert HostRoom.enter("a stay", 3, tmp_path).ranks() == [3]
+    assert SharedFolder.enter("a stay", 3, tmp_path).ranks() == [3]
 
 
 def test_who_clears_away_leaves_a_folder_that_others_have_made_anew(
@@ -68,12 +68,12 @@ def test_who_clears_away_leaves_a_folder_that_others_have_made_anew(
 
     def others_first(descriptor: int, operation: int) -> None:
         monkeypatch.undo()
-        clear_rooms(tmp_path)
-        entered.append(HostRoom.enter("a stay", 3, tmp_path))
+        clear_rank_folders(tmp_path)
+        entered.append(SharedFolder.enter("a stay", 3, tmp_path))
         fcntl.flock(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", others_first)
-    clear_rooms(tmp_path)
+    clear_rank_folders(tmp_path)
     assert [room.ranks() for room in entered] == [[3]]
 
 
@@ -82,7 +82,7 @@ def test_a_folder_that_is_none_of_ours_is_refused(tmp_path: Path) -> None:
     elsewhere.mkdir()
     host_folder("a stay", tmp_path).symlink_to(elsewhere)
     with pytest.raises(StorageError, match="for the ranks of this host"):
-        HostRoom.enter("a stay", 0, tmp_path)
+        SharedFolder.enter("a stay", 0, tmp_path)
     assert not any(elsewhere.iterdir())
 
 
@@ -92,4 +92,4 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
     path.mkdir()
     os.chown(path, 12345, 12345)
     with pytest.raises(StorageError, match="belongs to user 12345"):
-        HostRoom.enter("a stay", 0, tmp_path)
+        SharedFolder.enter("a stay", 0, tmp_path)

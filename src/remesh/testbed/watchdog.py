@@ -1,6 +1,6 @@
 """Handle on the process that removes a testbed if its owner is killed: started and dismissed by the owner.
 
-The process is `remesh.testbed.warden_process`, which nothing here imports: it runs as a program.
+The process is `remesh.testbed.watchdog_process`, which nothing here imports: it runs as a program.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _SOURCE = os.fspath(Path(__file__).resolve().parents[2])
 _DISMISSAL_S = 10.0
 
 
-class Warden:
-    """The running warden of a bed, seen from its owner."""
+class Watchdog:
+    """The running watchdog of a testbed, seen from its owner."""
 
     def __init__(self, names: Sequence[str], folder: Path) -> None:
         """Let it look after these namespaces and this folder, which need not be there yet."""
-        command = [sys.executable, "-S", "-P", "-m", "remesh.testbed.warden_process", os.fspath(folder), *names]
+        command = [sys.executable, "-S", "-P", "-m", "remesh.testbed.watchdog_process", os.fspath(folder), *names]
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

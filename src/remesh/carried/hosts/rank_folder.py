@@ -32,10 +32,10 @@ def find_place() -> Path:
     return Path(tempfile.gettempdir())
 
 
-def make_room(place: Path | None = None) -> Path:
+def make_rank_folder(place: Path | None = None) -> Path:
     """Make a new folder, locked until this process ends; in memory if there is such a place. Clears away old ones."""
     place = place or find_place()
-    clear_rooms(place)
+    clear_rank_folders(place)
     made = place / f"{_UNLOCKED_PREFIX}{os.urandom(8).hex()}"
     made.mkdir(0o700)
     # Never closed, and closed by exec: no other process can hold the lock for longer than this one lives.
@@ -43,8 +43,8 @@ def make_room(place: Path | None = None) -> Path:
     return made.rename(place / made.name.removeprefix("."))
 
 
-def clear_rooms(place: Path) -> None:
-    """Remove the rooms whose owners have ended."""
+def clear_rank_folders(place: Path) -> None:
+    """Remove the folders whose owners have ended."""
     for room in place.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):  # of another user, locked, or removed just now
             descriptor = os.open(room, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)

@@ -22,13 +22,13 @@ WAKE_NODES = 16
 
 
 @dataclass
-class Stay:
+class PhaseState:
     """Begun anew with every change of phase."""
 
     phase: Phase = Phase.STARTING
     since_s: float = 0.0
     done: set[tuple[Deed, object]] = field(default_factory=set)
-    """What was done that is done once, and to whom or why."""
+    """One-time actions that were done, with their object or reason."""
     _next_probe_s: float = field(init=False)
     _probe_gap_s: float = FIRST_PROBE_S
 

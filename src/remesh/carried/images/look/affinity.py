@@ -21,7 +21,7 @@ def set_processors(tid: int, cpus: int) -> None:
 
 
 def move_masks(masks: Sequence[int], old: int, new: int) -> list[int] | None:
-    """The masks of threads on a new seat; None when it has too few processors for one of them.
+    """The masks of threads on a new set of processors; None when it has too few processors for one of them.
 
     >>> move_masks([0b0100, 0b1000, 0b1100], 0b1100, 0b110000)
     [16, 32, 48]
@@ -36,7 +36,7 @@ def move_masks(masks: Sequence[int], old: int, new: int) -> list[int] | None:
         if mask == old:
             moved.append(new)
             continue
-        whole = _members(old | mask)  # a program may leave the seat that it was given
+        whole = _members(old | mask)  # a program may leave the processors that it was given
         wanted = [whole.index(cpu) for cpu in _members(mask)]
         if wanted[-1] >= len(places):
             return None

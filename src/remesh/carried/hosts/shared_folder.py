@@ -1,11 +1,12 @@
 """Folder in memory that the ranks of a job share on one host.
 
-    ranks/rank-0003    who is here: each rank of the stay on this host, from its start
+    ranks/rank-0003    who is here: each rank of the run on this host, from its start
     windows/           files that programs map: each finds them under one name (`SHARED_PATH`)
     hashes/            of files that programs have mapped, found once for all images (`form.hash_table`)
 
-Each rank holds a lock on the folder, shared with the others, while it lives. Whoever lets go as the last removes it;
-what killed ranks leave falls to the next that start on the host, as their rooms do (:mod:`remesh.carried.hosts.room`).
+Each rank holds a lock on the folder, shared with the others, while it lives. The last rank to release it removes it;
+what killed ranks leave is removed by the next that start on the host, as their own folders are
+(:mod:`remesh.carried.hosts.rank_folder`).
 """
 
 from __future__ import annotations
@@ -19,27 +20,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from remesh.carried.hosts.room import PREFIX, clear_rooms, find_place
+from remesh.carried.hosts.rank_folder import PREFIX, clear_rank_folders, find_place
 from remesh.carried.rounds.job_folder import rank_name
 from remesh.foundation.errors import StorageError
 from remesh.wire.token import Token
 
 
 @dataclass(slots=True)
-class HostRoom:
-    """The folder of a stay on this host, as one rank has it."""
+class SharedFolder:
+    """The folder of a run on this host, as one rank has it."""
 
     path: Path
     rank: int
     _lock: int
 
     @classmethod
-    def enter(cls, stay: str, rank: int, place: Path | None = None) -> Self:
-        """Enter the folder of a stay, which the first rank makes; ``stay`` is known to its ranks alone.
+    def enter(cls, run: str, rank: int, place: Path | None = None) -> Self:
+        """Enter the folder of a run, which the first rank makes; ``run`` is known to its ranks alone.
 
         Raises `StorageError` where it cannot be made, or is another user's.
         """
-        path = host_folder(stay, place)
+        path = host_folder(run, place)
         try:
             room = cls(path, rank, _join(path))
             for folder in (room.windows, room.hashes, room._ranks):
@@ -74,17 +75,17 @@ class HostRoom:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
-            clear_rooms(self.path.parent)
+            clear_rank_folders(self.path.parent)
 
 
-def host_folder(stay: str, place: Path | None = None) -> Path:
-    """The path of a stay's folder on this host."""
-    digest = hashlib.sha256(f"{stay}\n{socket.gethostname()}".encode()).hexdigest()
+def host_folder(run: str, place: Path | None = None) -> Path:
+    """The path of a run's folder on this host."""
+    digest = hashlib.sha256(f"{run}\n{socket.gethostname()}".encode()).hexdigest()
     return (place or find_place()) / f"{PREFIX}of-host-{digest[:16]}"
 
 
-def name_stay(token: Token, coordinator: str) -> str:
-    """Name a stay by a digest that only its ranks know; ``coordinator`` is the address that they were given."""
+def name_run(token: Token, coordinator: str) -> str:
+    """Name a run by a digest that only its ranks know; ``coordinator`` is the address that they were given."""
     return token.sign("host", coordinator.encode()).hex()
 
 

@@ -1,4 +1,4 @@
-"""Run of an MPI job on a set of hosts, from the launcher's start to its end: `run_stay`.
+"""Run of an MPI job on a set of hosts, from the launcher's start to its end: `run_job_once`.
 
     testbed (if hosts are made here) ── listeners ── launcher ── coordinator's steps until an outcome ── tidy up
 
@@ -21,9 +21,9 @@ from pathlib import Path
 
 from remesh import testbed
 from remesh.carried.hosts.apart import check_apart
-from remesh.carried.hosts.ground import Ground, make_bed
-from remesh.carried.hosts.hosts import Host, seat_ranks
-from remesh.carried.hosts.room import clear_rooms, find_place
+from remesh.carried.hosts.hosts import Host, assign_slots
+from remesh.carried.hosts.job_hosts import JobHosts, make_testbed
+from remesh.carried.hosts.rank_folder import clear_rank_folders, find_place
 from remesh.carried.images.form.kinds import OpenFilePolicy
 from remesh.carried.mpi import rsh
 from remesh.carried.mpi.launch import LaunchCommand, Reach, default_network, find_row, plan_start
@@ -35,7 +35,7 @@ from remesh.carried.rounds.job_folder import Checkpoint, JobFolder, JobState
 from remesh.carried.rounds.leader import Coordinator, JobOutcome
 from remesh.carried.rounds.signals import obeying_signals
 from remesh.foundation.errors import StorageError
-from remesh.testbed.inside import Door, command_inside
+from remesh.testbed.inside import HostEntry, command_inside
 
 _STEP_S = 0.1
 _LEAVE_S = 15.0
@@ -67,8 +67,8 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
-class JobStay:
-    """The result of a stay."""
+class JobRun:
+    """The result of a run."""
 
     outcome: JobOutcome
     last_checkpoint: Mapping[str, object] | None
@@ -80,7 +80,7 @@ class JobStay:
 
 
 @dataclass(frozen=True, slots=True)
-class StaySettings(Settings):
+class RunSettings(Settings):
     """The settings of a job's checkpoints, and of its return from one."""
 
     open_files: OpenFilePolicy = OpenFilePolicy.TRUNCATE
@@ -98,13 +98,13 @@ def find_launch(placement: Placement) -> tuple[Installation, str]:
     return installation, find_row(installation.kind, network, num_hosts=len(placement.hosts)).network
 
 
-def run_stay(
+def run_job_once(
     folder: JobFolder,
     placement: Placement,
-    settings: StaySettings,
+    settings: RunSettings,
     checkpoint: Checkpoint | None,
     watch: Watch | None = None,
-) -> JobStay:
+) -> JobRun:
     """Run the job on these hosts, from its beginning or from a checkpoint, until it ends or stops.
 
     SIGTERM takes a checkpoint and stops, or while a restart comes up stops at once; SIGINT ends the job. Both only when
@@ -114,9 +114,9 @@ def run_stay(
     installation, network = find_launch(placement)
     if checkpoint is not None:
         ranks, doing = checkpoint.manifest["ranks"], f"restarting job {folder.name}"
-        seats = seat_ranks(placement.hosts or (Host(socket.gethostname(), spec.num_ranks),))
-        check_together(ranks, [seat.host for seat in seats], doing)
-        check_apart(ranks, seats, doing)
+        slots = assign_slots(placement.hosts or (Host(socket.gethostname(), spec.num_ranks),))
+        check_together(ranks, [slot.host for slot in slots], doing)
+        check_apart(ranks, slots, doing)
     with contextlib.ExitStack() as stack:
         stack.enter_context(folder.lead())
         coordinator = Coordinator(folder, spec.num_ranks, settings, begun_from=checkpoint)
@@ -125,10 +125,10 @@ def run_stay(
         room = _make_room(folder)
         bed = None
         if placement.testbed_rate is not None:
-            bed = stack.enter_context(make_bed(placement.hosts, placement.testbed_rate))
-        ground = Ground(placement.hosts, bed)
-        for_ranks = ground.listen()
-        for_clients = ground.listen_for_clients(for_ranks)
+            bed = stack.enter_context(make_testbed(placement.hosts, placement.testbed_rate))
+        job_hosts = JobHosts(placement.hosts, bed)
+        for_ranks = job_hosts.listen()
+        for_clients = job_hosts.listen_for_clients(for_ranks)
         for each in {for_ranks.socket, for_clients.socket}:
             coordinator.listen(each)
         reach, hosts = Reach(machine_file=_machine_file(room)), placement.hosts
@@ -142,12 +142,12 @@ def run_stay(
         rank_command = _rank_command(installation.python, folder, for_ranks.address, which)
         start = plan_start(installation, network, spec.num_ranks, hosts, reach, rank_command)
         # A stay that was killed has left its folders; one that lives has locked its own.
-        stack.callback(clear_rooms, find_place())
-        launcher = _start_launcher(start, ground.door)
+        stack.callback(clear_rank_folders, find_place())
+        launcher = _start_launcher(start, job_hosts.entry)
         stack.callback(_end_launcher, launcher)
         outcome = _lead(coordinator, launcher, watch)
         nic_bytes = {} if bed is None else {name: bed.nic_bytes(name).sent for name in bed.spec.names}
-        return JobStay(outcome, coordinator.last_checkpoint, coordinator.ready_seconds, nic_bytes)
+        return JobRun(outcome, coordinator.last_checkpoint, coordinator.ready_seconds, nic_bytes)
 
 
 def _lead(coordinator: Coordinator, launcher: subprocess.Popen[bytes], watch: Watch | None) -> JobOutcome:
@@ -196,10 +196,10 @@ def _machine_file(room: Path) -> str:
 
 def _write_agent(room: Path, bed: testbed.Testbed, hosts: Sequence[Host]) -> str:
     """Write the program that launchers take for ssh."""
-    doors = room / "doors.json"
-    rsh.write_doors(doors, {bed.address_of(host.name): bed.door_of(host.name) for host in hosts})
+    entries = room / "doors.json"
+    rsh.write_entries(entries, {bed.address_of(host.name): bed.entry_of(host.name) for host in hosts})
     agent = room / "rsh"
-    command = shlex.join(["env", f"PYTHONPATH={_SOURCE}", sys.executable, "-m", "remesh.carried.mpi.rsh", str(doors)])
+    command = shlex.join(["env", f"PYTHONPATH={_SOURCE}", sys.executable, "-m", "remesh.carried.mpi.rsh", str(entries)])
     agent.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
     agent.chmod(0o700)
     return str(agent)
@@ -219,10 +219,10 @@ def _rank_command(python: str, folder: JobFolder, address: tuple[str, int], whic
     )
 
 
-def _start_launcher(start: LaunchCommand, door: Door | None) -> subprocess.Popen[bytes]:
+def _start_launcher(start: LaunchCommand, entry: HostEntry | None) -> subprocess.Popen[bytes]:
     for path, text in start.files.items():
         Path(path).write_text(text)
-    command = list(start.command) if door is None else command_inside(door, start.command)
+    command = list(start.command) if entry is None else command_inside(entry, start.command)
     return subprocess.Popen(
         command,
         env={**lower_environment(os.environ, start.command[0]), **start.environment},

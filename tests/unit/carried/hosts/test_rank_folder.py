@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from remesh.carried.hosts.room import clear_rooms, make_room
+from remesh.carried.hosts.rank_folder import clear_rank_folders, make_rank_folder
 
 _KILLED_OWNER = """
 import os, signal, sys, pathlib
-from remesh.carried.hosts.room import make_room
-(make_room(pathlib.Path(sys.argv[1])) / "channel").touch()
+from remesh.carried.hosts.rank_folder import make_rank_folder
+(make_rank_folder(pathlib.Path(sys.argv[1])) / "channel").touch()
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -25,7 +25,7 @@ def test_what_a_killed_owner_left_is_removed_by_the_next_and_that_of_living_ones
     subprocess.run([sys.executable, "-c", _KILLED_OWNER, tmp_path], check=False, timeout=60)
     (left,) = tmp_path.iterdir()
     assert (left / "channel").exists()
-    first, second = make_room(tmp_path), make_room(tmp_path)
+    first, second = make_rank_folder(tmp_path), make_rank_folder(tmp_path)
     assert set(tmp_path.iterdir()) == {first, second}
 
 
@@ -34,10 +34,10 @@ def test_a_room_that_somebody_has_locked_is_kept_whatever_its_name_is(tmp_path: 
     room.mkdir()
     lock = os.open(room, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    clear_rooms(tmp_path)
+    clear_rank_folders(tmp_path)
     assert room.exists()
     os.close(lock)
-    clear_rooms(tmp_path)
+    clear_rank_folders(tmp_path)
     assert not room.exists()
 
 
@@ -47,6 +47,6 @@ def test_other_folders_and_rooms_that_are_being_made_are_left_alone(tmp_path: Pa
         other.mkdir()
     (tmp_path / "remesh-rank-room-file").touch()
     (tmp_path / "remesh-rank-room-link").symlink_to("someone-elses")
-    clear_rooms(tmp_path)
+    clear_rank_folders(tmp_path)
     assert others <= set(tmp_path.iterdir())
     assert (tmp_path / "remesh-rank-room-file").exists() and (tmp_path / "remesh-rank-room-link").is_symlink()

@@ -4,7 +4,7 @@
     .remesh-save-in-progress.1    lock 1: another save has taken over, since it cannot know whether the first still runs
     .remesh-save-in-progress.2    the end: the save with lock 1 becomes the checkpoint, and no other ever will
 
-A *lock* (also *turn*) belongs to one save in a directory. The save with lock n closes it by creating lock file n + 1 as
+A *lock* belongs to one save in a directory. The save with lock n closes it by creating lock file n + 1 as
 *the end*; a newcomer takes over by creating the same file as a lock of its own. Lock files are created exclusively, so
 one of the two succeeds, and the other gets an error. Nothing else decides which of several savers comes first, and no
 clock does.
@@ -35,14 +35,14 @@ from remesh.foundation.errors import Error
 
 logger = logging.getLogger(__name__)
 IN_PROGRESS_FNAME = ".remesh-save-in-progress"
-_MARK = re.compile(re.escape(IN_PROGRESS_FNAME) + r"(?:\.([1-9][0-9]*))?")
+_LOCK_FILE = re.compile(re.escape(IN_PROGRESS_FNAME) + r"(?:\.([1-9][0-9]*))?")
 _STAGED = re.compile(r"(.+)\.([0-9]+)")
 _STAGED_IN_FOLDER = re.compile(r"\.remesh-([0-9]+)-.+")
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """One save's stay in a directory. Every rank of the save has it; the first one has taken it."""
+class SaveLock:
+    """Lock of one save in a directory. Every rank of the save has the value; the first one has taken it."""
 
     directory: Location
     number: int = 0
@@ -51,7 +51,7 @@ class Turn:
     @property
     def mark(self) -> Location:
         """The file that says so."""
-        return _mark_path(self.directory, self.number)
+        return _lock_path(self.directory, self.number)
 
     def staged(self, name: str) -> Location:
         """The path of a file until the save is committed."""
@@ -61,8 +61,8 @@ class Turn:
         """The name of a file until the save is committed, from the directory like ``name``.
 
         >>> from pathlib import Path
-        >>> turn = Turn(Path("run"), 1)
-        >>> turn.staged_name("common.pt"), turn.staged_name("layer.w/0.1")
+        >>> lock = SaveLock(Path("run"), 1)
+        >>> lock.staged_name("common.pt"), lock.staged_name("layer.w/0.1")
         ('common.pt.1', 'layer.w/.remesh-1-0.1')
         """
         folder, slash, plain = name.rpartition("/")
@@ -70,39 +70,39 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class _Mark:
+class _LockFile:
     number: int
     staged: tuple[str, ...] | None
-    """Of the end of the turn before, the names of its staged files; None for a turn."""
+    """Of the end of the lock before, the names of its staged files; None for a lock."""
 
 
-def is_mark(name: str) -> bool:
+def is_lock_file(name: str) -> bool:
     """Whether a file of that name is one of the chain."""
-    return _MARK.fullmatch(name) is not None
+    return _LOCK_FILE.fullmatch(name) is not None
 
 
 def staged_name(name: str) -> str | None:
     """The name that a staged file is to have; None for a file that is not staged."""
     match = _STAGED.fullmatch(name)
-    return match[1] if match is not None and not is_mark(name) else None
+    return match[1] if match is not None and not is_lock_file(name) else None
 
 
-def turn_staged_in_folder(name: str) -> int | None:
-    """The number of the turn that has staged a file of that name in a folder; None for any other file."""
+def lock_staged_in_folder(name: str) -> int | None:
+    """The number of the lock that has staged a file of that name in a folder; None for any other file."""
     match = _STAGED_IN_FOLDER.fullmatch(name)
     return int(match[1]) if match is not None else None
 
 
-def take_turn(directory: Location) -> Turn:
-    """Be the one who saves in the directory, from now until somebody takes over. Called by one rank.
+def take_lock(directory: Location) -> SaveLock:
+    """Take the lock of the directory, which is ours until another save takes over. Called by one rank.
 
-    A save that had come to its end and died is given its names. Raises `CheckpointPathError` when somebody else has
-    begun in the same instant, or ended. Who has a turn must look once more whether a checkpoint is there, and withdraw:
-    marks are removed when one is, so a turn may be had then, too.
+    A save that had come to its end and died is completed. Raises `CheckpointPathError` when another save has begun in
+    the same instant, or ended. The holder must look once more whether a checkpoint is there, and withdraw: lock files
+    are removed when one is, so the lock can be taken then, too.
     """
-    last = _last_mark(directory)
+    last = _last_lock_file(directory)
     if last is not None and last.staged is not None:
-        _give_names(Turn(directory, last.number - 1), last.staged)
+        _give_names(SaveLock(directory, last.number - 1), last.staged)
         raise _ended(directory)
     number = 0 if last is None else last.number + 1
     if not _create(directory, number, {"turn": uuid.uuid4().hex}):
@@ -110,71 +110,73 @@ def take_turn(directory: Location) -> Turn:
             f"saving checkpoint {directory}: another save began there at the same moment, expected only one; nothing "
             "was written, choose another directory or let only one job save there"
         )
-    turn = Turn(directory, number)
-    if last is not None and _read_mark(directory, last.number).staged is not None:
-        withdraw(turn)
+    lock = SaveLock(directory, number)
+    if last is not None and _read_lock_file(directory, last.number).staged is not None:
+        withdraw(lock)
         raise _ended(directory)
-    return turn
+    return lock
 
 
-def withdraw(turn: Turn) -> None:
+def withdraw(lock: SaveLock) -> None:
     """Leave a directory that turned out to hold a checkpoint."""
-    store_of(turn.directory).remove(turn.mark)
+    store_of(lock.directory).remove(lock.mark)
 
 
 @contextmanager
-def held(turn: Turn) -> Iterator[None]:
-    """Errors that leave the block as this room's, and as that of a lost turn if another save has taken over by then."""
+def held(lock: SaveLock) -> Iterator[None]:
+    """Errors that leave the block as this room's, and as that of a lost lock if another save has taken over by then."""
     try:
         yield
     except (OSError, Error) as raised:
         # The later mark first: when another save has ended, marks go in the order in which they came.
-        if not _exists(_next(turn).mark) and _exists(turn.mark):
-            raise as_checkpoint_error(f"saving checkpoint {turn.directory}", raised)  # noqa: B904 - it brings its cause
-        raise _lost(turn) from raised
+        if not _exists(_next(lock).mark) and _exists(lock.mark):
+            raise as_checkpoint_error(f"saving checkpoint {lock.directory}", raised)  # noqa: B904 - it brings its cause
+        raise _lost(lock) from raised
 
 
-def check_found(turn: Turn) -> None:
-    """Raise `CheckpointPathError` unless this rank finds the turn, which the first one has taken, in its directory.
+def check_found(lock: SaveLock) -> None:
+    """Raise `CheckpointPathError` unless this rank finds the lock, which the first one has taken, in its directory.
 
     For a rank that writes nothing: of one that does, the first rank looks for the files.
     """
-    if _exists(_next(turn).mark):
-        raise _lost(turn)
-    if not _exists(turn.mark):
-        raise not_shared(turn.directory, f"the file {turn.mark.name}")
+    if _exists(_next(lock).mark):
+        raise _lost(lock)
+    if not _exists(lock.mark):
+        raise not_shared(lock.directory, f"the file {lock.mark.name}")
 
 
-def end_turn(turn: Turn, names: Sequence[str], seal: bytes) -> None:
-    """Let this turn be the one that becomes the checkpoint, and give its staged files their names, in this order.
+def close_lock(lock: SaveLock, names: Sequence[str], seal: bytes) -> None:
+    """Close the lock: its save becomes the checkpoint, and its staged files get their names, in this order.
 
     All files must have reached the disk. The last name is the commit of the format; ``seal`` is the content of the file
     before it, which no other save has. Called by one rank; raises `CheckpointPathError` when another save has taken
     over.
     """
-    store, end = store_of(turn.directory), _next(turn)
+    store, end = store_of(lock.directory), _next(lock)
     told = {"turn": uuid.uuid4().hex, "staged": list(names)}
     try:
         is_ours = _create(end.directory, end.number, told)
         if is_ours:
-            is_named = _exists(turn.directory / names[-1])
-            if _exists(_next(end).mark) or (is_named and store.read(turn.directory / names[-2]) != seal):
-                store.remove(end.mark)  # it was free because another turn had ended, and its marks were being removed
+            is_named = _exists(lock.directory / names[-1])
+            if _exists(_next(end).mark) or (is_named and store.read(lock.directory / names[-2]) != seal):
+                store.remove(
+                    end.mark
+                )  # it was free because another save had ended, and its lock files were being removed
                 is_ours = False
             else:
-                _give_names(turn, names)
+                _give_names(lock, names)
     except (OSError, Error) as raised:
         raise _not_ended(end, raised) from raised
     if not is_ours:
-        raise _lost(turn)
+        raise _lost(lock)
 
 
 def finish_ended(directory: Location) -> bool:
     """Give the names that a save which had come to its end has not given any more; whether there was one."""
-    last = _last_mark(directory)
+    last = _last_lock_file(directory)
     if last is None or last.staged is None:
         return False
-    _give_names(Turn(directory, last.number - 1), last.staged)
+    _give_names(SaveLock(directory, last.number - 1), last.staged)
     return True
 
 
@@ -183,7 +185,7 @@ def is_commit(directory: Location, name: str) -> bool:
 
     Marks may be there beside a checkpoint whose store let nobody remove them.
     """
-    last = _last_mark(directory)
+    last = _last_lock_file(directory)
     return last is None or (last.staged is not None and last.staged[-1:] == (name,))
 
 
@@ -205,29 +207,29 @@ def tidying(directory: Location, left: Sequence[str]) -> Iterator[None]:
         )
 
 
-def _give_names(turn: Turn, names: Sequence[str]) -> None:
+def _give_names(lock: SaveLock, names: Sequence[str]) -> None:
     """Any number of processes may do this at once, or again after one that died."""
-    store, directory = store_of(turn.directory), turn.directory
+    store, directory = store_of(lock.directory), lock.directory
     *others, last = names
     if not _exists(directory / last):
         for name in others:
-            store.rename(turn.staged(name), directory / name)
+            store.rename(lock.staged(name), directory / name)
         for place in dict.fromkeys((directory / name).parent for name in others):
             store.sync_names(place)
-        _give_last(turn, last)
-    left = [_mark_path(directory, number).name for number in range(turn.number + 2)]
+        _give_last(lock, last)
+    left = [_lock_path(directory, number).name for number in range(lock.number + 2)]
     with tidying(directory, left):
         while left:  # the end goes last: what it says holds until then
             store.remove(directory / left[0])
             del left[0]
 
 
-def _give_last(turn: Turn, last: str) -> None:
+def _give_last(lock: SaveLock, last: str) -> None:
     """The commit. Once the name is there no error leaves, not even of the rename: its answer may have been lost."""
-    store, directory = store_of(turn.directory), turn.directory
+    store, directory = store_of(lock.directory), lock.directory
     is_given = False
     try:
-        is_given = store.rename(turn.staged(last), directory / last)
+        is_given = store.rename(lock.staged(last), directory / last)
         store.sync_names(directory)
     except (OSError, Error) as raised:
         if not is_given and not _exists(directory / last):
@@ -242,46 +244,46 @@ def _give_last(turn: Turn, last: str) -> None:
         return
     if not is_given and not _exists(directory / last):  # nor has another process given it
         raise CheckpointPathError(
-            f"ending the save in {directory}: expected the file {turn.staged(last)}, found none; somebody has removed "
+            f"ending the save in {directory}: expected the file {lock.staged(last)}, found none; somebody has removed "
             "files of this checkpoint, remove the directory"
         )
 
 
-def _next(turn: Turn) -> Turn:
-    return Turn(turn.directory, turn.number + 1)
+def _next(lock: SaveLock) -> SaveLock:
+    return SaveLock(lock.directory, lock.number + 1)
 
 
 def _exists(path: Location) -> bool:
     return store_of(path).size_of(path) is not None
 
 
-def _last_mark(directory: Location) -> _Mark | None:
+def _last_lock_file(directory: Location) -> _LockFile | None:
     try:
-        matches = [_MARK.fullmatch(entry.name) for entry in store_of(directory).entries(directory)]
+        matches = [_LOCK_FILE.fullmatch(entry.name) for entry in store_of(directory).entries(directory)]
     except FileNotFoundError:  # where directories are nothing by themselves
         return None
     numbers = [int(match[1] or 0) for match in matches if match is not None]
-    return _read_mark(directory, max(numbers)) if numbers else None
+    return _read_lock_file(directory, max(numbers)) if numbers else None
 
 
-def _read_mark(directory: Location, number: int) -> _Mark:
-    path = _mark_path(directory, number)
+def _read_lock_file(directory: Location, number: int) -> _LockFile:
+    path = _lock_path(directory, number)
     try:
         told = json.loads(store_of(path).read(path) or b"{}")
         staged = told.get("staged")
-        return _Mark(number, None if staged is None else tuple(map(str, staged)))
+        return _LockFile(number, None if staged is None else tuple(map(str, staged)))
     except FileNotFoundError:  # its checkpoint has come to be
-        return _Mark(number, None)
-    except (ValueError, TypeError, AttributeError):  # half a mark, of a store whose files appear in parts
-        return _Mark(number, None)
+        return _LockFile(number, None)
+    except (ValueError, TypeError, AttributeError):  # a partial lock file, of a store whose files appear in parts
+        return _LockFile(number, None)
 
 
-def _mark_path(directory: Location, number: int) -> Location:
+def _lock_path(directory: Location, number: int) -> Location:
     return directory / (IN_PROGRESS_FNAME if number == 0 else f"{IN_PROGRESS_FNAME}.{number}")
 
 
 def _create(directory: Location, number: int, content: Mapping[str, object]) -> bool:
-    path, blob = _mark_path(directory, number), json.dumps(content).encode()
+    path, blob = _lock_path(directory, number), json.dumps(content).encode()
     store = store_of(path)
     try:
         return store.create_once(path, blob)
@@ -300,18 +302,18 @@ def not_shared(directory: Location, what: str) -> CheckpointPathError:
     )
 
 
-def _lost(turn: Turn) -> CheckpointPathError:
-    store = store_of(turn.directory)
-    if store.has_directories and not store.is_directory(turn.directory):
-        return not_shared(turn.directory, "the directory")
+def _lost(lock: SaveLock) -> CheckpointPathError:
+    store = store_of(lock.directory)
+    if store.has_directories and not store.is_directory(lock.directory):
+        return not_shared(lock.directory, "the directory")
     return CheckpointPathError(
-        f"saving checkpoint {turn.directory}: another save has taken this directory over while this one was writing, "
+        f"saving checkpoint {lock.directory}: another save has taken this directory over while this one was writing, "
         "expected one save for a directory; nothing of this one is in the other's checkpoint. See whether a job that "
         "was started again still runs, or give every job a folder of its own"
     )
 
 
-def _not_ended(end: Turn, raised: OSError | Error) -> BaseException:
+def _not_ended(end: SaveLock, raised: OSError | Error) -> BaseException:
     """The error for an end that came to be or not, and whose checkpoint is not there."""
     doing = f"saving checkpoint {end.directory}"
     with suppress(OSError, Error):

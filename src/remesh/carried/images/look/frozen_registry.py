@@ -8,19 +8,19 @@ from __future__ import annotations
 from typing import Final, Protocol
 
 
-class HeldTree(Protocol):
-    """A process that stands still with all of its descendants."""
+class FrozenTree(Protocol):
+    """A process that is frozen with all of its descendants."""
 
     def bury(self) -> None:
         """Reap all threads after the processes were killed."""
 
 
-HELD: Final[dict[int, HeldTree]] = {}
+FROZEN: Final[dict[int, FrozenTree]] = {}
 """The trees that this process holds, by the id of the first process of each."""
 
 
 def bury(pid: int) -> None:
     """Reap the threads of a killed process and its descendants if this process holds them."""
-    held = HELD.pop(pid, None)
+    held = FROZEN.pop(pid, None)
     if held is not None:
         held.bury()

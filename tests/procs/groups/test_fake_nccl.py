@@ -14,7 +14,7 @@ from remesh.foundation.errors import PeerError
 from remesh.layout import Box, Shard
 from remesh.layout.from_torch import Piece
 from remesh.testbed.pool import RankPool
-from tests.believed_nccl import BelievedGroup, believed_group
+from tests.fake_nccl import BelievedGroup, believed_group
 
 SIDE = 8
 

@@ -1,6 +1,6 @@
 """Cleanup process of a testbed: it waits for the owner's end, however it comes, and removes the testbed.
 
-A testbed lives in the kernel. The cleanup process (warden) holds the reading end of a pipe whose writing end only the
+A testbed lives in the kernel. The cleanup process (watchdog) holds the reading end of a pipe whose writing end only the
 owner has: when the kernel closes that, the owner is gone, or has removed the testbed itself. It removes what it finds.
 """
 

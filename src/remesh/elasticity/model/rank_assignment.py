@@ -3,7 +3,7 @@
 A *seat* is a rank of a mesh; a *spare* is a standby worker. Snapshots of a seat are kept twice
 (:mod:`remesh.elasticity.snapshots.choice`): on its own node, and on its *keeper*, another one.
 
-*Keepers.* A seat is kept by a node with spares, as long as that node keeps fewer than ``SEATS_PER_SPARE`` seats for
+*Keepers.* A seat is kept by a node with spares, as long as that node keeps fewer than ``RANKS_PER_SPARE`` seats for
 each of its spares; the others by the next node in a ring over the nodes with seats. So the spares' memory, which is
 idle, comes first; a node keeps no more for a spare than for a worker with a seat: two versions of two seats.
 
@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-SEATS_PER_SPARE = 2
+RANKS_PER_SPARE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def compute_keepers(members: Sequence[MeshMember], standby: Sequence[MeshMember]
     >>> compute_keepers(seats, []), compute_keepers(seats, [MeshMember(-1, 7, 0, 0)])
     ({0: 1, 1: 2, 2: 0}, {0: 7, 1: 7, 2: 0})
     """
-    room = Counter(spare.node for spare in standby for _ in range(SEATS_PER_SPARE))
+    room = Counter(spare.node for spare in standby for _ in range(RANKS_PER_SPARE))
     roomiest = [(-count, node) for node, count in room.items()]
     heapq.heapify(roomiest)
     ring = sorted({member.node for member in members})
@@ -66,7 +66,7 @@ def compute_keepers(members: Sequence[MeshMember], standby: Sequence[MeshMember]
 Candidate = TypeVar("Candidate")
 
 
-def choose_for_seats(
+def choose_for_ranks(
     free: Sequence[int], candidates: Sequence[tuple[int, Candidate]], near: Mapping[int, Sequence[int | None]]
 ) -> tuple[dict[int, tuple[int, Candidate]], list[tuple[int, Candidate]]]:
     """Choose a worker for each free rank; also returns the workers that are left, in order.

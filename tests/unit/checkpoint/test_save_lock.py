@@ -39,8 +39,8 @@ from remesh.checkpoint.run.reader import open_checkpoint, why_incomplete
 from remesh.checkpoint.run.writer import part_of, write_part, writing_in
 from remesh.checkpoint.storage import location_of, store_of
 from remesh.checkpoint.storage.integrity import verify
+from remesh.checkpoint.storage.save_lock import IN_PROGRESS_FNAME, SaveLock, held
 from remesh.checkpoint.storage.store import LocalStore, NewFile
-from remesh.checkpoint.storage.turns import IN_PROGRESS_FNAME, Turn, held
 from remesh.checkpoint.values.entities import ShardedTensor
 from remesh.dist_checkpointing.strategies.zarr import ZarrSaveShardedStrategy
 from tests.profiles import seeds
@@ -139,31 +139,31 @@ def save_as(number: int, num_ranks: int, directory: str, backend: str = BACKEND)
     finish(write_as(number, num_ranks, directory, backend), CheckpointingConfig(backend))
 
 
-def write_as(number: int, num_ranks: int, directory: str, backend: str = BACKEND) -> Turn:
+def write_as(number: int, num_ranks: int, directory: str, backend: str = BACKEND) -> SaveLock:
     """All of it but the commit."""
     place, rows = location_of(directory), 4 + number
     check_can_save(place, may_create=True)
-    turn = begin(place)
-    with held(turn):
-        stage_small(turn, dump_object({"job": number, "ranks": num_ranks}, "the common data"))
-        stage_small(turn, encode_metrics({"job": number}).encode(), METRICS_FNAME)
+    lock = begin(place)
+    with held(lock):
+        stage_small(lock, dump_object({"job": number, "ranks": num_ranks}, "the common data"))
+        stage_small(lock, encode_metrics({"job": number}).encode(), METRICS_FNAME)
     tensors = [torch.full((rows, 3), float(number)) for _ in range(num_ranks)]
     shards = [ShardedTensor.from_rank_offsets("w", tensor, (0, at, num_ranks)) for at, tensor in enumerate(tensors)]
     if backend == "zarr":
-        with writing_in(turn):
+        with writing_in(lock):
             ZarrSaveShardedStrategy().save(dict(enumerate(shards)), directory)
     else:
-        _store_as_torch_dist(shards, turn)
-    return turn
+        _store_as_torch_dist(shards, lock)
+    return lock
 
 
-def _store_as_torch_dist(shards: list[ShardedTensor], turn: Turn) -> None:
+def _store_as_torch_dist(shards: list[ShardedTensor], lock: SaveLock) -> None:
     written = []
     for rank, shard in enumerate(shards):
         part = part_of([shard], {})
-        written += Written.from_parts(write_part(part, part.tensors, turn, rank)[0])
-    with held(turn):
-        stage_index(turn, IndexFiles.of(assemble_index(written)))
+        written += Written.from_parts(write_part(part, part.tensors, lock, rank)[0])
+    with held(lock):
+        stage_index(lock, IndexFiles.of(assemble_index(written)))
 
 
 def whose(directory: str) -> int | None:
@@ -262,14 +262,14 @@ def test_the_same_holds_in_a_store_of_objects(backend: str) -> None:
 def test_a_look_that_the_commit_overtakes_finds_the_checkpoint_and_not_one_of_native_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
-    turn = write_as(5, 1, str(tmp_path), backend)
+    lock = write_as(5, 1, str(tmp_path), backend)
     read = LocalStore.read
 
     def read_and_wait(store: LocalStore, path: Path) -> bytes:
         if path.name == "metadata.json":
             monkeypatch.setattr(LocalStore, "read", read)
             assert not path.exists()
-            finish(turn, CheckpointingConfig(backend))
+            finish(lock, CheckpointingConfig(backend))
             raise FileNotFoundError(path)
         return read(store, path)
 
@@ -330,9 +330,9 @@ def save_form(form: str, place: Path) -> None:
     if form == BACKEND:
         save_as(1, 2, str(place))
         return
-    turn = begin(place)
-    _store_as_torch_dist([ShardedTensor.from_rank_offsets("w", torch.ones(5, 3))], turn)
-    finish(turn, None)
+    lock = begin(place)
+    _store_as_torch_dist([ShardedTensor.from_rank_offsets("w", torch.ones(5, 3))], lock)
+    finish(lock, None)
 
 
 def is_found(place: Path, form: str) -> bool:

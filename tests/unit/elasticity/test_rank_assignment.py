@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 
 from remesh.elasticity.model.generation import Generation, MeetingRules, NodeInfo, WorkerReport, decide_generation
 from remesh.elasticity.model.mesh_policy import make_template
-from remesh.elasticity.model.seats import SEATS_PER_SPARE, MeshMember, choose_for_seats, compute_keepers
+from remesh.elasticity.model.rank_assignment import RANKS_PER_SPARE, MeshMember, choose_for_ranks, compute_keepers
 
 counts = st.lists(st.integers(0, 3), min_size=1, max_size=6)
 
@@ -35,13 +35,13 @@ def test_second_copy_is_elsewhere_and_spares_keep_a_bounded_share(seats: list[in
     most = max(seats)
     for node, count in ring.items():
         # A node keeps no more than the ring gives it and its spares have room for.
-        assert count <= most + SEATS_PER_SPARE * num_spares[node]
+        assert count <= most + RANKS_PER_SPARE * num_spares[node]
 
 
 @given(st.integers(1, 5), st.integers(0, 4))
 def test_spares_that_suffice_keep_all_seats_alike(num_seats: int, num_more: int) -> None:
     """A node for each seat, and at least one spare on a node of its own for every two."""
-    num_spares = -(-num_seats // SEATS_PER_SPARE) + num_more
+    num_spares = -(-num_seats // RANKS_PER_SPARE) + num_more
     members = make_members([1] * num_seats)
     standby = [MeshMember(-1, 100 + spare, 0, spare) for spare in range(num_spares)]
     kept = Counter(compute_keepers(members, standby).values())
@@ -54,7 +54,7 @@ def test_every_seat_gets_one_and_nobody_is_forgotten(nodes: list[int], data: st.
     candidates = [(node, f"worker {at}") for at, node in enumerate(nodes)]
     free = list(range(data.draw(st.integers(0, len(nodes)))))
     near = {seat: data.draw(st.lists(st.one_of(st.none(), st.integers(0, 3)), max_size=2)) for seat in free}
-    taken, rest = choose_for_seats(free, candidates, near)
+    taken, rest = choose_for_ranks(free, candidates, near)
     assert sorted(taken) == free
     assert sorted([*taken.values(), *rest]) == sorted(candidates)
     assert rest == [one for one in candidates if one in rest], "those who are left keep their order"

@@ -15,8 +15,8 @@ _TURN_S: Final = 0.0005
 
 
 @contextmanager
-def short_turns() -> Iterator[None]:
-    """Let the threads of this process take turns at short intervals within the block; ``@short_turns()`` in a call."""
+def short_switch_interval() -> Iterator[None]:
+    """Switch threads of this process at short intervals within the block; ``@short_switch_interval()`` in a call."""
     before_s = sys.getswitchinterval()
     if before_s <= _TURN_S:
         yield

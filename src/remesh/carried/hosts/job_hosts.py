@@ -17,7 +17,7 @@ from remesh import testbed
 from remesh.carried.hosts.hosts import Host, is_loopback
 from remesh.foundation.errors import ConfigError
 from remesh.foundation.threads import make_thread
-from remesh.testbed.inside import Door
+from remesh.testbed.inside import HostEntry
 
 _LOOPBACK: Final = "127.0.0.1"
 
@@ -31,8 +31,8 @@ class Entrance:
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
-    """The hosts of one stay."""
+class JobHosts:
+    """The hosts of one run of a job."""
 
     hosts: tuple[Host, ...]
     """The hosts; empty for this one."""
@@ -40,14 +40,14 @@ class Ground:
     """The testbed of the hosts, if they were made here; it is started."""
 
     @property
-    def door(self) -> Door | None:
+    def entry(self) -> HostEntry | None:
         """The switch from which all hosts of a testbed can be reached; None without a testbed."""
-        return None if self.bed is None else self.bed.switch_door
+        return None if self.bed is None else self.bed.switch_entry
 
     def listen(self) -> Entrance:
         """Open a server that ranks connect to."""
         if self.bed is not None:
-            made = _listen_inside(self.bed.switch_door, self.bed.switch_address)
+            made = _listen_inside(self.bed.switch_entry, self.bed.switch_address)
             return Entrance(made, made.getsockname()[:2])
         if all(is_loopback(host.name) for host in self.hosts):
             return _listen_here()
@@ -59,7 +59,7 @@ class Ground:
         return ranks if self.bed is None else _listen_here()
 
 
-def make_bed(hosts: Sequence[Host], rate: str) -> testbed.Testbed:
+def make_testbed(hosts: Sequence[Host], rate: str) -> testbed.Testbed:
     """Make hosts on this machine with links of this rate, not yet started; `ConfigError` if none is named."""
     if not hosts:
         raise ConfigError("making hosts on this machine: none was named; give --hosts a,b with --testbed")
@@ -78,12 +78,12 @@ def _listen(host: str) -> socket.socket:
     return listener
 
 
-def _listen_inside(door: Door, address: str) -> socket.socket:
+def _listen_inside(entry: HostEntry, address: str) -> socket.socket:
     """Make a socket of the testbed's switch: a socket belongs to the network of the thread that makes it."""
     made: list[socket.socket] = []
 
     def enter_and_listen() -> None:
-        door.enter()
+        entry.enter()
         made.append(_listen(address))
 
     thread = make_thread("listen", enter_and_listen, daemon=False)

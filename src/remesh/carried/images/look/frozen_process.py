@@ -19,8 +19,8 @@ _READ_WRITE: Final = 0x3
 _PRIVATE_ANONYMOUS: Final = 0x22
 
 
-class StandingProcess:
-    """A process all of whose threads stand still."""
+class FrozenProcess:
+    """A process all of whose threads are stopped."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid

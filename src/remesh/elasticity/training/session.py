@@ -82,7 +82,7 @@ class _Batch:
         return crc32(json.dumps(batch).encode(), 0 if self.stream is None else self.stream.digest)
 
 
-class Stint:
+class TrainingSession:
     """One rank's part of a job, from entering ``train`` to leaving it."""
 
     def __init__(
@@ -144,7 +144,7 @@ class Stint:
         host_of = {member.rank: self.plan.hosts[member.node] for member in self.plan.members}
         offers = Offers(self._held, self._snapshots)
         options = self.options
-        # Where a rank takes a seat in a mesh that stays, the others keep what they have, and make nothing.
+        # Where a worker takes a rank in a mesh that stays, the others keep what they have, and make nothing.
         window = None if self.plan.in_place else window_bytes
         rules = FillRules(
             options.checkpoint,
@@ -337,7 +337,7 @@ class Stint:
         else:
             if not heard.is_alike:
                 self._refuse_slices(batch)
-            rejected, *asked, self._kept.is_anybody_sending, accumulates = heard.said
+            rejected, *asked, self._kept.is_any_rank_sending, accumulates = heard.said
             taken = not rejected
             wants = (Instruction.LEAVE, Instruction.HAND_OVER, Instruction.COMPARE_GRADIENTS)
             owed = {one for one, is_owed in zip(wants, (*asked, accumulates), strict=True) if is_owed}
@@ -406,7 +406,7 @@ class Stint:
         self.check_resolved("ending the job")
 
     def check_resolved(self, doing: str) -> None:
-        """The batch that was handed out is taken or dropped: else the position in the data stands still."""
+        """The batch that was handed out is taken or dropped: else the position in the data does not advance."""
         if self._step.is_open:
             raise ConfigError(
                 f"{doing}: the last batch was neither committed nor dropped; call job.commit() for each batch, or "

@@ -1,4 +1,4 @@
-"""Run of a torch.distributed job on its hosts, from its start to its end: `run_stay`, called by its leader.
+"""Run of a torch.distributed job on its hosts, from its start to its end: `run_job_once`, called by its leader.
 
 testbed (if hosts are made here) ── store ── coordinator ── on each host a keeper for each of its ranks ──
 the coordinator's steps until an outcome ── tidy up
@@ -23,8 +23,8 @@ from typing import Any, Final
 
 from remesh import testbed
 from remesh.carried.hosts.apart import check_apart
-from remesh.carried.hosts.ground import Entrance, Ground, make_bed
-from remesh.carried.hosts.hosts import Host, describe_hosts, is_loopback, seat_ranks
+from remesh.carried.hosts.hosts import Host, assign_slots, describe_hosts, is_loopback
+from remesh.carried.hosts.job_hosts import Entrance, JobHosts, make_testbed
 from remesh.carried.images.form.kinds import OpenFilePolicy
 from remesh.carried.rounds.checkpointing import Settings
 from remesh.carried.rounds.job_folder import Checkpoint, JobFolder, JobSpec, JobState
@@ -78,7 +78,7 @@ class TorchSettings(Settings):
     """What a restart does with files that the program had open for writing."""
 
 
-def run_stay(
+def run_job_once(
     folder: JobFolder,
     placement: TorchPlacement,
     settings: TorchSettings,
@@ -93,15 +93,15 @@ def run_stay(
     hosts = placement.hosts or (Host(socket.gethostname(), spec.num_ranks),)
     content = {} if checkpoint is None else _read_store(checkpoint, spec)
     if checkpoint is not None:
-        check_apart(checkpoint.manifest["ranks"], seat_ranks(hosts), f"restarting job {folder.name}")
+        check_apart(checkpoint.manifest["ranks"], assign_slots(hosts), f"restarting job {folder.name}")
     with contextlib.ExitStack() as stack:
         stack.enter_context(folder.lead())
         bed = None
         if placement.testbed_rate is not None:
-            bed = stack.enter_context(make_bed(placement.hosts, placement.testbed_rate))
-        ground = Ground(placement.hosts, bed)
-        for_store, for_ranks = ground.listen(), ground.listen()
-        for_clients = ground.listen_for_clients(for_ranks)
+            bed = stack.enter_context(make_testbed(placement.hosts, placement.testbed_rate))
+        job_hosts = JobHosts(placement.hosts, bed)
+        for_store, for_ranks = job_hosts.listen(), job_hosts.listen()
+        for_clients = job_hosts.listen_for_clients(for_ranks)
         store = stack.enter_context(ProgramStore(folder.read_token(), for_store.socket, content, folder.log_event))
         made_by = {"torch": [_torch_version()], "script": [_digest_of_script(spec)]}
         coordinator = Coordinator(
@@ -118,7 +118,7 @@ def run_stay(
         folder.write_state(
             JobState(*("starting", "", (for_clients.address,), os.getpid(), socket.gethostname()), placement.describe())
         )
-        words = ["--coordinator", _tell_address(for_ranks), "--store", _tell_address(for_store)]
+        words = ["--coordinator", _publish_address(for_ranks), "--store", _publish_address(for_store)]
         words += ["--interface", placement.interface]
         if checkpoint is not None:
             words += ["--checkpoint", str(checkpoint.number), "--open-files", settings.open_files.value]
@@ -127,7 +127,7 @@ def run_stay(
         return _lead(coordinator, starters)
 
 
-def _tell_address(entrance: Entrance) -> str:
+def _publish_address(entrance: Entrance) -> str:
     host, port = entrance.address
     return f"{host}:{port}"
 
@@ -176,7 +176,7 @@ def _end_hosts(starters: Mapping[str, subprocess.Popen[bytes]]) -> None:
 
 
 def _write_store(part: Path, store: ProgramStore) -> dict[str, Any]:
-    # All ranks stand still, so what they told each other to grow their groups after the last cut is needed no more.
+    # All ranks are stopped, so what they sent each other to grow their groups after the last cut is needed no more.
     store.forget(GROWTH_PREFIX)
     data = json.dumps(store.content()).encode()
     try:
