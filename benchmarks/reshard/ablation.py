@@ -18,9 +18,8 @@ from benchmarks.report import Row, at_most, write_report
 from benchmarks.reshard.planning import TABLE_2, pair_of_specs
 from remesh.resharding import TensorMove, compute_tasks, plan_reshard
 from remesh.resharding.planning.simulate import simulate_plan
-from remesh.resharding.schedule.baselines import ALGORITHMS, MulticastTask
-from remesh.resharding.schedule.strategies import multicast_task
-from remesh.resharding.schedule.stream import Part, SliceStream
+from remesh.resharding.schedule.chunks import Part, SliceStream
+from remesh.resharding.schedule.paper import ALGORITHMS, MulticastTask, multicast_task
 
 SEED = 8
 OURS = "ours"

@@ -25,7 +25,7 @@ from remesh.resharding.model.network import Network
 from remesh.resharding.pictures.draw import Lanes, draw_svg, draw_text
 from remesh.resharding.pictures.trace import build_trace
 from remesh.resharding.planning.simulate import SimulatedRun, simulate_plan
-from remesh.resharding.schedule.strategies import STRATEGIES
+from remesh.resharding.schedule.paper import STRATEGIES
 
 _SIDE = re.compile(r"(?P<spec>[RS0-9(),]*)@(?P<mesh>\d{1,6}(?:x\d{1,6})*)(?::(?P<host>\d{1,6}))?", re.ASCII)
 _MAX_RANKS = 1 << 20

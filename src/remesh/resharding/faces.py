@@ -26,9 +26,8 @@ from remesh.layout.placement import Placement as PurePlacement, addend_at, reduc
 from remesh.resharding.api import reshard
 from remesh.resharding.planning.transfer import PlanOptions
 from remesh.resharding.running.cache import Resharder
-from remesh.resharding.running.describe import Tensors
+from remesh.resharding.running.describe import Tensors, check_plan_options
 from remesh.resharding.running.run import Moved
-from remesh.resharding.running.same_options import check_plan_options
 from remesh.resharding.target import Target, normalise
 
 _NAME = "buf"

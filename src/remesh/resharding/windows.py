@@ -30,9 +30,8 @@ from remesh.layout.from_torch import Piece, join_if_alike, piece_of
 from remesh.resharding.planning.transfer import PlanOptions
 from remesh.resharding.planning.windows import WindowPlan, plan_windows
 from remesh.resharding.running.cache import Resharder
-from remesh.resharding.running.describe import Tensors
+from remesh.resharding.running.describe import Tensors, check_plan_options
 from remesh.resharding.running.run import UnfilledError
-from remesh.resharding.running.same_options import check_plan_options
 from remesh.resharding.target import Shapes, Targets, gather_shapes, local_bytes, make_targets
 
 _DOING = "planning the windows of a reshard"

@@ -23,7 +23,7 @@ from remesh.comm.gather import all_gather_json, gather_from
 from remesh.foundation.errors import LayoutError, PeerError, PlanError
 from remesh.layout import Box, Shard as Held, boxes_of_flat_range
 from remesh.layout.from_torch import Piece
-from remesh.resharding import Missing, Plan, TensorMove, compute_missing_boxes, plan_reshard
+from remesh.resharding import Missing, TensorMove, compute_missing_boxes, plan_reshard
 from remesh.resharding.api import Moved, gather_moves, reshard
 from remesh.resharding.running import carry
 from remesh.resharding.running.run import run_plan
@@ -281,7 +281,7 @@ def meet_bad_input() -> list[str]:
     nothing = plan_reshard([], hosts)
     one = {"w": wanted}
     both, both_wanted = {"w": full, "w2": full}, {"w": wanted, "w2": wanted}
-    three_ranks = Plan(plan.moves, {**hosts, 2: "a"}, plan.chunks, plan.messages, plan.copies, plan.bound)
+    three_ranks = plan_reshard(moves, {**hosts, 2: "a"})
     acts: list[tuple[str, type[Exception], Callable[[], object]]] = [
         ("[3:5, 0:4]", PlanError, lambda: reshard({"w": partly}, {"w": wanted})),
         ("32 of 32 elements", PlanError, lambda: reshard({}, {"w": wanted})),

@@ -11,7 +11,7 @@ from remesh.layout.from_torch import Piece
 from remesh.resharding import Resharder, TensorMove, plan_reshard
 from remesh.resharding.planning import planner
 from remesh.resharding.running.run import gather_timings, run_plan
-from remesh.resharding.schedule.shift_messages import ShiftMessages
+from remesh.resharding.schedule.grid_rows import GridRows
 from remesh.testbed.pool import RankPool
 
 HOSTS = {0: "a", 1: "a", 2: "b", 3: "b"}
@@ -31,7 +31,7 @@ def run_by_rule() -> int:
                 layout_from_spec(spec, SHAPE, Mesh.of({"host": 2, "device": 2}), "int32") for spec in (src, dst)
             )
             plan = plan_reshard([TensorMove("x", held, wanted)], HOSTS)
-            assert isinstance(plan.messages, ShiftMessages)
+            assert isinstance(plan.rows, GridRows)
             give, take = _piece(held, whole), _piece(wanted, whole)
             take.tensor.zero_()
             moved = run_plan(plan, {"x": give}, {"x": take})

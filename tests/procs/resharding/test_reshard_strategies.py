@@ -13,7 +13,7 @@ from remesh.resharding.model.network import Network
 from remesh.resharding.pictures.trace import build_trace
 from remesh.resharding.planning.simulate import simulate_plan
 from remesh.resharding.running.run import gather_timings, run_plan
-from remesh.resharding.schedule.strategies import STRATEGIES
+from remesh.resharding.schedule.paper import STRATEGIES
 from remesh.testbed.pool import RankPool
 
 # Two replicas on one host each, two takers of everything on another; one giver wants what it lacks as well.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 
 from remesh.layout import Box, Layout, Mesh, layout_from_spec
 from remesh.resharding import Plan, TensorMove
+from remesh.resharding.schedule.chunks import Chunks
+from remesh.resharding.schedule.rows import Rows
 from tests.support.layouts import complete_layouts, layouts, shapes
 
 DTYPES = ("int8", "bfloat16", "float32", "int64", "complex128")
@@ -71,7 +74,11 @@ def simulate(plan: Plan) -> dict[tuple[str, int], npt.NDArray[np.int64]]:
             give(copy.tensor, copy.box, rank)
     arriving: list[tuple[int, int, list[int]]] = []
     now = 0
+    busy: set[tuple[int, int, str]] = set()
     for message in plan.messages:
+        ends = {(message.round, message.giver, "gives"), (message.round, message.taker, "takes")}
+        assert busy.isdisjoint(ends), "a rank gives or takes twice in a round"
+        busy |= ends
         if message.round > now:
             for number, rank, found in arriving:
                 has.setdefault((number, rank), set()).update(found)
@@ -82,6 +89,17 @@ def simulate(plan: Plan) -> dict[tuple[str, int], npt.NDArray[np.int64]]:
             give(part.tensor, part.box, message.taker)
             arriving.append((part.tensor, message.taker, found))
     return {(plan.moves[number].name, rank): values for (number, rank), values in got.items()}
+
+
+def written_out(plan: Plan) -> Plan:
+    """The same plan with a row for every message; the check looks at each of them."""
+    numbers = [number for number, chunk in enumerate(plan.chunks) if chunk.parts]
+    place = np.full(len(plan.chunks), -1)
+    place[numbers] = np.arange(len(numbers))
+    chunks = Chunks.of([plan.chunks[number] for number in numbers], tuple(move.src.ndim for move in plan.moves))
+    messages = plan.messages.columns
+    rows = Rows.of_messages(plan.host_of, chunks, replace(messages, chunk=place[messages.chunk]))
+    return replace(plan, rows=rows)
 
 
 def elements(move: TensorMove, box: Box) -> npt.NDArray[np.int64]:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from remesh.resharding import compute_tasks, plan_reshard
-from remesh.resharding.schedule.baselines import ALGORITHMS, MulticastTask, Order, dfs, load_balance, naive, place
-from remesh.resharding.schedule.strategies import multicast_task
-from remesh.resharding.schedule.stream import Part, SliceStream
+from remesh.resharding.schedule.chunks import Part, SliceStream
+from remesh.resharding.schedule.paper.baselines import ALGORITHMS, MulticastTask, Order, dfs, load_balance, naive, place
+from remesh.resharding.schedule.paper.strategies import multicast_task
 from tests.unit.resharding.cases import pair_of_specs
 from tests.unit.resharding.test_plan import TABLE_2
 

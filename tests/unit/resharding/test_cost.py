@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from remesh.foundation.errors import PlanError
-from remesh.resharding.schedule.cost import COSTS, SliceCast, best_num_chunks, cost_of
+from remesh.resharding.schedule.paper.cost import COSTS, SliceCast, best_num_chunks, cost_of
 
 problems = st.builds(
     SliceCast,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given, strategies as st
 
 from remesh.layout import Box
-from remesh.resharding.schedule.relay import Relay, Sending
-from remesh.resharding.schedule.rounds import compute_rounds
+from remesh.resharding.schedule.chunks import Part, cut_streams
+from remesh.resharding.schedule.order import Sending
 from remesh.resharding.schedule.senders import Hop, Route
-from remesh.resharding.schedule.stream import Part, cut_streams
+from remesh.resharding.schedule.timeline import Relay, compute_rounds
 from tests.support.layouts import indices_of
 
 
@@ -101,7 +101,7 @@ def test_rounds_without_relays_are_fewer_than_twice_the_busiest_rank_has(pairs: 
 def test_entries_are_spread_over_the_devices_of_a_host() -> None:
     relay = Relay({0: "a", **dict.fromkeys((1, 2, 3, 4), "b")})
     for chunk in range(40):
-        relay.add_chunk(chunk, 10, Route(0, 10, (Hop("a", "b"),)), (0,), (1, 2, 3, 4))
+        relay.add_chunk(chunk, 10, [Hop("a", "b")], (0,), (1, 2, 3, 4))
     entered = [sending.taker for sending in relay.sendings if sending.giver == 0]
     assert len(entered) == 40  # every chunk enters the host once
     assert {entered.count(rank) for rank in (1, 2, 3, 4)} <= set(range(7, 14))

@@ -13,11 +13,9 @@ from remesh.resharding import Plan, TensorMove, plan_reshard
 from remesh.resharding.model.bound import HostGroup
 from remesh.resharding.model.network import HostLink, Network
 from remesh.resharding.planning.simulate import simulate_plan
-from remesh.resharding.schedule.birkhoff import decompose
-from remesh.resharding.schedule.order import compute_order, lines_of
-from remesh.resharding.schedule.rounds import HostLanes, number_rounds
+from remesh.resharding.schedule.order import HostLanes, compute_order, decompose, lines_of
 from remesh.resharding.schedule.senders import split_senders
-from remesh.resharding.schedule.timeline import compute_starts
+from remesh.resharding.schedule.timeline import compute_starts, number_rounds
 from remesh.resharding.schedule.trees import chain_hops, depths_of, rotate, two_tree_hops
 from tests.unit.resharding.cases import pair_of_specs
 from tests.unit.resharding.test_order import sending_lists

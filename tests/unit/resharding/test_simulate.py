@@ -12,7 +12,7 @@ from remesh.layout import Box, Layout, Shard
 from remesh.resharding import Plan, TensorMove, plan_reshard
 from remesh.resharding.model.network import HostLink, Network
 from remesh.resharding.planning.simulate import simulate_plan
-from remesh.resharding.schedule.cost import SliceCast, cost_of
+from remesh.resharding.schedule.paper.cost import SliceCast, cost_of
 from tests.unit.resharding.cases import host_maps, move_lists, nic_loads
 
 RATE = 1e6

@@ -12,8 +12,7 @@ from remesh.foundation.errors import PlanError
 from remesh.layout import Box, Layout, Shard
 from remesh.layout.from_torch import Piece
 from remesh.resharding import TensorMove, compute_missing_boxes, plan_reshard
-from remesh.resharding.model.tasks import Missing
-from remesh.resharding.planning.stacks import stack_moves
+from remesh.resharding.model.tasks import Missing, stack_moves
 from remesh.resharding.planning.transfer import Transfer, plan_stacked
 from remesh.resharding.running.describe import describe_all, moves_of
 from tests.unit.resharding.cases import expected_of, host_maps, move_lists, ranks_of, simulate

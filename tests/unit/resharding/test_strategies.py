@@ -10,7 +10,7 @@ from remesh.foundation.errors import PlanError
 from remesh.layout import Box, Layout, Shard
 from remesh.resharding import Plan, TensorMove, plan_reshard
 from remesh.resharding.planning.simulate import simulate_plan
-from remesh.resharding.schedule.strategies import STRATEGIES, route_chunks
+from remesh.resharding.schedule.paper.strategies import STRATEGIES, route_chunks
 from tests.profiles import NUM_COSTLY_EXAMPLES
 from tests.unit.resharding.cases import expected_of, host_maps, move_lists, nic_loads, pair_of_specs, simulate
 from tests.unit.resharding.test_baselines import FINISH_OVER_BOUND

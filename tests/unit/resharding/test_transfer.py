@@ -14,8 +14,8 @@ from remesh.foundation.errors import PlanError
 from remesh.layout import Box, Layout, Mesh, Partial, Placement, Replicate, Shard, Split, layout_from_placements
 from remesh.layout.dtypes import ITEMSIZE_BYTES
 from remesh.resharding import TensorMove, Timing, plan_reshard
-from remesh.resharding.model.casts import travelling_dtype
 from remesh.resharding.model.program import Message
+from remesh.resharding.model.tasks import travelling_dtype
 from remesh.resharding.planning.reduction import Reduction, plan_reduction
 from remesh.resharding.planning.steps import Act, Step, compute_peak_bytes, compute_steps
 from remesh.resharding.planning.transfer import Transfer, plan_transfer

@@ -1,4 +1,4 @@
-"""Lower bound of a transfer's time that no schedule beats on the given hosts.
+"""Lower bound that no schedule beats on the given hosts, and the even spread of work that it is found by.
 
 Model. Hosts send and receive at the same time, at the rate of their NICs; between racks everything shares the rack's
 uplink; copies inside a host are free. Without a description of the network (`network`) all NICs are
@@ -10,10 +10,10 @@ planning costs as much as there are groups, however many tensors and devices the
 
 The bound is the larger of two terms:
 
-- *receiving*: a receiver host must take every byte that is wanted on it once, from any sender;
-- *sending*: a byte that leaves its owner hosts must be sent by one of them at least once. The smallest possible largest
-  load is the largest, over sets T of hosts, of the bytes owned only inside T divided by ``|T|``; it is computed as a
-  flow (`remesh.resharding.model.flow`). Hosts that pass bytes on can spare the owners every further sending.
+- *receiving*: a receiver host must take every byte that is wanted on it once, whoever sends it;
+- *sending*: a byte that leaves its owner hosts must be sent by one of them at least once. The smallest possible
+  largest load is the largest, over sets T of hosts, of the bytes owned only inside T divided by ``|T|``; it is
+  computed as a flow (`spread`). Hosts that pass bytes on can spare the owners every further sending.
 
 With unequal rates, bytes are divided by the rate of the host, and ``|T|`` is the sum of the rates of T. Racks with a
 limited uplink give the same two terms once more: whatever a rack wants and does not own must enter it once, and leave

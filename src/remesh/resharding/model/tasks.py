@@ -1,4 +1,4 @@
-"""Unit tasks of a move: slices of tensors, with all ranks that can give them and all that want them.
+"""Moves of tensors and their unit tasks: slices, with everyone who can give them and everyone who wants them.
 
 Definitions. A *move* takes one tensor from the layout that is to the layout that is wanted. A *unit task* is one
 slice of the common refinement of the two: its *givers* hold all of it, its *takers* want all of it. A taker that
@@ -11,22 +11,48 @@ Algorithm, for each move:
 2. Count the elements: slices are disjoint, so if they add up to what is wanted, nothing is missing. Otherwise name the
    boxes that no rank holds.
 
+*Casts.* A tensor is *held* in one dtype and *wanted* in another. It *travels* in the narrower of the two: a cast that
+narrows is done by whoever gives from its own memory, one that widens by whoever takes. So a relay passes bytes on and
+never casts, every taker gets the value of exactly one cast, and the result is that of ``Tensor.to``. Only casts that
+keep the meaning are made unasked: between floats, between complex numbers, and from integers to integers that have room
+for all of them. Anything else is a clash.
+
+*Stacks.* A model has many tensors of few kinds: each layer repeats the one before. Two tensors are *alike* where their
+moves have the same two layouts, object for object, as `remesh.resharding.running.describe` makes them. A *stack* is all
+tensors that are alike, as one tensor with a dim more: element ``[i, ...]`` of it is element ``[...]`` of the tensor
+``i``, by name. It says who holds and wants which elements, which is what a plan needs, and has no memory: where the
+elements of a tensor lie, its own piece says. So a thousand tensors of ten kinds are planned, checked and compared as
+ten, and whoever moves bytes asks `unstack` which tensors a box is of. Partial sums are left as they are: their whole
+values have memory of their own.
+
 Source: Zhuang et al., arXiv 2211.05322, appendix B.2.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
 from remesh.foundation.errors import PlanError
-from remesh.layout import Box, Layout
-from remesh.resharding.model.casts import travelling_dtype
+from remesh.layout import Box, Layout, Shard, itemsize_bytes
 from remesh.resharding.model.slices import Slices, compute_slices
 
 _MAX_LISTED = 4
+_FLOATS = frozenset(
+    {
+        *("float64", "float32", "bfloat16", "float16"),
+        *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"),
+    }
+)
+_COMPLEX = frozenset({"complex128", "complex64", "complex32"})
+_SIGNED = ("int8", "int16", "int32", "int64")
+_UNSIGNED = ("uint8", "uint16", "uint32", "uint64")
+
+Alike = Mapping[str, tuple[str, ...]]
+"""For the move of each stack the names of its tensors, of which the first is that of the move. Invariant: two or more,
+ascending; a tensor that nothing is like is not in here."""
 
 
 class Missing(Enum):
@@ -50,8 +76,8 @@ class TensorMove:
     dst: Layout
     """Who wants what. Invariant: same global shape as ``src``; holders are ranks of the group; no partial sums.
 
-    Two dtypes that can be cast are both replaced by the one that travels (`remesh.resharding.model.casts`): plans know
-    no other; a rank with another one casts at its own memory. Partial sums keep theirs until they are summed."""
+    Two dtypes that can be cast are both replaced by the one that travels (`travelling_dtype`): plans know no
+    other, and whoever keeps another one casts at its own memory. Partial sums keep theirs until they are summed."""
 
     def __post_init__(self) -> None:
         doing = f"planning the move of tensor {self.name!r}"
@@ -83,6 +109,17 @@ class TensorMove:
                     f"{doing}: box {shard.box} has holder {shard.holder!r}, expected a rank of the group (an int "
                     ">= 0); map other places to ranks with Layout.map_holders"
                 )
+
+
+def number_layouts(moves: Sequence[TensorMove]) -> tuple[list[Layout], list[tuple[int, int]]]:
+    """The distinct layouts of moves, and the numbers of the two of each move."""
+    number_of: dict[Layout, int] = {}
+    by_id: dict[int, int] = {}
+    for move in moves:
+        for layout in (move.src, move.dst):
+            if id(layout) not in by_id:
+                by_id[id(layout)] = number_of.setdefault(layout, len(number_of))
+    return list(number_of), [(by_id[id(move.src)], by_id[id(move.dst)]) for move in moves]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,3 +200,69 @@ def _missing_error(move: TensorMove, missing: Sequence[Box], unasked: Sequence[s
         f"elements are wanted but held by nobody, in {len(missing)} boxes: {listed}; give these boxes on some rank, or "
         "fill them from a checkpoint"
     )
+
+
+def travelling_dtype(held: str, wanted: str) -> str | None:
+    """The dtype in which a tensor travels; None when a cast from ``held`` to ``wanted`` would lose its meaning.
+
+    >>> travelling_dtype("float32", "bfloat16"), travelling_dtype("bfloat16", "float32")
+    ('bfloat16', 'bfloat16')
+    """
+    if held == wanted:
+        return held
+    if not (_both(held, wanted, _FLOATS) or _both(held, wanted, _COMPLEX) or _has_room(held, wanted)):
+        return None
+    return wanted if itemsize_bytes(wanted) < itemsize_bytes(held) else held
+
+
+def _both(a: str, b: str, kind: frozenset[str]) -> bool:
+    return a in kind and b in kind
+
+
+def _has_room(held: str, wanted: str) -> bool:
+    wider = itemsize_bytes(wanted) > itemsize_bytes(held)
+    if held in _UNSIGNED:
+        return wider and wanted in (*_SIGNED, *_UNSIGNED)
+    return wider and held in _SIGNED and wanted in _SIGNED
+
+
+def stack_moves(moves: Sequence[TensorMove]) -> tuple[list[TensorMove], Alike]:
+    """One move for all tensors that are alike, and which those are.
+
+    >>> src, dst = (Layout((4,), (Shard(rank, Box((0,), (4,))),), "int8") for rank in (0, 1))
+    >>> stacked, alike = stack_moves([TensorMove("v", src, dst), TensorMove("w", src, dst)])
+    >>> stacked[0].src.global_shape, alike
+    ((2, 4), {'v': ('v', 'w')})
+    """
+    same: dict[tuple[int, int], list[TensorMove]] = {}
+    single = []
+    for move in sorted(moves, key=lambda move: move.name):
+        if move.src.partial is None:
+            same.setdefault((id(move.src), id(move.dst)), []).append(move)
+        else:
+            single.append(move)
+    stacked, alike = single, {}
+    for several in same.values():
+        first = several[0]
+        if len(several) > 1:
+            alike[first.name] = tuple(move.name for move in several)
+            first = TensorMove(first.name, _stack(first.src, len(several)), _stack(first.dst, len(several)))
+        stacked.append(first)
+    return stacked, alike
+
+
+def _stack(layout: Layout, number: int) -> Layout:
+    boxes = [Box((0, *shard.box.start), (number, *shard.box.stop)) for shard in layout.shards]
+    shards = tuple(Shard(shard.holder, box) for shard, box in zip(layout.shards, boxes, strict=True))
+    return Layout((number, *layout.global_shape), shards, layout.dtype)
+
+
+def unstack(names: Sequence[str], box: Box) -> tuple[Sequence[str], Box]:
+    """The tensors that a box of a stack of these is in, and its box in each; of a single tensor the box itself.
+
+    >>> unstack(["u", "v", "w"], Box((1, 5), (3, 9)))
+    (['v', 'w'], Box((5,), (9,)))
+    """
+    if len(names) == 1:
+        return names, box
+    return names[box.start[0] : box.stop[0]], Box(box.start[1:], box.stop[1:])

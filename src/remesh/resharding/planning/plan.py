@@ -1,28 +1,33 @@
-"""What does everyone do? The plan: every message and every local copy, complete before the first byte moves.
+"""Plan of a move: every message and every local copy, complete before the first byte moves.
 
-A plan is a value. It knows who sends which boxes of which tensors to whom and in which round, what the network must
-carry at the least, and it cannot exist without having passed the check of all its invariants (`check`). Its JSON form
+A plan is a value. Its rows stand for all messages: who sends which boxes of which tensors to whom and in which round.
+It knows what the network must carry at the least, and it cannot exist without having passed the check of all its
+invariants (`check`). Its JSON form
 is complete: a plan that was read back equals the one that was written, and both have the same digest.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from remesh.layout import Box
 from remesh.resharding.model.bound import Bound
 from remesh.resharding.model.network import Network
-from remesh.resharding.model.program import Copy, Message, Program
-from remesh.resharding.model.tasks import TensorMove, compute_missing_boxes
-from remesh.resharding.planning.check import check_plan
-from remesh.resharding.planning.check_shifts import check_part
-from remesh.resharding.planning.plan_json import PlanFields, digest_of, fields_from_json, fields_to_json
-from remesh.resharding.schedule.compact import CompactMessages, loads_of
-from remesh.resharding.schedule.shift_messages import ShiftMessages
-from remesh.resharding.schedule.stream import Chunk
+from remesh.resharding.model.program import Copy, Program
+from remesh.resharding.model.tasks import TensorMove, compute_missing_boxes, number_layouts
+from remesh.resharding.planning.check import check_plan, check_rank
+from remesh.resharding.planning.plan_json import PlanFields, fields_from_json, fields_to_json
+from remesh.resharding.schedule.chunks import ChunkTable
+from remesh.resharding.schedule.grid_rows import GridRows
+from remesh.resharding.schedule.messages import MessageRows, PlannedMessages
+from remesh.resharding.schedule.rows import Rows, columns_of
 
 
 @dataclass(frozen=True)
@@ -35,13 +40,9 @@ class Plan:
 
     moves: tuple[TensorMove, ...]
     """What is moved, by name. Invariant: names ascending and distinct."""
-    host_of: Mapping[int, str]
-    """Host of every rank that gives or takes."""
-    chunks: Sequence[Chunk]
-    """What messages carry: a tuple, the `Chunks` of flows, or `ShiftChunks`."""
-    messages: Sequence[Message]
-    """By round, then giver: a tuple, or `CompactMessages` where there are too many to keep. Invariant: every wanted box
-    arrives exactly once at every taker that lacks it."""
+    rows: MessageRows
+    """Rows that stand for all messages, by which every wanted box arrives exactly once at every taker that lacks it:
+    `Rows`, or `GridRows`, which follow from what is moved."""
     copies: tuple[Copy, ...]
     """By tensor. Invariant: every wanted box that its taker holds, exactly once."""
     bound: Bound
@@ -50,10 +51,24 @@ class Plan:
     """Links that it was planned for; None when all hosts counted as equal. Invariant: has all hosts of ``host_of``."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "host_of", dict(sorted(self.host_of.items())))
         if self.network is not None:
             self.network.check_hosts(self.host_of.values(), "checking a reshard plan")
-        check_plan(self.moves, self.host_of, self.chunks, self.messages, self.copies)
+        check_plan(self.moves, self.rows, self.copies)
+
+    @property
+    def host_of(self) -> Mapping[int, str]:
+        """Host of every rank that gives or takes, ascending."""
+        return self.rows.host_of
+
+    @property
+    def chunks(self) -> ChunkTable:
+        """What messages carry."""
+        return self.rows.chunks
+
+    @cached_property
+    def messages(self) -> PlannedMessages:
+        """All messages by round, then giver; made when they are gone through."""
+        return PlannedMessages(self.rows)
 
     @property
     def lower_bound_bytes(self) -> int:
@@ -68,20 +83,7 @@ class Plan:
     @cached_property
     def nic_bytes(self) -> Mapping[tuple[str, str], int]:
         """Bytes between hosts, by (host, ``"out"`` or ``"in"``), over all NICs of the host."""
-        if isinstance(self.messages, CompactMessages):
-            return self.messages.host_loads()
-        return loads_of(self._bytes_between_hosts)
-
-    @cached_property
-    def _bytes_between_hosts(self) -> Mapping[tuple[str, str], int]:
-        if isinstance(self.messages, CompactMessages):
-            return self.messages.bytes_between_hosts()
-        load: dict[tuple[str, str], int] = {}
-        for (giver, taker), nbytes in self.bytes_by_pair.items():
-            pair = (self.host_of[giver], self.host_of[taker])
-            if pair[0] != pair[1]:
-                load[pair] = load.get(pair, 0) + nbytes
-        return load
+        return self.rows.host_loads()
 
     @property
     def busiest_nic_bytes(self) -> int:
@@ -96,7 +98,7 @@ class Plan:
         links = self.network.hosts
         busy = [nbytes / links[host].total_rate_bytes_per_s for (host, _), nbytes in self.nic_bytes.items()]
         uplink: dict[tuple[str, str], int] = {}
-        for pair, nbytes in self._bytes_between_hosts.items() if self.network.racks else ():
+        for pair, nbytes in self.rows.bytes_between_hosts().items() if self.network.racks else ():
             racks = [self.network.rack_of(host) for host in pair]
             for rack, way in zip(racks, ("out", "in"), strict=True):
                 if rack is not None and racks[0] != racks[1]:
@@ -119,28 +121,17 @@ class Plan:
 
     @property
     def num_rounds(self) -> int:
-        if isinstance(self.messages, CompactMessages):
-            return self.messages.num_rounds
-        return self.messages[-1].round + 1 if self.messages else 0
+        return self.rows.num_rounds
 
     @cached_property
     def bytes_by_pair(self) -> Mapping[tuple[int, int], int]:
         """Bytes sent, by (giver, taker), in ascending order of pairs."""
-        if isinstance(self.messages, CompactMessages):
-            return self.messages.bytes_by_pair()
-        total: dict[tuple[int, int], int] = {}
-        for message in self.messages:
-            pair = (message.giver, message.taker)
-            total[pair] = total.get(pair, 0) + self.chunks[message.chunk].nbytes
-        return dict(sorted(total.items()))
+        return self.rows.bytes_by_pair()
 
     @cached_property
     def ranks(self) -> frozenset[int]:
         """Ranks that give, take or copy anything; who only might give is not among them."""
-        if isinstance(self.messages, CompactMessages):
-            busy = {rank for pair in self.bytes_by_pair for rank in pair}
-        else:
-            busy = {rank for message in self.messages for rank in (message.giver, message.taker)}
+        busy = {rank for pair in self.bytes_by_pair for rank in pair}
         return frozenset(busy.union(*(copy.ranks for copy in self.copies)))
 
     @property
@@ -152,27 +143,21 @@ class Plan:
     def program_of(self, rank: int) -> Program:
         """The steps of this rank; empty for a rank that the plan does not need."""
         copies = tuple(copy for copy in self.copies if rank in copy.ranks)
-        if isinstance(self.messages, CompactMessages):
-            program = Program(copies, *map(tuple, self.messages.of_rank(rank)))
-            if isinstance(self.messages, ShiftMessages):
-                check_part(self.messages.shifts, program, rank)
-            return program
-        return Program(
-            copies=copies,
-            gives=tuple(message for message in self.messages if message.giver == rank),
-            takes=tuple(message for message in self.messages if message.taker == rank),
-        )
+        if isinstance(self.rows, GridRows):
+            check_rank(self.rows, copies, rank)
+        gives, takes = self.rows.of_rank(rank)
+        return Program(copies, tuple(gives.messages()), tuple(takes.messages()))
 
     @cached_property
     def missing(self) -> Mapping[str, tuple[Box, ...]]:
         """Boxes that are wanted but held by nobody, by tensor; the plan leaves them alone."""
-        if isinstance(self.messages, ShiftMessages):
-            return {}  # the check has seen that both sides are all of each tensor
+        if isinstance(self.rows, GridRows):
+            return {}  # both sides are all of each tensor, or there were no such rows
         return compute_missing_boxes(self.moves)
 
     @property
     def _fields(self) -> PlanFields:
-        return PlanFields(self.moves, self.host_of, self.chunks, self.messages, self.copies, self.bound, self.network)
+        return PlanFields(self.moves, self.rows, self.copies, self.bound, self.network)
 
     def to_json(self) -> dict[str, Any]:
         """The plan as JSON values; `from_json` makes an equal plan of them."""
@@ -182,11 +167,41 @@ class Plan:
     def from_json(cls, value: Any) -> Plan:
         """The plan that these JSON values describe; raises `PlanError` or `LayoutError` for what is no plan."""
         fields = fields_from_json(value)
-        return cls(
-            fields.moves, fields.host_of, fields.chunks, fields.messages, fields.copies, fields.bound, fields.network
-        )
+        return cls(fields.moves, fields.rows, fields.copies, fields.bound, fields.network)
 
     @cached_property
     def digest(self) -> str:
         """SHA-256, in hexadecimal, of all that the JSON form says; equal exactly when plans are."""
-        return digest_of(self._fields)
+        rows = self.rows
+        header = {
+            "moves": [move.name for move in self.moves],
+            "layouts": _layout_facts(self.moves),
+            "hosts": list(self.host_of.items()),
+            "copies": [(copy.tensor, copy.box.start, copy.box.stop, copy.ranks) for copy in self.copies],
+            "bound": [self.bound.bytes, self.bound.reason, self.bound.seconds],
+            "network": None if self.network is None else self.network.to_json(),
+            "rows": [rows.ends.value, rows.period] if isinstance(rows, Rows) else None,
+        }
+        digest = hashlib.sha256(json.dumps(header, sort_keys=True, separators=(",", ":")).encode())
+        if isinstance(rows, Rows):
+            sizes = np.array([len(ranks) for ranks in rows.rank_sets], dtype=np.int64)
+            ranks = np.array([rank for each in rows.rank_sets for rank in each], dtype=np.int64)
+            for column in (sizes, ranks, *rows.chunks.columns(), *columns_of(rows)):
+                digest.update(f"{column.shape}".encode())
+                digest.update(column.astype("<i8").tobytes())
+        return digest.hexdigest()
+
+
+def _layout_facts(moves: Sequence[TensorMove]) -> list[Any]:
+    """All that tells layouts from one another, each once, then the numbers of the two of each move."""
+    layouts, pairs = number_layouts(moves)
+    facts = [
+        [
+            x.global_shape,
+            x.dtype,
+            x.partial,
+            *((s.holder, s.box.start, s.box.stop, s.offset, s.strides, s.addend) for s in x.shards),
+        ]
+        for x in layouts
+    ]
+    return [facts, pairs]

@@ -1,50 +1,51 @@
-"""How is a plan written down? Its JSON form, complete and validated on the way back.
+"""JSON form of plans, complete and validated on the way back.
 
-    {"format": "remesh.plan", "version": 2,
+    {"format": "remesh.plan", "version": 4,
      "layouts":  [layout, ...],                       each distinct layout once
      "moves":    [[name, src, dst], ...],             numbers of layouts
      "hosts":    [[rank, host], ...],
-     "chunks":   [[[tensor, [start], [stop]], ...], ...],
-     "messages": [[round, giver, taker, chunk], ...],
      "copies":   [[tensor, [start], [stop], [rank, ...]], ...],
      "bound":    [bytes, reason, seconds or null],
      "network":  network or null,                     see remesh.resharding.model.network
-     "flows":    flows or null,                       see remesh.resharding.planning.flow_json
-     "shifts":   true}                                only in version 3: see remesh.resharding.schedule.shifts
+     "rows":     rows or null}                        null: they follow the rule of remesh.resharding.schedule.grid_rows
 
-A plan of flows has empty lists of chunks and messages. Version 1 had no flows; it is read as well. Version 3 is that of
-plans by rule, which have neither: their messages follow from moves and hosts.
+Rows are written as the columns that they are (`remesh.resharding.schedule.rows`):
+
+    {"ends": "hosts" or "ranks", "period": 8,
+     "parts":      [[tensor, ...], [[start], ...], [[stop], ...]],   boxes padded behind with [0, 1)
+     "first_part": [...], "rank_sets": [[rank, ...], ...],
+     "givers": [...], "takers": [...], "first_chunk": [...],
+     "first_hop": [...], "hop_giver": [...], "hop_taker": [...], "hop_time": [...]}
 
 Sizes in bytes are not written: they follow from boxes and dtypes. Reading checks shapes and types here; whether the
-whole is a plan is checked when the plan is made (`remesh.resharding.planning.check`).
+whole is a plan is checked when the plan is made (`remesh.resharding.planning.check`). Earlier versions are refused: a
+plan is for one run of one job, and is made again from its layouts.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from remesh.foundation.errors import LayoutError, PlanError
-from remesh.layout import Box, Layout, layout_from_json, layout_to_json
+from remesh.layout import Box, layout_from_json, layout_to_json
 from remesh.resharding.model.bound import Bound
 from remesh.resharding.model.network import Network
-from remesh.resharding.model.program import Copy, Message
-from remesh.resharding.model.tasks import TensorMove
-from remesh.resharding.planning.flow_json import flows_from_json, flows_to_json, update_with_flows
-from remesh.resharding.schedule.compact import CompactMessages
-from remesh.resharding.schedule.flow_messages import FlowMessages
-from remesh.resharding.schedule.shift_messages import ShiftChunks, ShiftMessages
-from remesh.resharding.schedule.shifts import Shifts
-from remesh.resharding.schedule.stream import Chunk, Part
+from remesh.resharding.model.program import Copy
+from remesh.resharding.model.slices import IntArray
+from remesh.resharding.model.tasks import TensorMove, number_layouts
+from remesh.resharding.schedule.chunks import Chunks, PartRows
+from remesh.resharding.schedule.grid_rows import GridRows
+from remesh.resharding.schedule.messages import MessageRows
+from remesh.resharding.schedule.rows import COLUMNS, Ends, Rows, columns_of
 
 FORMAT = "remesh.plan"
-VERSION = 2
-VERSION_BY_RULE = 3
-_READ = (1, VERSION, VERSION_BY_RULE)
+VERSION = 4
+_LARGEST = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +53,7 @@ class PlanFields:
     """The fields of a plan, not yet checked together."""
 
     moves: tuple[TensorMove, ...]
-    host_of: Mapping[int, str]
-    chunks: Sequence[Chunk]
-    messages: Sequence[Message]
+    rows: MessageRows
     copies: tuple[Copy, ...]
     bound: Bound
     network: Network | None = None
@@ -62,85 +61,41 @@ class PlanFields:
 
 def fields_to_json(fields: PlanFields) -> dict[str, Any]:
     """JSON values of a plan; equal plans give equal values."""
-    flows = fields.messages.flows if isinstance(fields.messages, FlowMessages) else None
-    is_named = not isinstance(fields.messages, CompactMessages)
-    number_of, by_id = _number_layouts(fields)
-    return _header_to_json(fields, by_id) | {
-        "layouts": [layout_to_json(layout) for layout in number_of],
-        "chunks": [
-            [[part.tensor, list(part.box.start), list(part.box.stop)] for part in chunk.parts]
-            for chunk in (fields.chunks if is_named else ())
-        ],
-        "messages": [
-            [each.round, each.giver, each.taker, each.chunk] for each in (fields.messages if is_named else ())
-        ],
+    layouts, pairs = number_layouts(fields.moves)
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "layouts": [layout_to_json(layout) for layout in layouts],
+        "moves": [[move.name, *pair] for move, pair in zip(fields.moves, pairs, strict=True)],
+        "hosts": [[rank, host] for rank, host in fields.rows.host_of.items()],
         "copies": [
             [copy.tensor, list(copy.box.start), list(copy.box.stop), list(copy.ranks)] for copy in fields.copies
         ],
-        "flows": None if flows is None else flows_to_json(flows),
+        "bound": [fields.bound.bytes, fields.bound.reason, fields.bound.seconds],
+        "network": None if fields.network is None else fields.network.to_json(),
+        "rows": _rows_to_json(fields.rows) if isinstance(fields.rows, Rows) else None,
     }
 
 
-def digest_of(fields: PlanFields) -> str:
-    """SHA-256, in hexadecimal; equal exactly when plans are."""
-    # The same values as in the JSON form, told in fewer words.
-    number_of, by_id = _number_layouts(fields)
-    layouts = [
-        [
-            x.global_shape,
-            x.dtype,
-            x.partial,
-            *((s.holder, *_ends(s.box), s.offset, s.strides, s.addend) for s in x.shards),
-        ]
-        for x in number_of
-    ]
-    is_small = not isinstance(fields.messages, CompactMessages)
-    chunks = [[(p.tensor, *_ends(p.box)) for p in chunk.parts] for chunk in (fields.chunks if is_small else ())]
-    messages = [(m.round, m.giver, m.taker, m.chunk) for m in (fields.messages if is_small else ())]
-    copies = [(copy.tensor, *_ends(copy.box), copy.ranks) for copy in fields.copies]
-    header = _header_to_json(fields, by_id) | {"layouts": layouts}
-    text = json.dumps([header, chunks, messages, copies], sort_keys=True, separators=(",", ":"))
-    digest = hashlib.sha256(text.encode())
-    if isinstance(fields.messages, FlowMessages):
-        update_with_flows(digest, fields.messages.flows)
-    return digest.hexdigest()
-
-
-def _ends(box: Box) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return box.start, box.stop
-
-
-def _number_layouts(fields: PlanFields) -> tuple[dict[Layout, int], dict[int, int]]:
-    """A number for each distinct layout, by value and by identity."""
-    number_of: dict[Layout, int] = {}
-    by_id: dict[int, int] = {}
-    for move in fields.moves:
-        for layout in (move.src, move.dst):
-            if id(layout) not in by_id:
-                by_id[id(layout)] = number_of.setdefault(layout, len(number_of))
-    return number_of, by_id
-
-
-def _header_to_json(fields: PlanFields, by_id: Mapping[int, int]) -> dict[str, Any]:
-    """All that is short."""
-    by_rule = {"shifts": True} if isinstance(fields.messages, ShiftMessages) else {}
-    return by_rule | {
-        "format": FORMAT,
-        "version": VERSION_BY_RULE if by_rule else VERSION,
-        "moves": [[move.name, by_id[id(move.src)], by_id[id(move.dst)]] for move in fields.moves],
-        "hosts": [[rank, host] for rank, host in fields.host_of.items()],
-        "bound": [fields.bound.bytes, fields.bound.reason, fields.bound.seconds],
-        "network": None if fields.network is None else fields.network.to_json(),
+def _rows_to_json(rows: Rows) -> dict[str, Any]:
+    parts = rows.chunks.parts
+    return {
+        "ends": rows.ends.value,
+        "period": rows.period,
+        "parts": [parts.tensor.tolist(), parts.starts.tolist(), parts.stops.tolist()],
+        "first_part": rows.chunks.first_part.tolist(),
+        "rank_sets": [list(ranks) for ranks in rows.rank_sets],
+        **{name: column.tolist() for name, column in zip(COLUMNS, columns_of(rows), strict=True)},
     }
 
 
 def fields_from_json(value: Any) -> PlanFields:
     """The fields that these JSON values describe; raises `PlanError` or `LayoutError`, whatever they are."""
-    if not isinstance(value, dict) or value.get("format") != FORMAT or value.get("version") not in _READ:
+    if not isinstance(value, dict) or value.get("format") != FORMAT or value.get("version") != VERSION:
         found = (value.get("format"), value.get("version")) if isinstance(value, dict) else type(value).__name__
         raise PlanError(
-            f"reading a plan: found {found!r}, expected format {FORMAT!r} of version {VERSION}; write it with this "
-            "version of Remesh"
+            f"reading a plan: found {found!r}, expected format {FORMAT!r} of version {VERSION}; plan again, and write "
+            "it with this version of Remesh"
         )
     try:
         layouts = [layout_from_json(layout) for layout in _list(value["layouts"])]
@@ -148,30 +103,12 @@ def fields_from_json(value: Any) -> PlanFields:
             TensorMove(_text(name), layouts[_index(src, layouts)], layouts[_index(dst, layouts)])
             for name, src, dst in _list(value["moves"])
         )
-        itemsizes = [move.src.itemsize_bytes for move in moves]
         nbytes, reason, seconds = value["bound"]
         host_of = dict(sorted((_number(rank), _text(host)) for rank, host in _list(value["hosts"])))
-        chunks: Sequence[Chunk] = tuple(_chunk(parts, itemsizes) for parts in _list(value["chunks"]))
-        messages: Sequence[Message] = tuple(
-            Message(*(_number(each) for each in (round_, giver, taker, chunk)))
-            for round_, giver, taker, chunk in _list(value["messages"])
-        )
-        others = [name for name in ("flows", "shifts") if value.get(name)]
-        if len(others) + bool(chunks or messages) > 1:
-            raise ValueError(f"a plan has {' and '.join(others)} and chunks or messages besides, expected one of them")
-        if value.get("flows") is not None:
-            flows = flows_from_json(value["flows"], moves, host_of)
-            chunks, messages = flows.chunks, FlowMessages(flows)
-        if (value["version"] == VERSION_BY_RULE) != (value.get("shifts") is True):
-            raise ValueError(f"version {value['version']} has shifts {value.get('shifts')!r}")
-        if value.get("shifts"):
-            shifts = _shifts_of(moves, host_of)
-            chunks, messages = ShiftChunks(shifts), ShiftMessages(shifts)
+        is_by_rule = value["rows"] is None
         return PlanFields(
             moves=moves,
-            host_of=host_of,
-            chunks=chunks,
-            messages=messages,
+            rows=_rows_by_rule(moves, host_of) if is_by_rule else _rows_from_json(value["rows"], moves, host_of),
             copies=tuple(
                 Copy(_index(tensor, moves), _box(start, stop), tuple(_number(rank) for rank in _list(ranks)))
                 for tensor, start, stop, ranks in _list(value["copies"])
@@ -187,22 +124,56 @@ def fields_from_json(value: Any) -> PlanFields:
         ) from raised
 
 
-def _shifts_of(moves: tuple[TensorMove, ...], host_of: Mapping[int, str]) -> Shifts:
+def _rows_by_rule(moves: tuple[TensorMove, ...], host_of: Mapping[int, str]) -> GridRows:
     homeless = {rank for move in moves for side in (move.src, move.dst) for rank in side.holders} - host_of.keys()
-    shifts = None if homeless else Shifts.of(moves, host_of)
-    if shifts is None:
-        raise ValueError(
-            "its messages go by rule, but its sides are no grids whose pieces lie within hosts that it has"
-        )
-    return shifts
+    rows = None if homeless else GridRows.of(moves, host_of)
+    if rows is None:
+        raise ValueError("its rows go by rule, but its sides are no grids whose pieces lie within hosts that it has")
+    return rows
 
 
-def _chunk(parts: Any, itemsizes: Sequence[int]) -> Chunk:
-    made = []
-    for tensor, start, stop in _list(parts):
-        box = _box(start, stop)
-        made.append(Part(tensor, box, box.size * itemsizes[_index(tensor, itemsizes)]))
-    return Chunk(tuple(made), sum(part.nbytes for part in made))
+def _rows_from_json(value: Any, moves: Sequence[TensorMove], host_of: Mapping[int, str]) -> Rows:
+    if not isinstance(value, dict):
+        raise TypeError(f"expected rows, found {type(value).__name__}")
+    tensor, starts, stops = value["parts"]
+    ndims = tuple(move.src.ndim for move in moves)
+    width = max(ndims, default=0)
+    tensors = _column(tensor, len(moves))
+    boxes = [np.array([_row(row, width) for row in _list(side)], np.int64) for side in (starts, stops)]
+    starts, stops = (side.reshape(len(side), width) for side in boxes)
+    if not len(tensors) == len(starts) == len(stops):
+        raise ValueError(f"{len(tensors)} parts have {len(starts)} starts and {len(stops)} stops, expected one each")
+    itemsizes = np.array([move.src.itemsize_bytes for move in moves], dtype=np.int64)
+    nbytes = np.prod(stops - starts, axis=1, dtype=np.int64) * itemsizes[tensors]
+    first_part = _column(value["first_part"], len(tensors) + 1)
+    if not len(first_part):
+        raise ValueError("first_part is empty, expected where chunks begin")
+    columns: dict[str, Any] = {name: _column(value[name], _LARGEST) for name in COLUMNS}
+    return Rows(
+        host_of=host_of,
+        ends=Ends(_text(value["ends"])),
+        period=_number(value["period"]),
+        chunks=Chunks(PartRows(tensors, starts, stops, nbytes, ndims), first_part),
+        rank_sets=tuple(tuple(_column(ranks, _LARGEST).tolist()) for ranks in _list(value["rank_sets"])),
+        **columns,
+    )
+
+
+def _row(value: Any, width: int) -> list[int]:
+    if len(_list(value)) != width:
+        raise ValueError(f"expected {width} coordinates, found {len(value)}")
+    return _whole(value, _LARGEST)
+
+
+def _column(value: Any, limit: int) -> IntArray:
+    return np.array(_whole(_list(value), limit), dtype=np.int64)
+
+
+def _whole(value: list[Any], limit: int) -> list[int]:
+    for each in value:
+        if type(each) is not int or not 0 <= each < limit:
+            raise TypeError(f"expected whole numbers from 0 to {limit - 1}, found {each!r}")
+    return value
 
 
 def _box(start: Any, stop: Any) -> Box:

@@ -1,4 +1,4 @@
-"""How does a state get from one layout to another? Planning, from the description to a checked plan.
+"""Planner: from the description of moves to a checked plan.
 
 Algorithm:
 
@@ -7,15 +7,16 @@ Algorithm:
    become one host group (`fusion`).
 3. Bytes of each group are shared among the hosts that can send them, and routed (`senders`, `trees`).
 4. Streams are cut into chunks (`stream`), chunks become sendings between ranks (`relay`).
-5. Sendings get priorities (`order`), from them times (`timeline`), and rounds (`rounds`). Where there are too many for
-   that, chunks and hops become flows instead (`regular`, `flows`), which have their rounds by rule.
-6. The plan checks itself (`plan`, `check`, `check_flows`, `check_shifts`).
+5. Sendings get priorities (`order`), from them times and rounds (`timeline`). Where there are too many for that, chunks
+   and hops become rows between hosts instead (`host_rows`), which have their rounds by rule.
+6. The plan, which is rows either way (`rows`), checks itself (`plan`, `check`).
 
 Where sides are grids whose pieces lie within hosts, and there are very many slices, none of this is done: all of it
-follows from one rule (`shifts`).
+follows from one rule (`grid_rows`).
 
-Other strategies (`strategies`) replace steps 3 to 5. ``"auto"`` is the above, unless so little is moved that latency
-counts: then it is what the simulator finds fastest among it, a binomial tree and direct sending.
+Other strategies (`paper`) replace steps 3 to 5. ``"auto"`` is the above, unless so little is moved that latency counts,
+in so few messages that each is scheduled: then it is what the simulator finds fastest among it, a binomial tree and
+direct sending. They are not tried where the simulated time is what no order of whole messages beats.
 
 The plan is a function of its arguments alone: no clock, no chance, no order of a set. Every rank computes it from
 the same description and compares the digest before anything moves.
@@ -37,25 +38,19 @@ from remesh.foundation.options import check_option
 from remesh.layout import Box, Layout
 from remesh.resharding.model.bound import Bound, HostGroup, bound_of_groups, bound_of_loads
 from remesh.resharding.model.network import Network
-from remesh.resharding.model.program import Copy, Message
+from remesh.resharding.model.program import Copy
 from remesh.resharding.model.slices import NOBODY, Slices
 from remesh.resharding.model.tasks import Missing, TensorMove, slices_of
 from remesh.resharding.planning.plan import Plan
 from remesh.resharding.planning.simulate import simulate_plan
-from remesh.resharding.schedule.cost import CHUNKS_PER_DELAY
-from remesh.resharding.schedule.flow_messages import FlowMessages
-from remesh.resharding.schedule.flows import Flows
+from remesh.resharding.schedule.chunks import Chunks
 from remesh.resharding.schedule.fusion import Fused, fuse
-from remesh.resharding.schedule.order import compute_order, lines_of
-from remesh.resharding.schedule.regular import compute_waiting, count_messages, make_flows
-from remesh.resharding.schedule.relay import Relay, Sending
-from remesh.resharding.schedule.rounds import lanes_of, number_rounds
+from remesh.resharding.schedule.grid_rows import GridRows
+from remesh.resharding.schedule.host_rows import compute_waiting, make_host_rows
+from remesh.resharding.schedule.paper import CHUNKS_PER_DELAY, STRATEGIES, route_chunks
+from remesh.resharding.schedule.rows import Rows
 from remesh.resharding.schedule.senders import Route, split_senders
-from remesh.resharding.schedule.shift_messages import ShiftChunks, ShiftMessages
-from remesh.resharding.schedule.shifts import Shifts
-from remesh.resharding.schedule.strategies import STRATEGIES, route_chunks
-from remesh.resharding.schedule.stream import Chunk, cut_streams
-from remesh.resharding.schedule.timeline import compute_starts
+from remesh.resharding.schedule.timeline import columns_of_sendings, schedule_in_time
 from remesh.resharding.schedule.trees import depths_of
 
 DEFAULT_CHUNK_BYTES = 4 << 20
@@ -106,7 +101,7 @@ def plan_reshard(
     ``host_of`` maps every rank of the group to its host: ranks with equal hosts share its NICs and copy freely.
     ``chunk_bytes`` is the size of the largest message. ``network`` gives the rates of hosts and racks; without it all
     hosts count as equal. ``strategy`` is ``"split"``, this planner's own, or a name of
-    `remesh.resharding.schedule.strategies`; ``"auto"`` is the former, or what the simulator finds faster where latency
+    `remesh.resharding.schedule.paper`; ``"auto"`` is the former, or what the simulator finds faster where latency
     counts. Raises `PlanError` for what cannot be moved.
 
     >>> from remesh.layout import Box, Shard
@@ -123,30 +118,37 @@ def plan_reshard(
     if network is not None:
         network.check_hosts(host_of.values(), f"planning {len(moves)} moves")
     _check_sizes(moves)
-    if strategy in (AUTO, SPLIT) and (shifts := _find_shifts(moves, host_of, chunk_bytes, network)) is not None:
-        bound = bound_of_loads(*shifts.loads, network)
-        chunks, messages = ShiftChunks(shifts), ShiftMessages(shifts)
-        return Plan(moves, host_of, chunks, messages, tuple(shifts.copies()), bound, network)
+    host_of = dict(sorted(host_of.items()))
+    if strategy in (AUTO, SPLIT) and (by_rule := _find_rule(moves, host_of, chunk_bytes, network)) is not None:
+        bound = bound_of_loads(*by_rule.loads, network)
+        return Plan(moves, by_rule, tuple(by_rule.copies()), bound, network)
     slices = slices_of(moves, missing)
     fused = fuse(moves, slices, host_of)
     sizes = dict(zip(fused.groups, fused.group_bytes, strict=True))
-    problem = _Problem(fused, bound_of_groups(sizes, network), host_of, chunk_bytes, network)
+    problem = _Problem(moves, fused, bound_of_groups(sizes, network), host_of, chunk_bytes, network)
     copies = tuple(_copies(slices))
 
     def plan_by(name: str) -> Plan:
-        chunks, messages = _schedule(name, problem)
-        return Plan(moves, host_of, chunks, messages, copies, problem.bound, network)
+        return Plan(moves, _schedule(name, problem), copies, problem.bound, network)
 
-    if strategy != AUTO or not _latency_counts(problem):
-        return plan_by(SPLIT if strategy == AUTO else strategy)
-    plans = [plan_by(name) for name in (SPLIT, *_FOR_LATENCY)]
-    return min(plans, key=lambda plan: simulate_plan(plan).total_s)
+    if strategy != AUTO:
+        return plan_by(strategy)
+    ours = plan_by(SPLIT)
+    if not _latency_counts(problem) or ours.rows.num_messages > _MAX_TIMED:
+        return ours
+    plans = [(simulate_plan(ours).total_s, 0, ours)]
+    if plans[0][0] > _least_s(problem) / _ALMOST_ONE:
+        for number, name in enumerate(_FOR_LATENCY):
+            other = plan_by(name)
+            plans.append((simulate_plan(other).total_s, number + 1, other))
+    return min(plans)[-1]
 
 
 @dataclass(frozen=True, slots=True)
 class _Problem:
     """What is to be moved, where, and in what portions."""
 
+    moves: Sequence[TensorMove]
     fused: Fused
     """What has to travel."""
     bound: Bound
@@ -161,26 +163,45 @@ def _latency_counts(problem: _Problem) -> bool:
     return seconds is not None and network is not None and seconds < _FEW_LATENCIES * network.latency_s
 
 
-def _schedule(strategy: str, problem: _Problem) -> tuple[Sequence[Chunk], Sequence[Message]]:
-    """All chunks, and the messages that carry them, by one strategy."""
+def _least_s(problem: _Problem) -> float:
+    """Time that no schedule of these streams beats where every message takes its latency.
+
+    Each stream comes into each of its receiver hosts in one message or more, which occupy a NIC there.
+    """
+    fused, network = problem.fused, problem.network
+    assert network is not None
+    count: dict[str, int] = {}
+    nbytes: dict[str, int] = {}
+    of_group = zip(fused.groups, np.diff(fused.first_stream).tolist(), fused.group_bytes, strict=True)
+    for group, num_streams, size in of_group:
+        for host in group.receivers:
+            count[host] = count.get(host, 0) + num_streams
+            nbytes[host] = nbytes.get(host, 0) + size
+    links = network.hosts
+    return max(
+        (
+            (count[host] * network.latency_s + nbytes[host] / links[host].rate_bytes_per_s) / links[host].num_nics
+            for host in count
+        ),
+        default=0.0,
+    )
+
+
+def _schedule(strategy: str, problem: _Problem) -> Rows:
+    """The rows of all messages, by one strategy."""
     host_of, network = problem.host_of, problem.network
     if strategy == SPLIT:
         ways = _find_ways(problem)
-        flows = _find_flows(ways, problem)
-        if flows is not None:
-            return flows.chunks, FlowMessages(flows)
-        routing = _route_split(ways, problem)
-        chunks, sendings = routing.chunks, routing.sendings
-        order = compute_order(sendings, routing.progress, routing.num_periods, lines_of(host_of, network))
-        rounds = number_rounds(sendings, compute_starts(sendings, order, host_of, network), lanes_of(host_of, network))
-    else:
-        routed = route_chunks(strategy, problem.fused.as_groups, host_of, problem.chunk_bytes, network)
-        chunks, sendings, rounds = routed.chunks, routed.sendings, routed.rounds
-    messages = [
-        Message(at, sending.giver, sending.taker, sending.chunk) for at, sending in zip(rounds, sendings, strict=True)
-    ]
-    messages.sort(key=lambda message: (message.round, message.giver))
-    return tuple(chunks), tuple(messages)
+        made = make_host_rows(problem.fused, ways.routes, host_of, ways.chunk_bytes)
+        num_messages, num_hosts = made.rows.num_messages, len(made.rows.hosts)
+        if num_messages > _MAX_TIMED or (
+            num_messages * num_hosts > _MAX_TIMED_BY_HOSTS and compute_waiting(made.rows) <= _MAX_WAITING
+        ):
+            return made.rows
+        return schedule_in_time(made, network)
+    routed = route_chunks(strategy, problem.fused.as_groups, host_of, problem.chunk_bytes, network)
+    chunks = Chunks.of(routed.chunks, tuple(move.src.ndim for move in problem.moves))
+    return Rows.of_messages(host_of, chunks, columns_of_sendings(routed.sendings, routed.rounds))
 
 
 def check_request(doing: str, chunk_bytes: int, strategy: str) -> None:
@@ -254,13 +275,15 @@ def _copies(slices: Slices) -> Iterator[Copy]:
             yield Copy(tensor, box, ranks)
 
 
-def _find_shifts(
+def _find_rule(
     moves: tuple[TensorMove, ...], host_of: Mapping[int, str], chunk_bytes: int, network: Network | None
-) -> Shifts | None:
+) -> GridRows | None:
     """The rule by which everything goes, where there are too many slices to name them and a rule can do it."""
     if any(move.src.partial is not None for move in moves) or (network is not None and network.racks):
         return None
-    return Shifts.of(moves, host_of, more_than=_MAX_NAMED, most_bytes=chunk_bytes)
+    if sum(len(move.src.atoms) * len(move.dst.atoms) for move in moves) <= _MAX_NAMED:
+        return None
+    return GridRows.of(moves, host_of, more_than=_MAX_NAMED, most_bytes=chunk_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,50 +321,6 @@ def _take_turns(groups: Sequence[HostGroup]) -> bool:
     serving = Counter(host for group in groups for host in group.owners)
     served = Counter(host for group in groups for host in group.receivers)
     return max((*serving.values(), *served.values()), default=0) > 1
-
-
-def _find_flows(ways: _Ways, problem: _Problem) -> Flows | None:
-    """Flows, where there are too many messages to look at each, or where flows are as good; None elsewhere."""
-    num_messages = count_messages(problem.fused, ways.chunk_bytes)
-    if num_messages <= _MAX_TIMED and num_messages * len(set(problem.host_of.values())) <= _MAX_TIMED_BY_HOSTS:
-        return None
-    flows = make_flows(problem.fused, ways.routes, problem.host_of, ways.chunk_bytes)
-    return flows if num_messages > _MAX_TIMED or compute_waiting(flows) <= _MAX_WAITING else None
-
-
-@dataclass(frozen=True, slots=True)
-class Routing:
-    """What the planner's own strategy makes of the streams."""
-
-    chunks: list[Chunk]
-    sendings: list[Sending]
-    """Invariant: ``sendings[i].after < i``."""
-    progress: list[float]
-    """How much of its route comes before each chunk, from 0 to 1."""
-    num_periods: int
-    """Chunks of the finest route."""
-
-
-def _route_split(ways: _Ways, problem: _Problem) -> Routing:
-    """Chunks of all streams, and the sendings that bring them where they are wanted."""
-    chunks: list[Chunk] = []
-    progress: list[float] = []
-    num_periods = 1
-    relay = Relay(problem.host_of)
-    for streams, routes in zip(problem.fused.as_groups.values(), ways.routes, strict=True):
-        passed: dict[int, int] = {}
-        num_chunks: dict[int, int] = {}
-        for cut in cut_streams([stream.parts for stream in streams], routes, [ways.chunk_bytes] * len(routes)):
-            stream = streams[cut.stream]
-            relay.add_chunk(len(chunks), cut.chunk.nbytes, routes[cut.route], stream.givers, stream.takers)
-            chunks.append(cut.chunk)
-            route = routes[cut.route]
-            before = passed.get(cut.route, 0)
-            passed[cut.route] = before + cut.chunk.nbytes
-            progress.append(min(before / (route.stop - route.start), _ALMOST_ONE))
-            num_chunks[cut.route] = num_chunks.get(cut.route, 0) + 1
-        num_periods = max([num_periods, *num_chunks.values()])
-    return Routing(chunks, relay.sendings, progress, num_periods)
 
 
 def _lag(route: Route, num_alike: int) -> int:

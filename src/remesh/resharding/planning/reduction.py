@@ -36,9 +36,9 @@ from remesh.foundation.errors import LayoutError, PlanError
 from remesh.layout import Box, Layout, Shard, boxes_of_flat_range, compute_overlap
 from remesh.resharding.model.program import Leg, Message
 from remesh.resharding.model.tasks import Missing, TensorMove
-from remesh.resharding.schedule.relay import Sending
-from remesh.resharding.schedule.rounds import compute_rounds
-from remesh.resharding.schedule.stream import Chunk, Part
+from remesh.resharding.schedule.chunks import Chunk, Part
+from remesh.resharding.schedule.order import Sending
+from remesh.resharding.schedule.timeline import compute_rounds
 
 _DOING = "planning the sum"
 _BITWISE = frozenset({"band", "bor", "bxor"})

@@ -1,4 +1,4 @@
-"""When does every message of a plan start and finish? The host-level model, played through without any network.
+"""Simulator: when every message of a plan starts and finishes by the host-level model.
 
 Model, as for the lower bound (`model.bound`): a message between hosts occupies a NIC of its giver outwards
 and a NIC of its taker inwards, each for the latency and its bytes at that NIC's rate; between racks it occupies both
@@ -7,7 +7,7 @@ the host's local rate, or takes no time if that is infinite.
 
 Algorithm. Messages are taken in the plan's order. Each starts when its giver has the chunk and when everything that it
 occupies is free; nothing overtakes. That is how a run behaves: ranks post their messages in the order of rounds, and
-each connection keeps it. It is also exclusive use of NICs, so the closed forms of `schedule.cost` come out
+each connection keeps it. It is also exclusive use of NICs, so the closed forms of `schedule.paper.cost` come out
 exactly.
 
 Without any network all NICs carry one byte per unit of time, and times are bytes.
@@ -24,7 +24,6 @@ from remesh.foundation.errors import PlanError
 from remesh.resharding.model.network import Network
 from remesh.resharding.model.program import Message
 from remesh.resharding.planning.plan import Plan
-from remesh.resharding.schedule.parts import sizes_of
 
 _MAX_MESSAGES = 2_000_000
 """More of them would take minutes and gigabytes."""
@@ -110,7 +109,8 @@ def simulate_plan(plan: Plan, network: Network | None = None) -> SimulatedRun:
             "same layouts on fewer hosts, or ask the plan itself for its bound and its bytes"
         )
     ports = _Ports(plan, network)
-    sizes, messages = sizes_of(plan.chunks), tuple(plan.messages)
+    messages = tuple(plan.messages)
+    sizes = {number: chunk.nbytes for number, chunk in enumerate(plan.chunks)}
     arrived: dict[tuple[int, int], float] = {}
     timed = []
     for message in messages:

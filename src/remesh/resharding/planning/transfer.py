@@ -1,4 +1,4 @@
-"""What does a run need? A plan, what comes before it, and how much memory it may take.
+"""Transfer: a plan, the sums that come before it, and how much memory a run of both may take.
 
 Definitions. A *transfer* is a plan together with the reduction of what is held as partial sums (`reduction`), the
 window of its steps (`steps`), and the *staging* that these need on each rank: message buffers, and whole values of
@@ -22,20 +22,19 @@ from typing import TypedDict
 from remesh.foundation.errors import Error, PlanError
 from remesh.layout import Box
 from remesh.resharding.model.network import Network
-from remesh.resharding.model.program import Copy, Message, Program
-from remesh.resharding.model.tasks import Missing, TensorMove
+from remesh.resharding.model.program import Copy, Message
+from remesh.resharding.model.tasks import Alike, Missing, TensorMove, stack_moves, unstack
 from remesh.resharding.planning.plan import Plan
 from remesh.resharding.planning.planner import AUTO, DEFAULT_CHUNK_BYTES, MIN_CHUNK_BYTES, check_hosts, plan_reshard
 from remesh.resharding.planning.reduction import Reduction, plan_reduction
-from remesh.resharding.planning.stacks import Alike, stack_moves, unstack
 from remesh.resharding.planning.steps import DEFAULT_WINDOW, Step, choose_window, compute_peak_bytes, compute_steps
-from remesh.resharding.schedule.compact import CompactMessages
-from remesh.resharding.schedule.parts import largest_of, sizes_of
-from remesh.resharding.schedule.shift_messages import ShiftMessages
+from remesh.resharding.schedule.chunks import Chunk, KeptChunks
+from remesh.resharding.schedule.grid_rows import GridRows
 
 _MIN_WINDOW = 1
 _SHORTEST_CHUNK_BYTES = 4 << 10
 _SMALL_STATE_BYTES = 1 << 20
+_MANY_MESSAGES = 1 << 15
 _LONG_CHUNK_BYTES = 256 << 10
 """Chunks shorter than this lose more time to their latency than a narrower window does."""
 
@@ -67,6 +66,8 @@ class RankSteps:
     """Of the plan."""
     sum_steps: tuple[Step, ...]
     """Of the reduction, which comes before."""
+    chunks: Mapping[int, Chunk]
+    """What the messages of the plan's steps carry, by number; made when they are first looked at."""
     relayed: Mapping[int, int]
     """How often it passes on each chunk of the plan that it takes."""
     staging_bytes: int
@@ -86,14 +87,14 @@ class Transfer:
     max_staging_bytes: int | None = None
     """Cap on the staging of a rank; None without. Invariant: no rank needs more."""
     alike: Alike = field(default_factory=dict)
-    """The tensors that moves of the plan stand for, where they stand for several (`stacks`)."""
+    """The tensors that moves of the plan stand for, where they stand for several (`remesh.resharding.model.tasks`)."""
     _rank_steps: dict[int, RankSteps] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def of(cls, plan: Plan, reduction: Reduction | None = None) -> Transfer:
         """The transfer of a plan, with the window that suits its chunks."""
-        largest = max(largest_of(plan.chunks), largest_of(reduction.chunks if reduction else ()))
-        return cls(plan, reduction, choose_window(largest))
+        sums = [chunk.nbytes for chunk in reduction.chunks] if reduction else []
+        return cls(plan, reduction, choose_window(max([plan.chunks.largest_bytes, *sums])))
 
     def __post_init__(self) -> None:
         if self.window < _MIN_WINDOW:
@@ -124,9 +125,9 @@ class Transfer:
     @cached_property
     def staging_bytes(self) -> int:
         """Most bytes of staging that any rank needs; of a plan by rule, whose ranks nobody goes through, no more."""
-        if isinstance(self.plan.messages, ShiftMessages) and self.reduction is None:
+        if isinstance(self.plan.rows, GridRows) and self.reduction is None:
             # A window each way, and one that was taken and is passed on at once.
-            return (2 * self.window + 1) * largest_of(self.plan.chunks)
+            return (2 * self.window + 1) * self.plan.chunks.largest_bytes
         return max((self.steps_of(rank).staging_bytes for rank in self.ranks), default=0)
 
     @cached_property
@@ -147,11 +148,11 @@ class Transfer:
     def last_rank(self) -> int:
         """The rank that has everything last, as far as sums can tell: it takes most, and passes on least of that.
 
-        Of messages that nobody goes through only what ranks take counts.
+        Where messages are too many to go through all, only what ranks take counts.
         """
         taken, given = Counter[int](), Counter[int]()
-        if isinstance(self.plan.messages, CompactMessages):
-            taken.update(self.plan.messages.bytes_taken())
+        if self.plan.rows.num_messages > _MANY_MESSAGES:
+            taken.update(self.plan.rows.bytes_taken())
         else:
             for (giver, taker), nbytes in self.bytes_by_pair.items():
                 given[giver] += nbytes
@@ -163,12 +164,12 @@ class Transfer:
         """Bytes copied inside the memory of a rank, over all ranks."""
         return self.plan.bytes_copied
 
-    @property
+    @cached_property
     def num_rounds(self) -> int:
         """Rounds of both stages."""
         return self.plan.num_rounds + (self.reduction.num_rounds if self.reduction else 0)
 
-    @property
+    @cached_property
     def missing(self) -> Mapping[str, tuple[Box, ...]]:
         """Boxes that are wanted but held by nobody, by tensor."""
         found: dict[str, list[Box]] = {}
@@ -195,34 +196,11 @@ class Transfer:
         return self._rank_steps[rank]
 
     @cached_property
-    def _chunk_bytes(self) -> Sequence[int]:
-        return sizes_of(self.plan.chunks)
-
-    @cached_property
-    def _programs(self) -> Mapping[int, Program]:
-        """The programs of all ranks, in one pass over the plan."""
-        plan = self.plan
-        gives, takes = group_by_rank(plan.messages)
-        copies: dict[int, list[Copy]] = {}
-        for copy in plan.copies:
-            for rank in copy.ranks:
-                copies.setdefault(rank, []).append(copy)
-        return {
-            rank: Program(tuple(copies.get(rank, ())), tuple(gives.get(rank, ())), tuple(takes.get(rank, ())))
-            for rank in gives.keys() | takes.keys() | copies.keys()
-        }
-
-    @cached_property
     def _sum_messages(self) -> tuple[dict[int, list[Message]], dict[int, list[Message]]]:
         return group_by_rank(self.reduction.messages if self.reduction else ())
 
     def _compute_steps(self, rank: int) -> RankSteps:
-        plan = self.plan
-        sizes: Sequence[int] | Mapping[int, int]
-        if isinstance(plan.messages, CompactMessages):
-            program, sizes = plan.program_of(rank), plan.messages.chunk_bytes_of(rank)
-        else:
-            program, sizes = self._programs.get(rank, Program((), (), ())), self._chunk_bytes
+        program, sizes = self.plan.program_of(rank), self.plan.rows.chunk_bytes_of(rank)
         taken_in = {message.chunk: message.round for message in program.takes}
         relayed: dict[int, int] = {}
         for message in program.gives:
@@ -231,7 +209,8 @@ class Transfer:
         steps = compute_steps(program.gives, program.takes, taken_in, self.window)
         peak = compute_peak_bytes(steps, sizes, {chunk: [chunk] * n for chunk, n in relayed.items()})
         sum_steps, sum_peak, kept = self._compute_sum_steps(rank)
-        return RankSteps(program.copies, steps, sum_steps, relayed, kept + max(peak, sum_peak))
+        chunks = KeptChunks(self.plan.chunks)
+        return RankSteps(program.copies, steps, sum_steps, chunks, relayed, kept + max(peak, sum_peak))
 
     def _compute_sum_steps(self, rank: int) -> tuple[tuple[Step, ...], int, int]:
         """Steps of the reduction, peak of their buffers, bytes of whole values that stay until the end."""
@@ -282,7 +261,7 @@ def plan_transfer(moves: Sequence[TensorMove], host_of: Mapping[int, str], optio
             needed = Transfer(made.plan, made.reduction, window).staging_bytes
             if needed <= cap:
                 return Transfer(made.plan, made.reduction, window, cap)
-        shortest = min(chunk_bytes, largest_of(made.plan.chunks))
+        shortest = min(chunk_bytes, made.plan.chunks.largest_bytes)
     raise PlanError(
         f"planning {len(moves)} moves: max_staging_bytes is {cap}, too small for chunks of {shortest} bytes, the "
         f"shortest that are tried; expected at least {needed}; raise the cap, or leave it out"

@@ -1,4 +1,4 @@
-"""Resharder: a cache that plans each pair of layouts once.
+"""Resharder: plans each pair of layouts once, and uses the plan again for repeated calls.
 
 Definitions. The *description* of a call is what all ranks give and want: names, dtypes, shapes, boxes; and with which
 options. What all ranks described once has an *epoch* (`remesh.comm.agreement`), and the transfer is kept under it.
@@ -35,15 +35,17 @@ from remesh.resharding.running.check_pieces import check_memories
 from remesh.resharding.running.describe import (
     DOING,
     Tensors,
+    check_plan_options,
     check_tensors,
     describe_all,
     hosts_of,
     moves_of,
     pieces_of,
+    settle_options,
+    tell_options,
 )
 from remesh.resharding.running.handle import Handle
 from remesh.resharding.running.run import BoundTransfer, Moved, agree_on_run, propose_tag, settle_tag
-from remesh.resharding.running.same_options import check_plan_options, describe_options, settle_options
 
 _MAX_PLACES = 4
 """With so many sets of tensors a plan may alternate without looking anything up: two are double buffers."""
@@ -90,7 +92,10 @@ class Resharder:
         check_group(group)
         check_plan_options(options)
         self._group = group
-        self._options: PlanOptions = options
+        hosts = options.get("host_of")
+        self._options: PlanOptions = options if hosts is None else {**options, "host_of": dict(hosts)}
+        self._told_options: dict[str, Any] | None = None
+        """What the others are told of the options, once these have been checked."""
         self._calls: list[_Call] = []
         """The last calls with different tensors, oldest first. Invariant: at most _MAX_PLACES."""
         self._agreements = Agreements(tells_first_at_once=True)
@@ -138,10 +143,12 @@ class Resharder:
 
         def answer() -> tuple[list[Any], list[Any]]:
             nonlocal call
-            check_plan_options(self._options)
+            if self._told_options is None:
+                check_plan_options(self._options)
+                self._told_options = tell_options(self._options)
             call = self._describe(*ask())
             ready = [epoch for epoch, places in self._jobs if places == call.places]
-            return [call.description, describe_options(self._options)], [ready, propose_tag(self._group), tell()]
+            return [call.description, self._told_options], [ready, propose_tag(self._group), tell()]
 
         agreement = self._agreements.agree(answer, self._group, doing)
         assert call is not None
@@ -181,13 +188,17 @@ class Resharder:
         return plan_stacked(moves_of(described), options.get("host_of") or hosts_of(described), options)
 
     def _describe(self, give: Tensors, take: Tensors) -> _Call:
-        check_tensors(give, "give")
-        check_tensors(take, "take")
-        objects = (len(give), *((name, side[name]) for side in (give, take) for name in sorted(side)))
-        places = _places(objects)
+        objects: tuple[Any, ...] = ()
+        places: tuple[Any, ...] = ()
+        if isinstance(give, Mapping) and isinstance(take, Mapping):
+            objects = (len(give), *((name, side[name]) for side in (give, take) for name in sorted(side, key=str)))
+            places = _places(objects)
+        # What was checked before needs no check.
         for known in self._calls:
             if places == known.places and _are_the_same(objects, known.objects):
                 return known
+        check_tensors(give, "give")
+        check_tensors(take, "take")
         given, taken = pieces_of(give), pieces_of(take)
         for pieces in (given, taken):
             check_memories(pieces, group_rank(self._group))

@@ -1,4 +1,4 @@
-"""Execution of one rank's steps of a plan, over torch.distributed point-to-point messages.
+"""Carriers: one rank at work on its steps, over torch.distributed point-to-point messages.
 
 A *carrier* goes through the steps of a stage (`planning.steps`). What its messages mean is left to two kinds:
 
@@ -21,7 +21,7 @@ import itertools
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -30,10 +30,9 @@ import torch.distributed as dist
 from remesh.comm.gather import Group, group_device, is_queued
 from remesh.device.streams import run_apart
 from remesh.resharding.model.program import Message
-from remesh.resharding.planning.plan import Plan
 from remesh.resharding.planning.reduction import Reduction
 from remesh.resharding.planning.steps import Act, Step
-from remesh.resharding.planning.transfer import is_alone
+from remesh.resharding.planning.transfer import RankSteps, is_alone
 from remesh.resharding.running.regions import LocalCopy, Regions
 from remesh.resharding.running.telemetry import Timing
 
@@ -206,12 +205,12 @@ class Mover(Carrier):
 
     stage = 1
 
-    def __init__(self, plan: Plan, give: Regions, take: Regions, link: Link, relayed: Mapping[int, int]) -> None:
+    def __init__(self, todo: RankSteps, give: Regions, take: Regions, link: Link) -> None:
         super().__init__(link)
-        self._plan = plan
+        self._chunks = todo.chunks
         self._give = give
         self._take = take
-        self._to_pass_on = dict(relayed)
+        self._to_pass_on = dict(todo.relayed)
         """How often this rank has yet to send each chunk that it takes."""
         self._arrived: dict[int, torch.Tensor] = {}
         """Bytes of the chunks that arrived and are still to be passed on."""
@@ -223,7 +222,7 @@ class Mover(Carrier):
         if number in self._to_pass_on:
             self._to_pass_on[number] -= 1
             return self._arrived[number] if self._to_pass_on[number] else self._arrived.pop(number)
-        chunk = self._plan.chunks[number]
+        chunk = self._chunks[number]
         buffer = self._give.direct(number, chunk, self._link.device)
         if buffer is None:
             buffer = self._link.staging.empty(chunk.nbytes, self._link.device)
@@ -231,12 +230,12 @@ class Mover(Carrier):
         return buffer
 
     def _buffer_to_take(self, message: Message) -> torch.Tensor:
-        chunk = self._plan.chunks[message.chunk]
+        chunk = self._chunks[message.chunk]
         buffer = self._take.direct(message.chunk, chunk, self._link.device)
         return self._link.staging.empty(chunk.nbytes, self._link.device) if buffer is None else buffer
 
     def _take_in(self, message: Message, buffer: torch.Tensor) -> None:
-        chunk = self._plan.chunks[message.chunk]
+        chunk = self._chunks[message.chunk]
         if self._take.direct(message.chunk, chunk, self._link.device) is None:
             self._take.unpack(message.chunk, chunk, buffer)
         self.num_arrived[message.chunk] += 1

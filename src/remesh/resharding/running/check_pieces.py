@@ -17,8 +17,7 @@ from remesh.foundation.errors import PlanError
 from remesh.layout import Box, Layout, Shard, check_places, has_own_places
 from remesh.layout.from_torch import Piece, dtype_name, why_without_memory
 from remesh.layout.torch_memory import find_shared, places_of
-from remesh.resharding.model.casts import travelling_dtype
-from remesh.resharding.model.tasks import TensorMove
+from remesh.resharding.model.tasks import TensorMove, travelling_dtype
 
 
 def check_pieces(moves: Sequence[TensorMove], give: Mapping[str, Piece], take: Mapping[str, Piece], rank: int) -> None:

@@ -1,30 +1,43 @@
-"""Descriptions of the tensors that every rank gives and wants, gathered and made into moves.
+"""Descriptions of what each rank gives and wants, gathered and made into moves, and of the options that it plans with.
 
 A model has many tensors of few kinds. So a rank describes each *kind* once, and names the kind of each tensor:
 ``{"kinds": [kind, ...], "tensors": {name: number of the kind}}``, for either side. A kind is ``[dtype, global shape,
 reduction, shards]``; empty shards are left out. All ranks make the same moves from the same descriptions, in order of
-names, and tensors that all ranks describe alike have the very same layouts.
+names, and tensors of which all ranks say the same have the very same layouts.
+
+Plans are functions of their arguments, so options must be equal everywhere, or ranks would plan differently and never
+meet. All but one: ``max_staging_bytes`` may follow from each rank's own free memory. The least of all caps holds for
+every rank, and a rank without one does as the others.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.nn.parameter import is_lazy
 
+from remesh.comm.agreement import check_alike
 from remesh.comm.gather import Group, gather_from
 from remesh.foundation.errors import PlanError
+from remesh.foundation.options import check_options
 from remesh.layout import Box, Layout, Shard, row_major_strides
 from remesh.layout.from_torch import Piece, dtype_name, piece_of, why_without_memory
-from remesh.resharding.model.casts import travelling_dtype
-from remesh.resharding.model.tasks import TensorMove
+from remesh.resharding.model.tasks import Missing, TensorMove, travelling_dtype
+from remesh.resharding.planning.planner import AUTO, DEFAULT_CHUNK_BYTES, check_request
+from remesh.resharding.planning.transfer import PlanOptions
 
 DOING = "describing the tensors to reshard"
 _GATHERING = "gathering the moves of tensors"
+_PLANNING = "resharding"
+_CAP: Final = "max_staging_bytes"
+_LONG = ("host_of", "network")
+"""Told as digests: as long as the group is large."""
 
 Tensors = Mapping[str, torch.Tensor | Piece]
 """Tensors by name: a DTensor of any mesh, a plain tensor (all of it), or a local tensor with its boxes."""
@@ -176,3 +189,51 @@ def _layouts_of(givers: Sequence[_TensorKind], takers: Sequence[_TensorKind]) ->
 def _layout(sample: _TensorKind, told: Sequence[_TensorKind], travelling: str | None) -> Layout:
     shards = tuple(shard for each in told for shard in each.shards)
     return Layout(sample.global_shape, shards, travelling or sample.dtype, sample.partial if told else None)
+
+
+def check_plan_options(options: Mapping[str, Any]) -> None:
+    """Raise `OptionError` for an option that nobody knows or of the wrong type, `PlanError` for a wrong value."""
+    check_options(_PLANNING, options, PlanOptions)
+    check_request(_PLANNING, options.get("chunk_bytes", DEFAULT_CHUNK_BYTES), options.get("strategy", AUTO))
+    cap = options.get(_CAP)
+    if cap is not None and cap < 0:
+        raise PlanError(f"{_PLANNING}: {_CAP} is {cap}, expected a number of bytes; raise the cap, or leave it out")
+
+
+def tell_options(options: PlanOptions) -> dict[str, Any]:
+    """What this rank tells the others of its options, as short JSON; equal exactly when the options mean the same."""
+    told = {name: _in_full(options, name) for name in sorted(PlanOptions.__annotations__)}
+    for name in _LONG:
+        if told[name] is not None:
+            told[name] = hashlib.sha256(json.dumps(told[name], sort_keys=True).encode()).hexdigest()[:16]
+    return told
+
+
+def settle_options(told: Sequence[Mapping[str, Any]], options: PlanOptions, group: Group) -> PlanOptions:
+    """The options that all ranks plan with, from what each has told.
+
+    Called by every rank of the group; raises `OptionError` on all of them where options differ.
+    """
+    caps = [each[_CAP] for each in told if each[_CAP] is not None]
+    rest = [{name: value for name, value in each.items() if name != _CAP} for each in told]
+    check_alike(rest, lambda name: _in_full(options, name), group, _PLANNING)
+    settled = options.copy()
+    if caps:
+        settled[_CAP] = min(caps)
+    return settled
+
+
+def _in_full(options: PlanOptions, name: str) -> Any:
+    """An option as JSON, with its default where that has a name."""
+    if name == "host_of":
+        hosts = options.get("host_of")
+        return {str(rank): hosts[rank] for rank in sorted(hosts)} if hosts else None
+    if name == "network":
+        network = options.get("network")
+        return network.to_json() if network is not None else None
+    if name == "missing":
+        return options.get("missing", Missing.REFUSE).value
+    if name == "strategy":
+        return options.get("strategy", AUTO)
+    number = options.get("chunk_bytes") if name == "chunk_bytes" else options.get(_CAP)
+    return None if number is None else int(number)

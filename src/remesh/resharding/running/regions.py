@@ -24,9 +24,8 @@ import torch
 from remesh.layout import Box, Shard
 from remesh.layout.from_torch import Piece, torch_dtype
 from remesh.layout.torch_memory import is_there, put_back
-from remesh.resharding.model.tasks import TensorMove
-from remesh.resharding.planning.stacks import Alike, unstack
-from remesh.resharding.schedule.stream import Chunk
+from remesh.resharding.model.tasks import Alike, TensorMove, unstack
+from remesh.resharding.schedule.chunks import Chunk
 
 _OPAQUE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 
@@ -82,7 +81,7 @@ class _KeptTensor:
 class Regions:
     """One side, given or taken, of what this rank keeps of a state.
 
-    A move may stand for several tensors that are ``alike`` (`remesh.resharding.planning.stacks`).
+    A move may stand for several tensors that are ``alike`` (`remesh.resharding.model.tasks`).
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Run of a transfer by the ranks of a group.
+"""Run of a transfer by the ranks of a group: agreement, sums, messages, copies, and an end for all or for none.
 
 Each rank, in steps:
 
@@ -24,6 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -49,10 +50,10 @@ from remesh.comm.tree import Farewell
 from remesh.foundation.errors import PeerError, PlanError
 from remesh.layout import Box, Shard
 from remesh.layout.from_torch import Piece, torch_dtype
+from remesh.resharding.model.tasks import unstack
 from remesh.resharding.planning.plan import Plan
-from remesh.resharding.planning.stacks import unstack
 from remesh.resharding.planning.steps import Act
-from remesh.resharding.planning.transfer import Transfer
+from remesh.resharding.planning.transfer import RankSteps, Transfer
 from remesh.resharding.running.carry import Link, Mover, Staging, Summer
 from remesh.resharding.running.check_pieces import check_pieces, find_clashes, find_sharing
 from remesh.resharding.running.regions import LocalCopy, Regions, needs_copy
@@ -187,6 +188,11 @@ class BoundTransfer:
         self._is_fresh = False
         """Whether what was made before the first run has been used by none."""
 
+    @cached_property
+    def _todo(self) -> RankSteps:
+        """What this rank does."""
+        return self.transfer.steps_of(group_rank(self._group))
+
     @property
     def is_queued(self) -> bool:
         """Whether its messages are queued on a device (`remesh.comm.gather.is_queued`)."""
@@ -207,7 +213,7 @@ class BoundTransfer:
                 f"{size}; plan for this group"
             )
         # A rank looks at its own part of a plan by rule when it works it out: here, where all hear of what is wrong.
-        transfer.steps_of(group_rank(self._group))
+        _ = self._todo
         if transfer.max_staging_bytes is not None:
             self._check_copies(group_rank(self._group), transfer.max_staging_bytes)
         self._see_memory(group_rank(self._group))
@@ -215,7 +221,7 @@ class BoundTransfer:
 
     def _see_memory(self, rank: int) -> None:
         """Raise `PlanError` where the memory of a run is not to be had. Keeps what stays, gives staging back."""
-        staging_bytes = self.transfer.steps_of(rank).staging_bytes
+        staging_bytes = self._todo.staging_bytes
 
         def lack(words: str) -> PlanError:
             return PlanError(
@@ -231,7 +237,7 @@ class BoundTransfer:
 
     def _check_copies(self, rank: int, cap: int) -> None:
         """Copies of tensors come on top of the staging that was planned; refuse what does not fit under the cap."""
-        planned = self.transfer.steps_of(rank).staging_bytes
+        planned = self._todo.staging_bytes
         pieces = [*self._give.items(), *self._take.items()]
         clashing = find_clashes(self._give, self._take)
         copied = {name: p.tensor.nbytes for name, p in pieces if needs_copy(p.tensor)}
@@ -263,8 +269,7 @@ class BoundTransfer:
                 Regions(give | wholes, moves, alike),
                 Regions(self._take, moves, alike, find_sharing(self._take)),
             )
-            todo = transfer.steps_of(group_rank(self._group))
-            copies = [each for copy in todo.copies for each in taken.plan_copy(given, copy.tensor, copy.box)]
+            copies = [each for copy in self._todo.copies for each in taken.plan_copy(given, copy.tensor, copy.box)]
             self._memories = _Memories(Regions(self._give, sums), Regions(wholes, sums), given, taken, tuple(copies))
             self._is_fresh = True
             return
@@ -315,7 +320,7 @@ class BoundTransfer:
         with torch.no_grad():
             self.prepare()
             self._is_fresh = False
-            staging = Staging(transfer.steps_of(rank).staging_bytes)
+            staging = Staging(self._todo.staging_bytes)
             staging.add(self._fixed_bytes)
             link = Link(self._group, tag, staging)
             seconds = self._carry(link, rank, last) - started_s
@@ -323,10 +328,10 @@ class BoundTransfer:
             bytes_by_pair=BytesByPair(lambda: transfer.bytes_by_pair),
             bytes_local=transfer.bytes_copied,
             seconds=seconds,
-            lower_bound_bytes=transfer.plan.lower_bound_bytes,
+            lower_bound_bytes=transfer.plan.bound.bytes,
             num_rounds=transfer.num_rounds,
             missing=dict(transfer.missing),
-            planned_staging_bytes=transfer.steps_of(rank).staging_bytes,
+            planned_staging_bytes=self._todo.staging_bytes,
             peak_staging_bytes=staging.peak_bytes,
             given=tuple(link.given),
             taken=tuple(link.taken),
@@ -337,8 +342,8 @@ class BoundTransfer:
         assert self._memories is not None
         give, take = self._memories.give, self._memories.take
         transfer = self.transfer
-        todo = transfer.steps_of(rank)
-        mover = Mover(transfer.plan, give, take, link, todo.relayed)
+        todo = self._todo
+        mover = Mover(todo, give, take, link)
         copies = iter(self._memories.copies)
         has_summed = False
         try:
@@ -364,7 +369,7 @@ class BoundTransfer:
             take.flush()
             # Over NCCL nobody knows which of the messages that were waited for have come.
             arrived = Counter[int]() if link.is_queued else mover.num_arrived
-            unfilled = self._unfilled(rank, arrived, has_summed)
+            unfilled = self._unfilled(arrived, has_summed)
             raise _unfilled_error(peer_error(_DOING, self._group, raised), unfilled) from raised
         if is_wrong:
             raise _overwritten_error(overwritten)
@@ -382,12 +387,12 @@ class BoundTransfer:
             return farewell.wait(is_wrong)
         return any(all_gather_json(is_wrong, self._group)) if is_asked else is_wrong
 
-    def _unfilled(self, rank: int, arrived: Counter[int], has_summed: bool) -> list[str]:
+    def _unfilled(self, arrived: Counter[int], has_summed: bool) -> list[str]:
         """Tensors that this rank wants and has not all of, when so many of each chunk have arrived."""
         plan = self.transfer.plan
-        todo = self.transfer.steps_of(rank)
+        todo = self._todo
         expected = Counter(step.message.chunk for step in todo.steps if step.act is Act.TAKE)
-        lacking = [(part.tensor, part.box) for n in expected - arrived for part in plan.chunks[n].parts]
+        lacking = [(part.tensor, part.box) for n in expected - arrived for part in todo.chunks[n].parts]
         if not has_summed:  # what would have been copied may be such a sum
             lacking += [(copy.tensor, copy.box) for copy in todo.copies]
         names = [self.transfer.names_of(move.name) for move in plan.moves]

@@ -1,4 +1,4 @@
-"""Timings of the messages of a run, to be compared with its plan.
+"""Timings of messages, as a run measured them, to be laid beside what its plan said.
 
 Definitions. Times are seconds since the ranks agreed on the plan, on each rank's own clock; ranks leave that agreement
 within one latency of each other. A giver knows when it began to send, a taker when everything was there; a *timing*
@@ -30,15 +30,15 @@ class Timing:
     """When the taker had it; on a giver's own list: when the giver knew that it was sent."""
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class BytesByPair(Mapping[tuple[int, int], int]):
     """Bytes by (giver, taker), counted when somebody looks: among thousands of ranks there are millions of pairs."""
 
-    def __init__(self, count: Callable[[], Mapping[tuple[int, int], int]]) -> None:
-        self._count = count
+    count: Callable[[], Mapping[tuple[int, int], int]]
 
     @cached_property
     def _counted(self) -> Mapping[tuple[int, int], int]:
-        return self._count()
+        return self.count()
 
     def __getitem__(self, pair: tuple[int, int]) -> int:
         return self._counted[pair]

@@ -1,4 +1,4 @@
-"""Which slices travel together? Streams of all tensors by their ranks, and groups of streams by their hosts.
+"""Fusion of slices: streams of all tensors by their ranks, and groups of streams by their hosts.
 
 Algorithm, on columns until the last step:
 
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from remesh.resharding.model.bound import HostGroup
 from remesh.resharding.model.slices import NOBODY, IntArray, Slices, distinct
 from remesh.resharding.model.tasks import TensorMove
-from remesh.resharding.schedule.parts import PartRows, ends_of
-from remesh.resharding.schedule.stream import Groups, Part, SliceStream
+from remesh.resharding.schedule.chunks import Groups, Part, PartRows, SliceStream, ends_of
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,15 @@ class Fused:
         total = np.concatenate(([0], np.cumsum(self.parts.nbytes)))
         sizes: IntArray = total[self.first_part[1:]] - total[self.first_part[:-1]]
         return sizes
+
+    @cached_property
+    def progress(self) -> npt.NDArray[np.float64]:
+        """For each stream how much of its group comes before it, from 0 to less than 1."""
+        total = np.concatenate(([0], np.cumsum(self.stream_bytes)))
+        counts = np.diff(self.first_stream)
+        first, last = (np.repeat(total[ends], counts) for ends in (self.first_stream[:-1], self.first_stream[1:]))
+        shares: npt.NDArray[np.float64] = (total[:-1] - first) / (last - first)
+        return shares
 
     @cached_property
     def group_bytes(self) -> list[int]:

@@ -1,6 +1,16 @@
-"""When does each message start, if nothing goes wrong? A schedule in time, event by event.
+"""Timing pass over rows: a schedule in time, event by event, and the rounds that keep to it.
 
-Definitions. A message between hosts *occupies* the sending side of its giver, the taking side of its taker, a NIC out
+It looks at each message, so it is for plans of not too many. Rows between hosts become rows between ranks:
+
+1. For each chunk, hops between hosts become *sendings* between ranks (`Relay`). A rank is *informed* of a chunk when it
+   gives it from its own memory or has received it. For every hop one taker on the hop's host, the *entry*, gets the
+   chunk from an informed rank of the hop's giver host. A chunk enters a host once, so nothing crosses a NIC twice.
+   Inside every host the remaining takers get it from informed ranks of the same host. Every choice falls on the rank
+   with the fewest bytes to send so far, lowest rank on ties: chunk by chunk this spreads entries over the devices of a
+   host, and turns the inside of a host into chains or trees as its loads ask for.
+2. Sendings get priorities (`remesh.resharding.schedule.order`), from these times, and rounds that keep to them.
+
+*Times.* A message between hosts *occupies* the sending side of its giver, the taking side of its taker, a NIC out
 of one host and a NIC into the other, and the uplinks between two racks: each of them for the time that its bytes take
 there. It is there when the slowest has it. A message inside a host occupies two sides of their own: a rank passes on to
 its neighbours while its NIC takes the next chunk, so that a moment's copy never makes another chunk overtake. A message
@@ -12,19 +22,123 @@ the messages that wait there.
 
 Priorities come from `order`. Chunks of unequal size drift away from the stages that these are made of;
 working in time rather than in rounds keeps hosts busy all the same.
+
+*Rounds.* In a round every rank sends at most one message and takes at most one. A host has a *lane* for each of its
+NICs. A message between hosts takes a lane on either side; one inside a host none. `number_rounds` keeps to a sequence
+that was made with times in mind. `compute_rounds` is first fit, for what has no such sequence: sendings in the given
+order take the first round in which their two ranks and their two hosts are free, and which comes after the one that
+brings the giver its chunk. Busy rounds are bits of an integer, so a round is found in a few operations however full the
+schedule is. First fit promises less than twice as many rounds as the busiest line has messages.
+
+No barrier separates rounds when a plan runs: the rounds fix the order in which each rank posts its messages, and keep
+many givers from turning to one taker at the same time.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from remesh.resharding.model.network import HostLink, Network
-from remesh.resharding.schedule.relay import Sending
+from remesh.resharding.schedule.host_rows import HostRows
+from remesh.resharding.schedule.messages import Columns
+from remesh.resharding.schedule.order import HostLanes, Sending, compute_order, lanes_of, lines_of
+from remesh.resharding.schedule.rows import Rows
+from remesh.resharding.schedule.trees import Hop
 
 _LOCAL_SPEED = 16.0
 """How much faster ranks of a host reach each other than other hosts, when nobody says."""
+_PLAIN = HostLink(1.0)
+
+
+def schedule_in_time(made: HostRows, network: Network | None = None) -> Rows:
+    """Rows between ranks, with a hop for every message, by the times at which messages start on these links."""
+    sendings, host_of = _relay(made.rows, made.sequence), made.rows.host_of
+    order = compute_order(sendings, made.progress, made.num_periods, lines_of(host_of, network))
+    starts = compute_starts(sendings, order, host_of, network)
+    rounds = number_rounds(sendings, starts, lanes_of(host_of, network))
+    return Rows.of_messages(host_of, made.rows.chunks, columns_of_sendings(sendings, rounds))
+
+
+def columns_of_sendings(sendings: Sequence[Sending], rounds: Sequence[int]) -> Columns:
+    """The messages that sendings are in their rounds."""
+    ends = np.array([(each.giver, each.taker, each.chunk) for each in sendings], dtype=np.int64).reshape(-1, 3)
+    return Columns(np.array(rounds, dtype=np.int64), *ends.T)
+
+
+def _relay(rows: Rows, sequence: Sequence[int]) -> list[Sending]:
+    """The sendings of all chunks, each after the one that informs its giver."""
+    relay, hosts, sets = Relay(rows.host_of), rows.hosts, rows.rank_sets
+    ends = zip(rows.hop_giver.tolist(), rows.hop_taker.tolist(), strict=True)
+    hops = [Hop(hosts[giver], hosts[taker]) for giver, taker in ends]
+    hops_of = [
+        [hop for hop in hops[low:high] if hop.giver != hop.taker]
+        for low, high in itertools.pairwise(rows.first_hop.tolist())
+    ]
+    columns = (rows.flow_of_chunk, rows.chunks.nbytes, rows.givers, rows.takers)
+    flow, nbytes, givers, takers = (column.tolist() for column in columns)
+    for chunk in sequence:
+        relay.add_chunk(chunk, nbytes[chunk], hops_of[flow[chunk]], sets[givers[chunk]], sets[takers[chunk]])
+    return relay.sendings
+
+
+class Relay:
+    """Collects the sendings of a plan, chunk after chunk."""
+
+    def __init__(self, host_of: Mapping[int, str]) -> None:
+        self._host_of = host_of
+        self._sent_bytes = dict.fromkeys(host_of, 0)
+        self._known: dict[int, tuple[tuple[int, ...], dict[str, tuple[int, ...]]]] = {}
+        """By identity of a tuple of ranks: the tuple, which keeps the identity its own, and its ranks by host."""
+        self.sendings: list[Sending] = []
+        """All sendings so far. Invariant: ``sendings[i].after < i``."""
+
+    def add_chunk(
+        self, chunk: int, nbytes: int, hops: Sequence[Hop], givers: tuple[int, ...], takers: tuple[int, ...]
+    ) -> None:
+        """Sendings that bring one chunk from ``givers`` to all of ``takers``, none of them a giver, by these hops."""
+        owners = self._by_host(givers)
+        informed: dict[str, dict[int, int]] = {}
+        waiting = {host: list(ranks) for host, ranks in self._by_host(takers).items()}
+        for hop in hops:
+            if hop.giver not in informed:
+                informed[hop.giver] = dict.fromkeys(owners[hop.giver], -1)
+            there = waiting[hop.taker]
+            entry = there[0] if len(there) == 1 else self._least_loaded(there)
+            there.remove(entry)
+            informed[hop.taker] = {entry: self._send(chunk, nbytes, informed[hop.giver], entry)}
+        for host, ranks in waiting.items():
+            if ranks and host not in informed:
+                informed[host] = dict.fromkeys(owners[host], -1)
+            while ranks:
+                taker = self._least_loaded(ranks)
+                ranks.remove(taker)
+                informed[host][taker] = self._send(chunk, nbytes, informed[host], taker)
+
+    def _by_host(self, ranks: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        """Ranks by host; worked out once for a tuple, which many chunks share."""
+        if id(ranks) not in self._known:
+            found: dict[str, list[int]] = {}
+            for rank in ranks:
+                found.setdefault(self._host_of[rank], []).append(rank)
+            self._known[id(ranks)] = (ranks, {host: tuple(there) for host, there in found.items()})
+        return self._known[id(ranks)][1]
+
+    def _send(self, chunk: int, nbytes: int, informed: Mapping[int, int], taker: int) -> int:
+        giver = self._least_loaded(informed)
+        self._sent_bytes[giver] += nbytes
+        self.sendings.append(Sending(giver, taker, chunk, nbytes, informed[giver]))
+        return len(self.sendings) - 1
+
+    def _least_loaded(self, ranks: Collection[int]) -> int:
+        if len(ranks) == 1:
+            return next(iter(ranks))
+        sent = self._sent_bytes
+        return min([(sent[rank], rank) for rank in ranks])[1]
 
 
 def compute_starts(
@@ -79,9 +193,9 @@ class _Timeline:
     def _use_of(self, giver: int, taker: int) -> _Use:
         """NICs and uplinks at their rates; a rank is busy as long as its NIC is."""
         a, b = self._host_of[giver], self._host_of[taker]
-        one, other = (HostLink(1.0) if self._network is None else self._network.hosts[host] for host in (a, b))
+        one, other = (_PLAIN if self._network is None else self._network.hosts[host] for host in (a, b))
         if a == b:
-            rate = min(one.local_rate_bytes_per_s, _LOCAL_SPEED * one.total_rate_bytes_per_s)
+            rate = min(one.local_rate_bytes_per_s, _LOCAL_SPEED * one.rate_bytes_per_s * one.num_nics)
             found = [(rate, self._place("gives inside", giver)), (rate, self._place("takes inside", taker))]
         else:
             found = [
@@ -156,3 +270,59 @@ class _Timeline:
             if at >= 0 and freed[at].free and freed[at].waiting:
                 heapq.heappush(candidates, (*heapq.heappop(freed[at].waiting), at))
         return found
+
+
+def compute_rounds(sendings: Sequence[Sending], host_of: Mapping[int, str]) -> list[int]:
+    """The round of each sending by first fit, counted from 0, for hosts with one NIC each; the same on every rank.
+
+    Each sending comes after the one that informs its giver.
+    """
+    giving: dict[int, int] = {}
+    taking: dict[int, int] = {}
+    out: dict[str, int] = {}
+    into: dict[str, int] = {}
+    rounds: list[int] = []
+    for sending in sendings:
+        giver, taker = sending.giver, sending.taker
+        a, b = host_of[giver], host_of[taker]
+        first = rounds[sending.after] + 1 if sending.after >= 0 else 0
+        busy = giving.get(giver, 0) | taking.get(taker, 0)
+        if a != b:
+            busy |= out.get(a, 0) | into.get(b, 0)
+        busy >>= first
+        # The lowest bit that is not set.
+        at = first + (~busy & (busy + 1)).bit_length() - 1
+        rounds.append(at)
+        bit = 1 << at
+        giving[giver] = giving.get(giver, 0) | bit
+        taking[taker] = taking.get(taker, 0) | bit
+        if a != b:
+            out[a] = out.get(a, 0) | bit
+            into[b] = into.get(b, 0) | bit
+    return rounds
+
+
+def number_rounds(sendings: Sequence[Sending], sequence: Iterable[int], lanes: HostLanes) -> list[int]:
+    """The round of each sending when every rank and every lane keeps to the given sequence.
+
+    ``sequence`` lists the numbers of the sendings, each after the one that informs its giver.
+    """
+    giving: dict[int, int] = {}
+    taking: dict[int, int] = {}
+    out = {host: [0] * lanes.num_lanes.get(host, 1) for host in set(lanes.host_of.values())}
+    into = {host: list(free) for host, free in out.items()}
+    rounds = [-1] * len(sendings)
+    for number in sequence:
+        sending = sendings[number]
+        giver, taker = sending.giver, sending.taker
+        at = max(giving.get(giver, 0), taking.get(taker, 0))
+        if sending.after >= 0:
+            at = max(at, rounds[sending.after] + 1)
+        a, b = lanes.host_of[giver], lanes.host_of[taker]
+        if a != b:
+            at = max(at, min(out[a]), min(into[b]))
+            for free in (out[a], into[b]):
+                free[free.index(min(free))] = at + 1
+        rounds[number] = at
+        giving[giver] = taking[taker] = at + 1
+    return rounds

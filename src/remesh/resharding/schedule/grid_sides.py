@@ -1,4 +1,4 @@
-"""Who is on either side of a move by rule, and what do the two have in common?
+"""Sides of moves between grids: rank sets and their hosts, and what the two sides have in common.
 
 A side knows its rank sets and their hosts. What a rank, or a host, holds of what it wants itself is found by joining
 the pieces of the two sides on that rank, or host: that costs as much as there are pieces.
@@ -15,11 +15,11 @@ import numpy as np
 from remesh.layout import Layout
 from remesh.layout.box_array import BoxArray
 from remesh.resharding.model.slices import IntArray
-from remesh.resharding.schedule.parts import ends_of
+from remesh.resharding.schedule.chunks import ends_of
 
 
 @dataclass(frozen=True, eq=False)
-class ShiftSide:
+class GridSide:
     """One side of all moves: its rank sets, and where they are."""
 
     rank_sets: tuple[tuple[int, ...], ...]
@@ -34,7 +34,7 @@ class ShiftSide:
     """By identity of a layout, the set that keeps each of its pieces, which are its atoms."""
 
     @classmethod
-    def of(cls, layouts: Sequence[Layout], host_of: Mapping[int, str]) -> ShiftSide | None:
+    def of(cls, layouts: Sequence[Layout], host_of: Mapping[int, str]) -> GridSide | None:
         """This side of moves; None where a piece lies on several hosts, or pieces do not tile their tensor."""
         by_layout: dict[int, list[tuple[int, ...]]] = {}
         for layout in layouts:
@@ -58,6 +58,11 @@ class ShiftSide:
         number = {ranks: at for at, ranks in enumerate(rank_sets)}
         columns = {key: np.array([number[ranks] for ranks in sets], np.int64) for key, sets in by_layout.items()}
         return cls(tuple(rank_sets), hosts, host, place, columns)
+
+    @cached_property
+    def sizes(self) -> IntArray:
+        """Ranks of each set."""
+        return np.array([len(ranks) for ranks in self.rank_sets], dtype=np.int64)
 
     @cached_property
     def num_places(self) -> int:
@@ -129,35 +134,3 @@ def find_shared(src: Keyed, dst: Keyed) -> SharedPieces:
     stops = np.minimum(src.boxes.stops.take(a, axis=0), dst.boxes.stops.take(b, axis=0))
     keep = np.flatnonzero((starts < stops).all(axis=1))
     return SharedPieces(src.key[rows[keep]], a[keep], b[keep], BoxArray(starts[keep], stops[keep]))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Seating:
-    """The ranks of all sets in one row."""
-
-    ranks: IntArray
-    givers_first: IntArray
-    """Where the ranks of each set of givers begin."""
-    givers_count: IntArray
-    takers_first: IntArray
-    """The same for takers: first all sets, then those takers of each *shared* stream that do not hold it."""
-    takers_count: IntArray
-    shared: IntArray
-    """Streams whose givers and takers share ranks: number of the givers times that of all sets of takers, plus that of
-    the takers; ascending."""
-
-    @classmethod
-    def of(cls, givers: ShiftSide, takers: ShiftSide) -> Seating:
-        """Everybody's seats."""
-        width = len(takers.rank_sets)
-        both = givers.of_rank.keys() & takers.of_rank.keys()
-        shared = sorted({g * width + t for r in both for g in givers.of_rank[r] for t in takers.of_rank[r]})
-        remote = []
-        for stream in shared:
-            holders = set(givers.rank_sets[stream // width])
-            remote.append(tuple(rank for rank in takers.rank_sets[stream % width] if rank not in holders))
-        sets = (*givers.rank_sets, *takers.rank_sets, *remote)
-        ends, split = ends_of(map(len, sets)), len(givers.rank_sets)
-        first, count = ends[:-1], np.diff(ends)
-        ranks = np.array([rank for each in sets for rank in each], dtype=np.int64)
-        return cls(ranks, first[:split], count[:split], first[split:], count[split:], np.array(shared, dtype=np.int64))

@@ -1,4 +1,4 @@
-"""How do a million messages get their rounds? Flows of host groups, with colours for their hops.
+"""Rows between hosts: flows of host groups, with times for their hops by rule.
 
 For plans that are too large to be scheduled message by message. Algorithm:
 
@@ -8,34 +8,66 @@ For plans that are too large to be scheduled message by message. Algorithm:
    giver, around, are a *shift*; hops of one shift into one host are counted; shift and count are the colour. For
    traffic that is even between all pairs these are the cyclic shifts, and nobody waits; otherwise it is nearly so.
 
-Hops with one shift and one giver have one taker, so colours are distinct on either side.
+Hops with one shift and one giver have one taker, so colours are distinct on either side. There are as many times in a
+period as there are colours. The *lag* of a hop is how many hops come before it; its time is its colour, so many periods
+later.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from remesh.layout import Box
 from remesh.resharding.model.slices import IntArray, distinct
-from remesh.resharding.schedule.flows import Flows
+from remesh.resharding.schedule.chunks import Chunks, Cut, Part, PartRows, cut_streams, ends_of
 from remesh.resharding.schedule.fusion import Fused
-from remesh.resharding.schedule.parts import Chunks, PartRows, ends_of
+from remesh.resharding.schedule.rows import OWNED, Ends, Rows
 from remesh.resharding.schedule.senders import Route
-from remesh.resharding.schedule.stream import Cut, Part, cut_streams
 from remesh.resharding.schedule.trees import Hop
 
-
-def count_messages(fused: Fused, chunk_bytes: int) -> int:
-    """About how many messages it takes to bring all streams to their takers."""
-    sizes = np.array([len(ranks) for ranks in fused.rank_sets], dtype=np.int64)
-    return int((-(-fused.stream_bytes // chunk_bytes) * sizes.take(fused.takers)).sum())
+_ALMOST_ONE = 1 - 1e-9
+_Floats = npt.NDArray[np.float64]
 
 
-def make_flows(fused: Fused, routes: Sequence[Sequence[Route]], host_of: Mapping[int, str], chunk_bytes: int) -> Flows:
+@dataclass(frozen=True)
+class HostRows:
+    """Rows between hosts, and what scheduling their messages in time wants to know of them."""
+
+    rows: Rows
+    num_periods: int
+    """Chunks of the finest route."""
+    _runs: Sequence[_FlowRun]
+    _fused: Fused
+
+    @property
+    def sequence(self) -> list[int]:
+        """The chunks in the order in which streams were cut."""
+        ends = ends_of([len(run.givers) for run in self._runs])
+        places = [
+            np.arange(end, end + len(run.givers)) if run.place is None else run.place + end
+            for run, end in zip(self._runs, ends, strict=False)
+        ]
+        sequence: list[int] = np.argsort(np.concatenate(places)).tolist()
+        return sequence
+
+    @property
+    def progress(self) -> list[float]:
+        """For each chunk how much of its route comes before it, from 0 to less than 1."""
+        of_stream, found = self._fused.progress, []
+        for run in self._runs:
+            whole = of_stream[run.first_stream : run.first_stream + len(run.givers)]
+            found += (whole if run.progress is None else run.progress).tolist()
+        return found
+
+
+def make_host_rows(
+    fused: Fused, routes: Sequence[Sequence[Route]], host_of: Mapping[int, str], chunk_bytes: int
+) -> HostRows:
     """The flows by which all streams travel; ``routes`` are those of each group."""
     drafts = _Drafts(fused, host_of)
     for group, of_group in enumerate(routes):
@@ -43,17 +75,17 @@ def make_flows(fused: Fused, routes: Sequence[Sequence[Route]], host_of: Mapping
     return drafts.finish()
 
 
-def compute_waiting(flows: Flows) -> float:
+def compute_waiting(rows: Rows) -> float:
     """How long it takes if every flow goes in one piece, in the order of colours, over what the busiest host needs.
 
     1.0 for traffic that is even; for uneven traffic it grows with the time for which hosts wait for each other.
     """
-    out, into, busy = ([0] * len(flows.hosts) for _ in range(3))
+    out, into, busy = ([0] * len(rows.hosts) for _ in range(3))
     total_in = list(busy)
     finish = 0
-    order = np.argsort(flows.hop_colour, kind="stable")
-    rows = (column.take(order).tolist() for column in (flows.hop_giver, flows.hop_taker, flows.hop_bytes))
-    for giver, taker, nbytes in zip(*rows, strict=True):
+    order = np.argsort(rows.colour, kind="stable")
+    hops = (column.take(order).tolist() for column in (rows.hop_giver, rows.hop_taker, rows.hop_bytes))
+    for giver, taker, nbytes in zip(*hops, strict=True):
         if giver != taker:
             end = max(out[giver], into[taker]) + nbytes
             out[giver] = into[taker] = end
@@ -71,6 +103,12 @@ class _FlowRun:
     first_part: IntArray
     givers: IntArray
     takers: IntArray
+    place: IntArray | None
+    """Which of them each was when streams were cut; None where they are in that order."""
+    progress: _Floats | None
+    """How much of its route comes before each; None where they are whole streams, of one route."""
+    first_stream: int
+    """The first of these, or the one that the first was cut from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +121,24 @@ class _Cuts:
     """Of each chunk."""
     first: IntArray
     """Where the pieces of each chunk begin, and the number of all."""
+    progress: _Floats
+    """For each chunk how much of its route comes before it, from 0 to less than 1."""
     pieces: PartRows
     """What chunks consist of: ``tensor`` is the row of the part that a piece is cut from, boxes are relative to it."""
 
     @classmethod
-    def of(cls, cuts: Sequence[Cut], ndims: Sequence[int], width: int) -> _Cuts:
+    def of(cls, cuts: Sequence[Cut], routes: Sequence[Route], ndims: Sequence[int], width: int) -> _Cuts:
         """These cuts of streams whose parts have their row for a tensor, of so many dims."""
         padded = (*ndims, width)  # the last one only sets the width
         pieces = PartRows.of([part for cut in cuts for part in cut.chunk.parts], padded)
         first = ends_of([len(cut.chunk.parts) for cut in cuts])
-        return cls([cut.stream for cut in cuts], [cut.route for cut in cuts], first, pieces)
+        passed = [0] * len(routes)
+        progress = []
+        for cut in cuts:
+            route = routes[cut.route]
+            progress.append(min(passed[cut.route] / (route.stop - route.start), _ALMOST_ONE))
+            passed[cut.route] += cut.chunk.nbytes
+        return cls([cut.stream for cut in cuts], [cut.route for cut in cuts], first, np.array(progress), pieces)
 
     def parts_of(self, parts: PartRows, chunks: IntArray) -> tuple[PartRows, IntArray]:
         """The parts of these chunks, cut from ``parts``, and where each chunk's begin."""
@@ -121,6 +167,7 @@ class _Drafts:
         self._whole = [0, 0]
         """Streams that are chunks as they are and wait to become a run: from, up to."""
         self._num_chunks: list[int] = []
+        self._num_periods = 1
         self._hops: list[tuple[Hop, ...]] = []
         """Hops of each flow."""
         self._first_stream: list[int] = fused.first_stream.tolist()
@@ -141,32 +188,38 @@ class _Drafts:
             self._whole[0] = low
         self._whole[1] = high
         self._num_chunks.append(high - low)
+        self._num_periods = max(self._num_periods, high - low)
         self._hops.append(routes[0].hops)
 
-    def finish(self) -> Flows:
+    def finish(self) -> HostRows:
         """All of them."""
         self._flush()
         fused, number_of = self._fused, self._number_of
         giver = np.array([number_of[hop.giver] for hops in self._hops for hop in hops], dtype=np.int64)
         taker = np.array([number_of[hop.taker] for hops in self._hops for hop in hops], dtype=np.int64)
         empty = fused.givers[:0]
-        runs = self._runs or [_FlowRun(fused.parts.take(empty), ends_of(()), empty, empty)]
+        runs = self._runs or [_FlowRun(fused.parts.take(empty), ends_of(()), empty, empty, None, None, 0)]
         givers, takers = (np.concatenate(sides) for sides in zip(*((r.givers, r.takers) for r in runs), strict=True))
         used, places = distinct(np.concatenate((givers, takers)), len(fused.rank_sets))
         first_part = ends_of(np.concatenate([np.diff(run.first_part) for run in runs]))
-        return Flows(
+        colour = colour_hops(giver, taker)
+        made = Rows(
             host_of=self._host_of,
+            ends=Ends.HOSTS,
             chunks=Chunks(PartRows.joined([run.parts for run in runs]), first_part),
             rank_sets=tuple(fused.rank_sets[number] for number in used.tolist()),
             givers=places[: len(givers)],
             takers=places[len(givers) :],
             first_chunk=ends_of(self._num_chunks),
-            hosts=self._hosts,
             first_hop=ends_of([len(hops) for hops in self._hops]),
             hop_giver=giver,
             hop_taker=taker,
-            hop_colour=colour_hops(giver, taker),
+            hop_time=colour,
+            period=int(colour.max(initial=0)) + 1,
         )
+        if (made.before != OWNED).any():
+            made = replace(made, hop_time=_lags(made.before) * made.period + colour)
+        return HostRows(made, self._num_periods, runs, fused)
 
     def _flush(self) -> None:
         low, high = self._whole
@@ -179,7 +232,8 @@ class _Drafts:
         if (first, last) != (0, len(parts)):
             parts = parts.take(np.arange(first, last))
         first_part = fused.first_part[low : high + 1] - first
-        self._runs.append(_FlowRun(parts, first_part, fused.givers[low:high], fused.takers[low:high]))
+        sides = fused.givers[low:high], fused.takers[low:high]
+        self._runs.append(_FlowRun(parts, first_part, *sides, None, None, low))
 
     def _cut(self, group: int, routes: Sequence[Route], chunk_bytes: int) -> None:
         self._flush()
@@ -199,7 +253,9 @@ class _Drafts:
         order = np.array([cut for members in found.values() for cut in members], dtype=np.int64)
         streams = low + np.array(cuts.stream, dtype=np.int64).take(order)
         made, first_part = cuts.parts_of(parts, order)
-        self._runs.append(_FlowRun(made, first_part, fused.givers.take(streams), fused.takers.take(streams)))
+        self._num_periods = max([self._num_periods, *np.bincount(cuts.route).tolist()])
+        sides = fused.givers.take(streams), fused.takers.take(streams)
+        self._runs.append(_FlowRun(made, first_part, *sides, order, cuts.progress[order], low))
 
     def _cuts_of(self, parts: PartRows, first_part: IntArray, routes: Sequence[Route], chunk_bytes: int) -> _Cuts:
         """How streams of these parts are cut. Groups whose streams look alike are many, and are cut once."""
@@ -213,7 +269,7 @@ class _Drafts:
             ends = first_part.tolist()
             streams = [alike[start:stop] for start, stop in itertools.pairwise(ends)]
             cuts = list(cut_streams(streams, routes, [chunk_bytes] * len(routes)))
-            self._cuts[key] = _Cuts.of(cuts, ndims.tolist(), parts.starts.shape[1])
+            self._cuts[key] = _Cuts.of(cuts, routes, ndims.tolist(), parts.starts.shape[1])
         return self._cuts[key]
 
     def _hosts_of(self, rank_set: int) -> frozenset[str]:
@@ -224,6 +280,16 @@ class _Drafts:
     def _all_hosts(self, sets: IntArray) -> set[str]:
         numbers = distinct(sets, len(self._fused.rank_sets))[0].tolist()
         return set().union(*(self._hosts_of(number) for number in numbers))
+
+
+def _lags(before: IntArray) -> IntArray:
+    """The number of hops before each hop, given which one comes right before; counted in doubling strides."""
+    lag: IntArray = (before != OWNED).astype(np.int64)
+    at = before.copy()
+    while len(rows := np.flatnonzero(at != OWNED)):
+        lag[rows] += lag[at[rows]]
+        at[rows] = at[at[rows]]
+    return lag
 
 
 def colour_hops(giver: IntArray, taker: IntArray) -> IntArray:

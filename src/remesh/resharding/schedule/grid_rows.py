@@ -1,4 +1,4 @@
-"""Who sends what when, by rule? Cyclic shifts between hosts, for plans that nobody has to write down.
+"""Rows between grids, by one rule, which nobody has to write down: each rank works out its own.
 
 Where every piece of either side lies within one host, there is nothing to choose: a slice goes from the host that has
 it to the host that wants it. If the sides are grids as well, a rank can work out its own slices, and when they go,
@@ -8,20 +8,16 @@ Definitions. A *rank set* is all who hold, or want, one piece. A *stream* is all
 of takers wants, of all tensors; it travels as one chunk, whose number is that of the givers times the number of sets
 of takers, plus that of the takers. The hosts of either side are numbered, and so are the sets of a host.
 
-The rules by which a stream becomes messages:
-
-1. Its *shift* is how many numbers its taking host comes behind its giving host, around the larger number of hosts. Its
-   *turn* is the pair of numbers of its two sets among those of their hosts. Rounds go by shift, then turn, then *step*.
-2. Of the ``m`` takers that do not hold it, ascending, number ``(shift + turn) % m`` is the *entry*; by the same rule
-   one of the givers sends. It reaches the entry in step 0, or in step 1 if it stays inside the host.
-3. In every further step the last one that took it gives it to the next taker, around.
+The rule: each stream is a flow of one chunk and one hop (`remesh.resharding.schedule.rows`). Its *shift* is how many
+numbers its taking host comes behind its giving host, around the larger number of hosts. Its *turn* is the pair of
+numbers of its two sets among those of their hosts. The time of its hop goes by shift, then turn.
 
 *Why this is a schedule.* Out of one host only one other has a given shift, and into one host too; with the turn that
-is one stream. So in step 0 a host has at most one message out and one in, and in every other step at most one inside:
-the streams into a host that share a round are one. Who passes a stream on took it in the step before.
+is one stream. So hops out of a host have distinct times, and hops into one too.
 
-*Why it is complete.* Each side is checked to be a partition of every tensor. An element then lies in one piece of
-either side, so in one slice, so in one stream, and that comes once to each of its takers.
+*Why it is complete.* Each side is a partition of every tensor, or there is no rule. An element then lies in one piece
+of either side, so in one slice, so in one stream, and that comes once to each of its takers. Each rank has its own
+rows checked when it works them out (`remesh.resharding.planning.check`).
 
 For traffic that is even between hosts these are the rounds of an all-to-all exchange, in which nobody waits; whatever
 the traffic is, hosts carry exactly what they have to, so the busiest one is at the lower bound.
@@ -30,7 +26,7 @@ the traffic is, hosts carry exactly what they have to, so the busiest one is at 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -40,18 +36,19 @@ from remesh.layout.box_array import BoxArray, GridJoin, find_pairs, join_grids
 from remesh.resharding.model.program import Copy
 from remesh.resharding.model.slices import IntArray
 from remesh.resharding.model.tasks import TensorMove
-from remesh.resharding.schedule.compact import Columns
-from remesh.resharding.schedule.parts import Chunks, PartRows
-from remesh.resharding.schedule.shift_sides import Seating, SharedPieces, ShiftSide, find_shared
+from remesh.resharding.schedule.chunks import Chunk, Chunks, ChunkTable, PartRows
+from remesh.resharding.schedule.grid_sides import GridSide, SharedPieces, find_shared
+from remesh.resharding.schedule.messages import Columns, MessageRows
+from remesh.resharding.schedule.rows import Ends, Rows
 
-_MAX_TABLES = 16
-"""Tables of chunks that are kept: two for each rank that somebody asks for."""
+_MAX_PARTS = 8
+"""Parts that are kept, for ranks that somebody asks for."""
 _SETS_AT_ONCE = 64
 """Sets of givers whose streams are made together when somebody goes through all."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _ShiftBlock:
+class _LayoutPair:
     """All tensors with one pair of layouts."""
 
     src: Layout
@@ -64,40 +61,39 @@ class _ShiftBlock:
 
 
 @dataclass(frozen=True, eq=False)
-class ChunkTable:
-    """A table of some chunks of a rule."""
+class GridPart:
+    """Some rows of a rule."""
 
     numbers: IntArray
-    """Ascending and distinct."""
-    chunks: Chunks
-    """The chunk of each number."""
+    """For each chunk of the rows its number in the rule, ascending and distinct."""
+    rows: Rows
 
     def row_of(self, number: int) -> int | None:
-        """The row of a chunk's number; None if the chunk is not in this table."""
+        """The row of a chunk's number; None if the chunk is not in this part."""
         row = int(np.searchsorted(self.numbers, number))
         return row if row < len(self.numbers) and self.numbers[row] == number else None
 
-    def parts_of(self, numbers: IntArray) -> PartRows:
-        """The parts of all these chunks, as far as they are here."""
-        chosen = np.isin(self.numbers, numbers)
-        return self.chunks.parts.take(np.flatnonzero(np.repeat(chosen, np.diff(self.chunks.first_part))))
+    def named(self, messages: Columns) -> Columns:
+        """The messages of the rows, with chunks by the numbers of the rule."""
+        return replace(messages, chunk=self.numbers[messages.chunk])
 
 
-class Shifts:
+class GridRows(MessageRows):
     """The messages of a plan, by rule; made of what the plan moves alone."""
 
     def __init__(
         self,
         moves: tuple[TensorMove, ...],
         host_of: Mapping[int, str],
-        sides: tuple[ShiftSide, ShiftSide],
-        blocks: tuple[_ShiftBlock, ...],
+        sides: tuple[GridSide, GridSide],
+        blocks: tuple[_LayoutPair, ...],
     ) -> None:
         self.moves = moves
         self.host_of = host_of
         self.givers, self.takers = sides
+        self.chunks = _GridChunks(self)
         self._blocks = blocks
-        self._tables: dict[tuple[bool, tuple[int, ...]], ChunkTable] = {}
+        self._parts: dict[tuple[str, int], GridPart] = {}
 
     @classmethod
     def of(
@@ -107,7 +103,7 @@ class Shifts:
         *,
         more_than: int = -1,
         most_bytes: int | None = None,
-    ) -> Shifts | None:
+    ) -> GridRows | None:
         """The rule for these moves; None where sides are no grids, or leave a choice of hosts.
 
         None also where there are no more than so many slices or streams, or a stream may have more bytes; most of that
@@ -127,18 +123,18 @@ class Shifts:
             element_bytes = sum(moves[number].src.itemsize_bytes for number in numbers)
             if most_bytes is not None and join.largest * element_bytes > most_bytes:
                 return None
-            blocks.append(_ShiftBlock(src, dst, numbers, element_bytes, join))
+            blocks.append(_LayoutPair(src, dst, numbers, element_bytes, join))
         if sum(block.join.num_pairs * len(block.tensors) for block in blocks) <= more_than:
             return None
-        givers = ShiftSide.of([move.src for move in moves], host_of)
-        takers = None if givers is None else ShiftSide.of([move.dst for move in moves], host_of)
+        givers = GridSide.of([move.src for move in moves], host_of)
+        takers = None if givers is None else GridSide.of([move.dst for move in moves], host_of)
         if givers is None or takers is None or len(givers.rank_sets) * len(takers.rank_sets) <= more_than:
             return None
         made = cls(moves, host_of, (givers, takers), tuple(blocks))
         return made if most_bytes is None or made.largest_bytes <= most_bytes else None
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Shifts):
+        if not isinstance(other, GridRows):
             return NotImplemented
         return self.moves == other.moves and self.host_of == other.host_of
 
@@ -161,11 +157,10 @@ class Shifts:
     @cached_property
     def num_messages(self) -> int:
         """Every stream comes once to each of its takers that do not hold it."""
-        counts = self._seats.takers_count
         plain = self._plain_block
         if plain is None:
-            return sum(int(counts[self._remote(numbers)].sum()) for numbers, _ in self._all_streams())
-        wanted = plain.join.met * counts[self.takers.sets_of[id(plain.dst)]]
+            return sum(int(self._num_remote(numbers).sum()) for numbers in self._all_streams())
+        wanted = plain.join.met * self.takers.sizes[self.takers.sets_of[id(plain.dst)]]
         return int(wanted.sum()) - len(self._kept(plain).key)
 
     @cached_property
@@ -186,9 +181,7 @@ class Shifts:
         named = [dict(zip(self._hosts, total.tolist(), strict=True)) for total in (sent, taken)]
         return named[0], named[1]
 
-    @cached_property
     def bytes_taken(self) -> dict[int, int]:
-        """Bytes that each rank takes, of those that take any."""
         total = np.zeros(max(self.takers.of_rank, default=-1) + 1, dtype=np.int64)
         for block in self._blocks:
             wanted, kept = self.takers.by_rank(block.dst), self._kept(block)
@@ -213,81 +206,83 @@ class Shifts:
                 yield Copy(tensor, box, ranks)
 
     def of_rank(self, rank: int) -> tuple[Columns, Columns]:
-        """What one rank gives, and what it takes, by round."""
-        numbers = [table.numbers for table in self.tables_of(rank) if table is not None]
-        mine = self.expand(np.unique(np.concatenate(numbers))) if numbers else Columns.joined(())
-        gives, takes = (np.flatnonzero(column == rank) for column in (mine.giver, mine.taker))
-        return mine.take(gives).sorted(), mine.take(takes).sorted()
+        part = self.part_of(rank)
+        gives, takes = map(part.named, part.rows.of_rank(rank))
+        return gives, takes
 
-    def tables_of(self, rank: int) -> tuple[ChunkTable | None, ChunkTable | None]:
-        """The chunks that a rank holds, and those that it wants; None for a side that it is not on."""
-        sides = ((True, self.givers), (False, self.takers))
-        held, wanted = (
-            self._table(gives, tuple(side.of_rank[rank])) if rank in side.of_rank else None for gives, side in sides
-        )
-        return held, wanted
+    def part_of(self, rank: int) -> GridPart:
+        """The rows of all chunks that a rank gives or takes; kept, for they will be asked for again."""
+        return self._keep(("rank", rank), self.givers.of_rank.get(rank, ()), self.takers.of_rank.get(rank, ()))
 
-    def table_with(self, number: int) -> ChunkTable:
-        """A table that has this chunk, if its two sets share anything."""
-        for table in self._tables.values():
-            if table.row_of(number) is not None:
-                return table
-        return self._table(True, (number // len(self.takers.rank_sets),))
+    def part_with(self, number: int) -> GridPart:
+        """Rows that have this chunk, if it goes anywhere."""
+        known = next((part for part in self._parts.values() if part.row_of(number) is not None), None)
+        givers = number // len(self.takers.rank_sets)
+        return known or self._keep(("givers", givers), [givers], ())
+
+    def chunk_bytes_of(self, rank: int) -> Mapping[int, int]:
+        part = self.part_of(rank)
+        return dict(zip(part.numbers.tolist(), part.rows.chunks.nbytes.tolist(), strict=True))
+
+    def host_loads(self) -> dict[tuple[str, str], int]:
+        sides = zip(("out", "in"), self.loads, strict=True)
+        return dict(sorted(((host, way), nbytes) for way, load in sides for host, nbytes in load.items() if nbytes))
+
+    def bytes_between_hosts(self) -> dict[tuple[str, str], int]:
+        """Goes through all messages."""
+        total: dict[tuple[str, str], int] = {}
+        for (giver, taker), nbytes in self.bytes_by_pair().items():
+            if (pair := (self.host_of[giver], self.host_of[taker]))[0] != pair[1]:
+                total[pair] = total.get(pair, 0) + nbytes
+        return total
 
     def blocks(self) -> Iterator[tuple[Columns, IntArray]]:
-        """All messages and the bytes of each, some sets of givers at a time, in no order that means anything."""
-        for numbers, nbytes in self._all_streams():
-            found = self.expand(numbers)
-            yield found, nbytes[np.searchsorted(numbers, found.chunk)]
-
-    def expand(self, numbers: IntArray) -> Columns:
-        """The messages of these streams."""
-        givers, takers = np.divmod(numbers, max(len(self.takers.rank_sets), 1))
-        hosts = self.givers.host[givers], self.takers.host[takers]
-        shift = (hosts[1] - hosts[0]) % self._num_shifts
-        turn = self.givers.place[givers] * self.takers.num_places + self.takers.place[takers]
-        is_local = self._numbers_of_hosts[0][hosts[0]] == self._numbers_of_hosts[1][hosts[1]]
-        start = (shift * self._num_turns + turn) * self._num_steps + is_local
-        seats, sets = self._seats, self._remote(numbers)
-        sender = seats.ranks[seats.givers_first[givers] + (shift + turn) % seats.givers_count[givers]]
-        first, count = seats.takers_first[sets], seats.takers_count[sets]
-        rows = np.repeat(np.arange(len(numbers)), count)
-        step = np.arange(len(rows)) - np.repeat(np.cumsum(count) - count, count)
-        at = (shift + turn)[rows] + step
-        taker = seats.ranks[first[rows] + at % count[rows]]
-        before = seats.ranks[first[rows] + (at - 1) % count[rows]]
-        return Columns(start[rows] + step, np.where(step == 0, sender[rows], before), taker, numbers[rows])
+        """Some sets of givers at a time."""
+        for first in range(0, len(self.givers.rank_sets), _SETS_AT_ONCE):
+            part = self._make_part(range(first, min(first + _SETS_AT_ONCE, len(self.givers.rank_sets))), ())
+            for columns, nbytes in part.rows.blocks():
+                yield part.named(columns), nbytes
 
     @cached_property
     def _hosts(self) -> tuple[str, ...]:
-        return tuple(sorted({*self.givers.hosts, *self.takers.hosts}))
-
-    @cached_property
-    def _numbers_of_hosts(self) -> tuple[IntArray, IntArray]:
-        """The numbers of the hosts of each side among the hosts of both sides."""
-        number_of = {host: number for number, host in enumerate(self._hosts)}
-        sides = [[number_of[host] for host in side.hosts] for side in (self.givers, self.takers)]
-        return np.array(sides[0], dtype=np.int64), np.array(sides[1], dtype=np.int64)
+        """All hosts, as rows number them."""
+        return tuple(sorted(set(self.host_of.values())))
 
     @cached_property
     def _num_shifts(self) -> int:
         return max(len(self.givers.hosts), len(self.takers.hosts), 1)
 
-    @property
+    @cached_property
     def _num_turns(self) -> int:
-        return self.givers.num_places * self.takers.num_places
+        """Turns of a shift, and so many more that every shift has another entry first, where sets are largest."""
+        num_turns = self.givers.num_places * self.takers.num_places
+        return num_turns + (1 - num_turns) % max(map(len, self.takers.rank_sets), default=1)
 
     @cached_property
     def _num_steps(self) -> int:
-        is_any_local = len(self._hosts) < len(self.givers.hosts) + len(self.takers.hosts)
+        is_any_local = not set(self.givers.hosts).isdisjoint(self.takers.hosts)
         return max(map(len, self.takers.rank_sets), default=1) + is_any_local
 
     @cached_property
-    def _seats(self) -> Seating:
-        return Seating.of(self.givers, self.takers)
+    def _shared(self) -> tuple[IntArray, IntArray]:
+        """Streams whose givers and takers share ranks, ascending, and how many these are."""
+        width = len(self.takers.rank_sets)
+        both = self.givers.of_rank.keys() & self.takers.of_rank.keys()
+        found = [g * width + t for rank in both for g in self.givers.of_rank[rank] for t in self.takers.of_rank[rank]]
+        numbers, counts = np.unique(np.array(found, dtype=np.int64), return_counts=True)
+        return numbers, counts
+
+    def _num_remote(self, numbers: IntArray) -> IntArray:
+        """Takers of each stream that do not hold it."""
+        count: IntArray = self.takers.sizes[numbers % max(len(self.takers.sizes), 1)]
+        shared, num_shared = self._shared
+        if len(shared):
+            at = np.minimum(np.searchsorted(shared, numbers), len(shared) - 1)
+            count = count - np.where(shared[at] == numbers, num_shared[at], 0)
+        return count
 
     @property
-    def _plain_block(self) -> _ShiftBlock | None:
+    def _plain_block(self) -> _LayoutPair | None:
         """The only pair of layouts, where each set keeps one piece of it, so that slices are streams."""
         if len(self._blocks) != 1 or len(self._blocks[0].tensors) != 1:
             return None
@@ -295,31 +290,17 @@ class Shifts:
         num_pieces = len(block.src.atoms), len(block.dst.atoms)
         return block if num_pieces == (len(self.givers.rank_sets), len(self.takers.rank_sets)) else None
 
-    def _remote(self, numbers: IntArray) -> IntArray:
-        """The set of takers of each stream that do not hold it."""
-        seats = self._seats
-        sets = numbers % max(len(self.takers.rank_sets), 1)
-        if len(seats.shared):
-            at = np.minimum(np.searchsorted(seats.shared, numbers), len(seats.shared) - 1)
-            sets = np.where(seats.shared[at] == numbers, len(self.takers.rank_sets) + at, sets)
-        return sets
-
-    def _kept(self, block: _ShiftBlock) -> SharedPieces:
+    def _kept(self, block: _LayoutPair) -> SharedPieces:
         """What ranks hold of what they want themselves."""
         return find_shared(self.givers.by_rank(block.src), self.takers.by_rank(block.dst))
 
-    def _all_streams(self) -> Iterator[tuple[IntArray, IntArray]]:
-        """Numbers and bytes of all streams, some sets of givers at a time."""
+    def _all_streams(self) -> Iterator[IntArray]:
+        """Numbers of all streams, some sets of givers at a time."""
         for first in range(0, len(self.givers.rank_sets), _SETS_AT_ONCE):
             sets = range(first, min(first + _SETS_AT_ONCE, len(self.givers.rank_sets)))
-            found = [(key, boxes.sizes * block.element_bytes) for block, key, boxes in self._slices(True, sets)]
-            keys, sizes = (np.concatenate(column) for column in zip(*found, strict=True))
-            numbers, place = np.unique(keys, return_inverse=True)
-            nbytes = np.zeros(len(numbers), dtype=np.int64)
-            np.add.at(nbytes, place, sizes)
-            yield numbers, nbytes
+            yield np.unique(np.concatenate([numbers for _, numbers, _ in self._slices(True, sets)]))
 
-    def _slices(self, gives: bool, sets: Sequence[int]) -> Iterator[tuple[_ShiftBlock, IntArray, BoxArray]]:
+    def _slices(self, gives: bool, sets: Sequence[int]) -> Iterator[tuple[_LayoutPair, IntArray, BoxArray]]:
         """The slices of these sets of one side, block after block: numbers of their streams, and their boxes."""
         for block in self._blocks:
             boxes = [block.src.atoms.boxes, block.dst.atoms.boxes]
@@ -335,29 +316,83 @@ class Shifts:
             )
             yield block, columns[0][a] * len(self.takers.rank_sets) + columns[1][b], shared
 
-    def _table(self, gives: bool, sets: tuple[int, ...]) -> ChunkTable:
-        """The chunks of these sets of one side; kept, for they will be asked for again."""
-        if (gives, sets) not in self._tables:
-            if len(self._tables) >= _MAX_TABLES:
-                del self._tables[next(iter(self._tables))]
-            self._tables[gives, sets] = self._make_table(gives, sets)
-        return self._tables[gives, sets]
+    def _keep(self, key: tuple[str, int], held: Sequence[int], wanted: Sequence[int]) -> GridPart:
+        if key not in self._parts:
+            if len(self._parts) >= _MAX_PARTS:
+                del self._parts[next(iter(self._parts))]
+            self._parts[key] = self._make_part(held, wanted)
+        return self._parts[key]
 
-    def _make_table(self, gives: bool, sets: tuple[int, ...]) -> ChunkTable:
+    def _make_part(self, held: Sequence[int], wanted: Sequence[int]) -> GridPart:
+        """The rows of all streams of these sets of givers, and of these sets of takers."""
         ndims = tuple(move.src.ndim for move in self.moves)
         width = max(ndims, default=0)
-        none = np.empty(0, dtype=np.int64)
-        keys, parts = [none], [PartRows.of((), ndims)]
-        for block, numbers, boxes in self._slices(gives, sets):
-            pad = ((0, 0), (0, width - boxes.ndim))
-            starts, stops = np.pad(boxes.starts, pad), np.pad(boxes.stops, pad, constant_values=1)
-            for tensor in block.tensors:
-                nbytes = boxes.sizes * self.moves[tensor].src.itemsize_bytes
-                keys.append(numbers)
-                parts.append(PartRows(np.full(len(numbers), tensor), starts, stops, nbytes, ndims))
+        keys, parts = [np.empty(0, dtype=np.int64)], [PartRows.of((), ndims)]
+        for gives, sets in ((True, held), (False, wanted)):
+            for block, numbers, boxes in self._slices(gives, sets) if len(sets) else ():
+                goes = self._num_remote(numbers) > 0
+                if not gives:
+                    goes &= ~np.isin(numbers // len(self.takers.rank_sets), np.asarray(held, dtype=np.int64))
+                chosen = np.flatnonzero(goes)
+                pad = ((0, 0), (0, width - boxes.ndim))
+                starts = np.pad(boxes.starts[chosen], pad)
+                stops = np.pad(boxes.stops[chosen], pad, constant_values=1)
+                for tensor in block.tensors:
+                    nbytes = boxes.sizes[chosen] * self.moves[tensor].src.itemsize_bytes
+                    keys.append(numbers[chosen])
+                    parts.append(PartRows(np.full(len(chosen), tensor), starts, stops, nbytes, ndims))
         key, rows = np.concatenate(keys), PartRows.joined(parts)
         itemsizes = np.array([move.src.itemsize_bytes for move in self.moves], dtype=np.int64)
         # Falling item sizes keep every part aligned in its message.
         order = np.lexsort((rows.tensor, -itemsizes.take(rows.tensor), key))
         numbers, first = np.unique(key[order], return_index=True)
-        return ChunkTable(numbers, Chunks(rows.take(order), np.append(first, len(order))))
+        return GridPart(numbers, self._rows_of(numbers, Chunks(rows.take(order), np.append(first, len(order)))))
+
+    def _rows_of(self, numbers: IntArray, chunks: Chunks) -> Rows:
+        """The rows of these streams, whose chunks these are."""
+        givers, takers = np.divmod(numbers, max(len(self.takers.rank_sets), 1))
+        shift = (self.takers.host[takers] - self.givers.host[givers]) % self._num_shifts
+        turn = self.givers.place[givers] * self.takers.num_places + self.takers.place[takers]
+        place_of = [np.searchsorted(self._hosts, side.hosts) for side in (self.givers, self.takers)]
+        used = [np.unique(column, return_inverse=True) for column in (givers, takers)]
+        rank_sets = [self.givers.rank_sets[at] for at in used[0][0].tolist()]
+        taker_sets = [self.takers.rank_sets[at] for at in used[1][0].tolist()]
+        to_sets = used[1][1]
+        for row in np.flatnonzero(np.isin(numbers, self._shared[0])).tolist():
+            holders = set(rank_sets[used[0][1][row]])
+            taker_sets.append(tuple(rank for rank in taker_sets[to_sets[row]] if rank not in holders))
+            to_sets[row] = len(taker_sets) - 1
+        return Rows(
+            host_of=self.host_of,
+            ends=Ends.HOSTS,
+            chunks=chunks,
+            rank_sets=(*rank_sets, *taker_sets),
+            givers=used[0][1],
+            takers=to_sets + len(rank_sets),
+            first_chunk=np.arange(len(numbers) + 1),
+            first_hop=np.arange(len(numbers) + 1),
+            hop_giver=place_of[0][self.givers.host[givers]],
+            hop_taker=place_of[1][self.takers.host[takers]],
+            hop_time=shift * self._num_turns + turn,
+            period=self._num_shifts * self._num_turns,
+            least_steps=self._num_steps,
+        )
+
+
+class _GridChunks(ChunkTable):
+    """What messages of a rule carry, by number; a number that nobody sends has a chunk of nothing."""
+
+    def __init__(self, rows: GridRows) -> None:
+        self._rows = rows
+
+    @property
+    def largest_bytes(self) -> int:
+        return self._rows.largest_bytes
+
+    def __len__(self) -> int:
+        return self._rows.num_chunks
+
+    def chunk(self, number: int) -> Chunk:
+        part = self._rows.part_with(number)
+        row = part.row_of(number)
+        return Chunk((), 0) if row is None else part.rows.chunks[row]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,10 +23,10 @@ from remesh.resharding.planning import planner
 from remesh.resharding.planning.simulate import simulate_plan
 from remesh.resharding.planning.steps import Act
 from remesh.resharding.planning.transfer import PlanOptions, plan_transfer
-from remesh.resharding.schedule.flow_messages import FlowMessages
-from remesh.resharding.schedule.shift_messages import ShiftChunks, ShiftMessages
-from remesh.resharding.schedule.shifts import Shifts
-from tests.unit.resharding.cases import expected_of, pair_of_specs, simulate
+from remesh.resharding.schedule.chunks import Chunks
+from remesh.resharding.schedule.grid_rows import GridRows
+from remesh.resharding.schedule.rows import Rows
+from tests.unit.resharding.cases import expected_of, pair_of_specs, simulate, written_out
 
 _UNCHECKED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.filter_too_much]
 
@@ -78,18 +79,9 @@ def regular_moves(draw: st.DrawFn) -> tuple[list[TensorMove], dict[int, str]]:
     return moves, {rank: f"h{rank // num_devices:02}" for rank in ranks}
 
 
-def written_out(plan: Plan) -> Plan:
-    """The same plan with every message and chunk as an object; the check looks at each of them."""
-    numbers = [number for number, chunk in enumerate(plan.chunks) if chunk.parts]
-    place = {number: at for at, number in enumerate(numbers)}
-    messages = tuple(dataclasses.replace(each, chunk=place[each.chunk]) for each in plan.messages)
-    chunks = tuple(plan.chunks[number] for number in numbers)
-    return Plan(plan.moves, plan.host_of, chunks, messages, plan.copies, plan.bound)
-
-
 def plan_by_rule(moves: list[TensorMove], hosts: dict[int, str]) -> Plan:
     plan = plan_reshard(moves, hosts)
-    assume(isinstance(plan.messages, ShiftMessages))
+    assume(isinstance(plan.rows, GridRows))
     return plan
 
 
@@ -110,12 +102,12 @@ def test_the_rule_brings_every_element_once_and_is_what_its_messages_say(
     assert plan.num_rounds >= plain.num_rounds
     for fact in ("bytes_by_pair", "nic_bytes", "ranks", "certified_ratio", "bytes_copied"):
         assert getattr(plan, fact) == getattr(plain, fact), fact
-    assert plan.messages.bytes_between_hosts() == plain._bytes_between_hosts  # type: ignore[attr-defined]
+    assert plan.rows.bytes_between_hosts() == plain.rows.bytes_between_hosts()
     taken = Counter[int]()
     for (_, taker), nbytes in plain.bytes_by_pair.items():
         taken[taker] += nbytes
-    assert plan.messages.bytes_taken() == dict(taken)  # type: ignore[attr-defined]
-    assert max((chunk.nbytes for chunk in plain.chunks), default=0) <= plan.chunks.largest_bytes  # type: ignore[attr-defined]
+    assert plan.rows.bytes_taken() == dict(taken)
+    assert max((chunk.nbytes for chunk in plain.chunks), default=0) <= plan.chunks.largest_bytes
 
 
 @pytest.mark.usefixtures("always_by_rule")
@@ -148,7 +140,7 @@ def test_the_rule_knows_bound_and_copies_of_a_plan_that_names_everything(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planner, "_MAX_NAMED", 1 << 40)
         named = plan_reshard(moves, hosts)
-    assert not isinstance(named.messages, ShiftMessages)
+    assert not isinstance(named.rows, GridRows)
     assert set(named.copies) == set(plan.copies)
     assert len(named.copies) == len(plan.copies)
     assert named.nic_bytes == plan.nic_bytes
@@ -206,7 +198,7 @@ def test_plans_by_rule_survive_json_and_depend_on_values_only(case: tuple[list[T
     moves, hosts = case
     plan = plan_by_rule(moves, hosts)
     value = plan.to_json()
-    assert value["version"] == 3
+    assert value["rows"] is None
     back = Plan.from_json(value)
     assert back == plan
     assert back.digest == plan.digest
@@ -222,12 +214,11 @@ def _rows_to_columns(dst: str = "RS01") -> tuple[TensorMove, dict[int, str]]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda value: value.update(version=2), "version 2 has shifts True"),
-        (lambda value: value.update(shifts=False), "version 3 has shifts False"),
-        (lambda value: value.update(messages=[[0, 0, 4, 0]]), "besides"),
+        (lambda value: value.pop("rows"), "a field is missing"),
+        (lambda value: value.update(rows=True), "expected rows, found bool"),
         (lambda value: value["hosts"].pop(), "grids"),
         (lambda value: value["hosts"].__setitem__(0, [0, "elsewhere"]), None),
-        (lambda value: value["copies"].append([0, [0, 0], [1, 1], [0]]), "rank 0 copies"),
+        (lambda value: value["copies"].append([0, [0, 0], [1, 1], [0]]), "copies"),
         (lambda value: value["copies"].append([1, [0, 0], [1, 1], [0]]), "plan again"),
     ],
 )
@@ -250,7 +241,7 @@ def test_a_copy_that_is_left_out_is_noticed() -> None:
     move, hosts = pair_of_specs((8, 8), ("S01R", (2, 2)), ("RS01", (2, 2)))
     same = TensorMove("x", move.src, move.dst.map_holders(lambda rank: int(rank) - 4))
     plan = plan_reshard([same], {rank: hosts[rank] for rank in range(4)})
-    assert isinstance(plan.messages, ShiftMessages)
+    assert isinstance(plan.rows, GridRows)
     assert len(plan.copies) == 4
     for copies in (plan.copies[1:], (*plan.copies, plan.copies[0]), (Copy(0, plan.copies[0].box, (1,)),)):
         with pytest.raises(PlanError, match=r"cop"):
@@ -259,12 +250,42 @@ def test_a_copy_that_is_left_out_is_noticed() -> None:
 
 def test_a_rule_for_other_moves_is_no_plan() -> None:
     (one, hosts), (other, _) = _rows_to_columns(), _rows_to_columns("RS0")
-    shifts = Shifts.of((one,), hosts)
-    assert shifts is not None
+    rows = GridRows.of((one,), hosts)
+    assert rows is not None
     bound = compute_lower_bound(compute_tasks([one]), hosts)
-    Plan((one,), hosts, ShiftChunks(shifts), ShiftMessages(shifts), (), bound)
+    Plan((one,), rows, (), bound)
     with pytest.raises(PlanError, match="other moves"):
-        Plan((other,), hosts, ShiftChunks(shifts), ShiftMessages(shifts), (), bound)
+        Plan((other,), rows, (), bound)
+
+
+@pytest.mark.usefixtures("always_by_rule")
+@pytest.mark.parametrize("column", ["givers", "takers", "hop_giver", "hop_taker", "hop_time", "chunks"])
+def test_each_rank_has_the_rows_that_it_works_out_checked(column: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the rule itself were wrong: a part that lacks a chunk, or has another column."""
+    move, hosts = _rows_to_columns("RS0")
+    plan = plan_reshard([move], hosts)
+    assert isinstance(plan.rows, GridRows)
+    right = plan.rows.part_of(4)
+    plan.program_of(4)
+    if column == "chunks":
+        wrong = dataclasses.replace(right.rows, **_first_chunks(right.rows, len(right.rows.givers) - 1))
+    else:
+        other = 1 - np.minimum(getattr(right.rows, column), 1)
+        wrong = dataclasses.replace(right.rows, **{column: other})  # type: ignore[arg-type]
+    monkeypatch.setattr(plan.rows, "part_of", lambda rank: dataclasses.replace(right, rows=wrong))
+    with pytest.raises(PlanError, match="checking a reshard plan"):
+        plan.program_of(4)
+
+
+def _first_chunks(rows: Rows, count: int) -> dict[str, Any]:
+    parts = rows.chunks.parts.take(np.arange(rows.chunks.first_part[count]))
+    names = ("givers", "takers", "hop_giver", "hop_taker", "hop_time")
+    return {
+        "chunks": Chunks(parts, rows.chunks.first_part[: count + 1]),
+        **{name: getattr(rows, name)[:count] for name in names},
+        "first_chunk": np.arange(count + 1),
+        "first_hop": np.arange(count + 1),
+    }
 
 
 def _whole(shape: tuple[int, ...], *ranks: int) -> tuple[Shard, ...]:
@@ -282,7 +303,7 @@ def _whole(shape: tuple[int, ...], *ranks: int) -> tuple[Shard, ...]:
 )
 def test_moves_that_leave_a_choice_do_not_go_by_rule(src: tuple[Shard, ...], dst: tuple[Shard, ...]) -> None:
     move = TensorMove("w", Layout((4,), src, "int8"), Layout((4,), dst, "int8"))
-    assert Shifts.of((move,), {rank: f"h{rank // 2}" for rank in range(8)}) is None
+    assert GridRows.of((move,), {rank: f"h{rank // 2}" for rank in range(8)}) is None
 
 
 @pytest.mark.usefixtures("always_by_rule")
@@ -290,7 +311,7 @@ def test_a_cap_on_staging_holds_for_plans_by_rule() -> None:
     move, hosts = pair_of_specs((64, 64), ("S01R", (2, 2)), ("RS01", (2, 2)))
     options: PlanOptions = {"max_staging_bytes": 8 << 10}
     transfer = plan_transfer([move], hosts, options)
-    assert isinstance(transfer.plan.messages, ShiftMessages)
+    assert isinstance(transfer.plan.rows, GridRows)
     assert max(transfer.steps_of(rank).staging_bytes for rank in hosts) <= transfer.staging_bytes <= 8 << 10
     with pytest.raises(PlanError, match="max_staging_bytes"):
         plan_transfer([move], hosts, {"max_staging_bytes": 100, "chunk_bytes": 4096})
@@ -321,7 +342,7 @@ def test_grids_are_joined_without_listing_their_pairs(data: st.DataObject) -> No
         ((300, 200), ("S0R", (30, 2)), ("RS0", (27, 2))),
     ],
 )
-def test_the_rule_takes_no_longer_than_flows(
+def test_the_rule_takes_no_longer_than_rows_between_hosts(
     shape: tuple[int, ...], src: tuple[str, tuple[int, int]], dst: tuple[str, tuple[int, int]]
 ) -> None:
     move, hosts = pair_of_specs(shape, src, dst)
@@ -331,7 +352,7 @@ def test_the_rule_takes_no_longer_than_flows(
             for name, value in limits.items():
                 patch.setattr(planner, name, value)
             plan = plan_reshard([move], hosts)
-        assert isinstance(plan.messages, (ShiftMessages, FlowMessages))
+        assert isinstance(plan.rows, GridRows if "_MAX_TIMED" not in limits else Rows)
         seconds.append(simulate_plan(plan).total_s)
     assert seconds[0] <= seconds[1]
 
@@ -345,17 +366,17 @@ def test_stages_of_a_pipeline_do_not_make_each_others_streams_long() -> None:
         sides = [side.map_holders({rank: 4 * number + rank for rank in range(4)}) for side in (move.src, move.dst)]
         moves.append(TensorMove(f"t{number:02}", sides[0], sides[1]))
         hosts |= {4 * number + rank: f"h{2 * number + rank // 2:02}" for rank in range(4)}
-    shifts = Shifts.of(tuple(moves), hosts)
-    assert shifts is not None
-    assert shifts.largest_bytes == 4 * 4 * 4
-    assert Shifts.of(tuple(moves), hosts, most_bytes=63) is None
+    rows = GridRows.of(tuple(moves), hosts)
+    assert rows is not None
+    assert rows.largest_bytes == 4 * 4 * 4
+    assert GridRows.of(tuple(moves), hosts, most_bytes=63) is None
 
 
 def test_a_thousand_hosts_are_planned_by_rule_and_every_rank_knows_its_part() -> None:
     # Rows to columns between 2 x 64 hosts of eight devices: a quarter of a million slices, of which a rank has 1,024.
     move, hosts = pair_of_specs((1024, 512), ("S01R", (64, 8)), ("RS01", (64, 8)))
     plan = plan_reshard([move], hosts)
-    assert isinstance(plan.messages, ShiftMessages)
+    assert isinstance(plan.rows, GridRows)
     assert len(plan.messages) == 512 * 512
     for rank in (0, 700, 1023):
         program = plan.program_of(rank)

@@ -27,19 +27,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from remesh.foundation.errors import PlanError
 from remesh.resharding.model.network import Network
-from remesh.resharding.schedule.baselines import ALGORITHMS, MulticastTask, Order
-from remesh.resharding.schedule.cost import SliceCast, best_num_chunks, cost_of, two_tree_delay
-from remesh.resharding.schedule.order import compute_order, lines_of
-from remesh.resharding.schedule.relay import Sending
-from remesh.resharding.schedule.rounds import lanes_of, number_rounds
+from remesh.resharding.schedule.chunks import Chunk, Groups, SliceStream, cut_streams
+from remesh.resharding.schedule.order import Sending, compute_order, lanes_of, lines_of
+from remesh.resharding.schedule.paper.baselines import ALGORITHMS, MulticastTask, Order
+from remesh.resharding.schedule.paper.cost import SliceCast, best_num_chunks, cost_of, two_tree_delay
 from remesh.resharding.schedule.senders import Route, assign_whole
-from remesh.resharding.schedule.stream import Chunk, Groups, SliceStream, cut_streams
-from remesh.resharding.schedule.timeline import compute_starts
+from remesh.resharding.schedule.timeline import compute_starts, number_rounds
 from remesh.resharding.schedule.trees import Hop, chain_hops, two_tree_hops
 
 
@@ -63,6 +61,17 @@ class Setting:
     """Largest message."""
     network: Network | None
     """The links, if they are known."""
+    _known: dict[int, tuple[tuple[int, ...], dict[str, tuple[int, ...]]]] = field(default_factory=dict, repr=False)
+    """By identity of a tuple of ranks: the tuple, which keeps the identity its own, and its ranks by host."""
+
+    def by_host(self, ranks: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        """Ranks by host, hosts ascending; worked out once for a tuple, which many streams share."""
+        if id(ranks) not in self._known:
+            found: dict[str, list[int]] = {}
+            for rank in ranks:
+                found.setdefault(self.host_of[rank], []).append(rank)
+            self._known[id(ranks)] = (ranks, {host: tuple(found[host]) for host in sorted(found)})
+        return self._known[id(ranks)][1]
 
 
 def route_chunks(
@@ -120,12 +129,11 @@ class _Delivery:
     """One stream on its way from one sender."""
 
     def __init__(self, board: _Board, stream: SliceStream, sender_host: str) -> None:
-        host_of = board.setting.host_of
         self._board = board
         self._parts = stream.parts
         self.sender_host = sender_host
-        self._givers_on = _by_host(stream.givers, host_of)
-        takers_on = _by_host(stream.takers, host_of)
+        self._givers_on = board.setting.by_host(stream.givers)
+        takers_on = board.setting.by_host(stream.takers)
         self.nbytes = stream.nbytes
         self.sender = board.least_loaded(self._givers_on[sender_host])
         self.hosts = tuple(host for host in takers_on if host not in self._givers_on)
@@ -194,13 +202,6 @@ class _Delivery:
         links = [setting.network.hosts[host] for host in (self.sender_host, *self.hosts)]
         rate = min(link.rate_bytes_per_s for link in links)
         return SliceCast(self.nbytes, num_hosts, num_devices, rate, setting.network.latency_s, setting.chunk_bytes)
-
-
-def _by_host(ranks: Iterable[int], host_of: Mapping[int, str]) -> dict[str, tuple[int, ...]]:
-    found: dict[str, list[int]] = {}
-    for rank in ranks:
-        found.setdefault(host_of[rank], []).append(rank)
-    return {host: tuple(found[host]) for host in sorted(found)}
 
 
 def _send_recv(delivery: _Delivery) -> None:
@@ -295,7 +296,7 @@ def _route_streams(
 ) -> Routed:
     board = _Board(setting)
     num_periods = 1
-    for stream, host in zip(streams, _balanced_senders(streams, num_sent, setting.host_of), strict=True):
+    for stream, host in zip(streams, _balanced_senders(streams, num_sent, setting), strict=True):
         delivery = _Delivery(board, stream, host)
         way(delivery)
         num_periods = max(num_periods, delivery.num_steps)
@@ -320,10 +321,11 @@ def _rounds_by_phase(board: _Board, num_periods: int) -> list[int]:
 
 
 def _balanced_senders(
-    streams: Sequence[SliceStream], num_sent: Callable[[Sequence[int], int], int], host_of: Mapping[int, str]
+    streams: Sequence[SliceStream], num_sent: Callable[[Sequence[int], int], int], setting: Setting
 ) -> list[str]:
     """Choose the host that sends each stream: the longest stream first, the least loaded host."""
-    owners = [_by_host(stream.givers, host_of) for stream in streams]
+    host_of = setting.host_of
+    owners = [setting.by_host(stream.givers) for stream in streams]
     hosts = sorted({host for each in owners for host in each})
     number_of = {host: number for number, host in enumerate(hosts)}
     weights = []

@@ -1,20 +1,23 @@
-"""What is asked of messages that are too many to keep? The face of all that stands for them.
+"""Messages of a plan: the face of the rows that stand for them, and the messages themselves as columns and objects.
 
-Flows (`flow_messages`) keep a row for many messages; shifts (`shift_messages`) keep nothing, they follow a rule. A
-plan and a transfer ask both the same questions. A rank asks for its own messages; going through all of them makes all.
+A plan keeps rows (`remesh.resharding.schedule.rows`), each of which stands for many messages, or works out the rows of
+one rank at a time (`remesh.resharding.schedule.grid_rows`). Both answer the same questions. A rank asks for its own
+messages; going through all of them makes all.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import overload
 
 import numpy as np
 
 from remesh.resharding.model.program import Message
 from remesh.resharding.model.slices import IntArray
+from remesh.resharding.schedule.chunks import ChunkTable
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,13 +50,18 @@ class Columns:
         return [Message(*row) for row in rows]
 
 
-class CompactMessages(Sequence[Message]):
-    """Messages by round, then giver, made when they are asked for. Their number is known without making any."""
+class MessageRows(ABC):
+    """Rows that stand for all messages of a plan. The number of messages is known without making any."""
+
+    host_of: Mapping[int, str]
+    """Host of every rank, ascending."""
+    chunks: ChunkTable
+    """What messages carry."""
 
     @property
     @abstractmethod
-    def columns(self) -> Columns:
-        """All messages, by round, then giver."""
+    def num_messages(self) -> int:
+        """Known without making any."""
 
     @property
     @abstractmethod
@@ -61,8 +69,12 @@ class CompactMessages(Sequence[Message]):
         """No message is in this round or a later one."""
 
     @abstractmethod
-    def of_rank(self, rank: int) -> tuple[list[Message], list[Message]]:
+    def of_rank(self, rank: int) -> tuple[Columns, Columns]:
         """What one rank gives, and what it takes, by round."""
+
+    @abstractmethod
+    def blocks(self) -> Iterator[tuple[Columns, IntArray]]:
+        """All messages and the bytes of each, some at a time, in no order that means anything."""
 
     @abstractmethod
     def chunk_bytes_of(self, rank: int) -> Sequence[int] | Mapping[int, int]:
@@ -70,19 +82,42 @@ class CompactMessages(Sequence[Message]):
 
     @abstractmethod
     def host_loads(self) -> dict[tuple[str, str], int]:
-        """Bytes between hosts, by (host, ``"out"`` or ``"in"``)."""
+        """Bytes between hosts, by (host, ``"out"`` or ``"in"``), ascending; nobody goes through messages for it."""
 
     @abstractmethod
     def bytes_between_hosts(self) -> dict[tuple[str, str], int]:
         """Bytes by (giver, taker), without what stays inside a host."""
 
     @abstractmethod
+    def bytes_taken(self) -> dict[int, int]:
+        """Bytes that each rank takes, of those that take any; nobody goes through messages for it."""
+
     def bytes_by_pair(self) -> dict[tuple[int, int], int]:
         """Bytes by (giver, taker) among ranks, in ascending order of pairs; goes through all messages."""
+        base = max(self.host_of, default=0) + 1
+        total: dict[int, int] = {}
+        for block, sizes in self.blocks():
+            keys, place = np.unique(block.giver * base + block.taker, return_inverse=True)
+            sums = np.zeros(len(keys), dtype=np.int64)
+            np.add.at(sums, place, sizes)
+            for key, size in zip(keys.tolist(), sums.tolist(), strict=True):
+                total[key] = total.get(key, 0) + size
+        return {divmod(key, base): size for key, size in sorted(total.items())}
 
-    @abstractmethod
-    def bytes_taken(self) -> dict[int, int]:
-        """Bytes that each rank takes; nobody goes through messages for it."""
+
+class PlannedMessages(Sequence[Message]):
+    """All messages by round, then giver, made when they are asked for."""
+
+    def __init__(self, rows: MessageRows) -> None:
+        self._rows = rows
+
+    @cached_property
+    def columns(self) -> Columns:
+        """All of them."""
+        return Columns.joined(columns for columns, _ in self._rows.blocks()).sorted()
+
+    def __len__(self) -> int:
+        return self._rows.num_messages
 
     def __iter__(self) -> Iterator[Message]:
         return iter(self.columns.messages())
