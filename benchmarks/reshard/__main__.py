@@ -25,6 +25,8 @@ def experiments(settings: Settings) -> Iterator[list[Row]]:
         yield planning.state_dict(200)
         for num_hosts in (16,) if settings.is_quick else (128, 1024):
             yield planning.many_devices(num_hosts)
+            yield planning.over_links(num_hosts)
+        yield planning.replicas_on_two_hosts(16 if settings.is_quick else 512)
     if "loopback" in settings.parts:
         with RankPool() as pool:
             yield loopback.rows(pool, num_rows=(8 if settings.is_quick else 32) << 10, num_tensors=200, repeat=5)

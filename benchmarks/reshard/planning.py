@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from benchmarks.report import Row, at_most
 from remesh.layout import Box, Layout, Mesh, Shard, layout_from_spec
-from remesh.resharding import TensorMove, plan_reshard
+from remesh.resharding import HostLink, Network, TensorMove, plan_reshard
 
 SEED = 20
 T = TypeVar("T")
@@ -119,6 +119,49 @@ def many_devices(num_hosts: int) -> list[Row]:
         rows.append(at_most(f"plan of {case}", seconds, "s", 0.05 if num_hosts <= _FEW_HOSTS else 2.0))
         rows.append(at_most(f"NIC over bound of {case}", plan.certified_ratio, "ratio", 1.05))
     return rows
+
+
+LINKS = ("latency", "rails and latency", "racks and latency", "racks, rails and latency")
+"""What is known of the links between many hosts."""
+_RATE_BYTES_PER_S = 5e10
+_LATENCY_S = 1e-4
+_HOSTS_IN_RACK = 8
+
+
+def over_links(num_hosts: int) -> list[Row]:
+    """What everyone wants whole, on links where latency counts: the plan is compared with others where it may lose."""
+    rows = []
+    for links in LINKS:
+        move, hosts = pair_of_halves("S01R", "RR", num_hosts)
+        network = network_of(tuple(dict.fromkeys(hosts.values())), links)
+        seconds, plan = timed(lambda m=move, h=hosts, n=network: plan_reshard([m], h, network=n), repeat=3)  # type: ignore[misc]
+        case = f"S01R to RR with {links}, {num_hosts * 8} devices on {num_hosts} hosts"
+        rows.append(at_most(f"plan of {case}", seconds, "s", 0.05 if num_hosts <= _FEW_HOSTS else 2.0))
+        rows.append(at_most(f"busiest link over bound of {case}", plan.certified_ratio, "ratio", 1.05))
+    return rows
+
+
+def replicas_on_two_hosts(num_pieces: int) -> list[Row]:
+    """Pieces with sixteen replicas, on two hosts of eight devices each, of which every rank wants something else."""
+    move, _ = pair_of_specs((8192, 8192), ("S0R", (num_pieces, 16)), ("RS01", (num_pieces, 16)))
+    hosts = {rank: f"host{rank // 8:05}" for rank in range(num_pieces * 32)}
+    seconds, plan = timed(lambda: plan_reshard([move], hosts), repeat=1)
+    case = f"S0R to RS01, {len(hosts)} devices, 16 replicas on two hosts each"
+    return [
+        at_most(f"plan of {case}", seconds, "s", 2.0),
+        at_most(f"NIC over bound of {case}", plan.certified_ratio, "ratio", 1.05),
+    ]
+
+
+def network_of(hosts: Sequence[str], links: str) -> Network:
+    """Hosts of 400 Gbit/s, on one NIC or eight; racks of eight hosts, of which four can leave at full rate."""
+    num_nics = 8 if "rails" in links else 1
+    rack_of = {
+        host: f"rack{number // _HOSTS_IN_RACK:03}" if "racks" in links else None for number, host in enumerate(hosts)
+    }
+    nics = {host: HostLink(_RATE_BYTES_PER_S / num_nics, num_nics, rack=rack) for host, rack in rack_of.items()}
+    uplink = _RATE_BYTES_PER_S * _HOSTS_IN_RACK / 2
+    return Network(nics, _LATENCY_S, {rack: uplink for rack in rack_of.values() if rack is not None})
 
 
 def pair_of_halves(src: str, dst: str, num_hosts: int, num_devices: int = 8) -> tuple[TensorMove, Mapping[int, str]]:

@@ -11,7 +11,8 @@ def test_plans_of_the_published_cases_and_of_random_pairs_stay_at_their_bound() 
 
 
 def test_planning_rows_are_made_for_states_and_for_many_devices() -> None:
-    rows = planning.state_dict(4) + planning.many_devices(4)
+    rows = planning.state_dict(4) + planning.many_devices(4) + planning.over_links(4)
+    rows += planning.replicas_on_two_hosts(2)
     assert all(row.value > 0 for row in rows)
 
 

@@ -36,7 +36,7 @@ from remesh.checkpoint.values.nests import (
 )
 from remesh.foundation.torch_private import init_optimizer_state
 from remesh.layout.from_torch import dtype_name
-from remesh.resharding.model.casts import travelling_dtype
+from remesh.resharding.model.tasks import travelling_dtype
 
 logger = logging.getLogger(__name__)
 _MOST_NAMED = 3
