@@ -96,7 +96,11 @@ def compute_slices(pairs: Sequence[tuple[Layout, Layout, str]]) -> Slices:
 def distinct(keys: IntArray, limit: int) -> tuple[IntArray, IntArray]:
     """Distinct keys, ascending, and the place of each key among them; keys are at least 0 and below ``limit``."""
     if limit > _DENSE * len(keys) + 1024:
-        found, place = np.unique(keys, return_inverse=True)
+        # numpy.unique would do, but its first call imports numpy.ma, which takes longer than a small plan.
+        order = np.argsort(keys, kind="stable")
+        found, first = runs_of(keys[order])
+        place = np.empty(len(keys), dtype=np.int64)
+        place[order] = np.repeat(np.arange(len(first)), np.diff(first, append=len(keys)))
         return found, place
     seen = np.zeros(limit, dtype=bool)
     seen[keys] = True
@@ -104,6 +108,12 @@ def distinct(keys: IntArray, limit: int) -> tuple[IntArray, IntArray]:
     places = np.empty(limit, dtype=np.int64)
     places[found] = np.arange(len(found))
     return found, places.take(keys)
+
+
+def runs_of(keys: IntArray) -> tuple[IntArray, IntArray]:
+    """Distinct keys of ascending ones, and where the run of each begins."""
+    first = np.flatnonzero(np.concatenate((np.ones(min(len(keys), 1), dtype=bool), keys[1:] != keys[:-1])))
+    return keys[first], first
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -38,7 +38,7 @@ from remesh.foundation.errors import PlanError
 from remesh.layout import Box, Layout, compute_missing
 from remesh.layout.box_array import BoxArray, find_pairs, is_disjoint
 from remesh.resharding.model.program import Copy
-from remesh.resharding.model.slices import IntArray, distinct
+from remesh.resharding.model.slices import IntArray, distinct, runs_of
 from remesh.resharding.model.tasks import TensorMove
 from remesh.resharding.schedule.chunks import Part, PartRows
 from remesh.resharding.schedule.grid_rows import GridRows
@@ -233,7 +233,7 @@ def _rows_of(parts: PartRows, kinds: Sequence[int]) -> dict[int, IntArray | slic
     if not len(parts) or (kind_of == kind_of[0]).all():
         return {int(kind_of[0]): slice(None)} if len(parts) else {}
     order = np.argsort(kind_of, kind="stable")
-    found, first = np.unique(kind_of[order], return_index=True)
+    found, first = runs_of(kind_of[order])
     return dict(zip(found.tolist(), np.split(order, first[1:]), strict=True))
 
 
@@ -274,6 +274,8 @@ class _KeptBoxes:
 
     def find_lacking(self, parts: PartRows, sets: IntArray) -> int | None:
         """The first part that not every rank of its set keeps in one box."""
+        if not len(sets):
+            return None
         pairs, place = distinct(
             self._layout_of[parts.tensor] * len(self._rank_sets) + sets, len(self._distinct) * len(self._rank_sets)
         )
@@ -297,23 +299,30 @@ class _KeptBoxes:
         for rank in self._rank_sets[rank_set]:
             kind = self._kind_of.get((layout, rank))
             if kind is None:
-                boxes = {shard.box for shard in self._distinct[layout].shards_of(rank) if not shard.box.is_empty}
-                kind = self._kinds.setdefault((layout, *sorted(boxes)), len(self._kinds))
+                boxes = [shard.box for shard in self._distinct[layout].shards_of(rank)]
+                if len(boxes) > 1:
+                    boxes = sorted(set(boxes))
+                kind = self._kinds.setdefault((layout, *boxes), len(self._kinds))
                 self._kind_of[layout, rank] = kind
             found.add(kind)
         return sorted(found)
 
     def _ends(self, width: int) -> tuple[IntArray, IntArray]:
         """Boxes of each kind, ``[which of its boxes, kind, dim]``, padded; before the starts stands -1 for no box."""
+        by_ndim: dict[int, list[tuple[int, int, Box]]] = {}
+        for kind, (_, *boxes) in enumerate(self._kinds):
+            for at, box in enumerate(boxes):
+                assert isinstance(box, Box)
+                by_ndim.setdefault(len(box.start), []).append((at, kind, box))
         most = max([1, *(len(boxes) - 1 for boxes in self._kinds)])
         starts = np.zeros((most, len(self._kinds), width + 1), dtype=np.int64)
         stops = np.ones((most, len(self._kinds), width), dtype=np.int64)
         starts[:, :, 0] = -1
-        for kind, (_, *boxes) in enumerate(self._kinds):
-            for at, box in enumerate(boxes):
-                assert isinstance(box, Box)
-                starts[at, kind, : box.ndim + 1] = 0, *box.start
-                stops[at, kind, : box.ndim] = box.stop
+        for ndim, several in by_ndim.items():
+            at, kinds = np.array([each[:2] for each in several], dtype=np.int64).T
+            starts[at, kinds, 0] = 0
+            starts[at, kinds, 1 : ndim + 1] = [box.start for _, _, box in several]
+            stops[at, kinds, :ndim] = [box.stop for _, _, box in several]
         return starts, stops
 
 

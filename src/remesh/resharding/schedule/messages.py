@@ -16,7 +16,7 @@ from typing import overload
 import numpy as np
 
 from remesh.resharding.model.program import Message
-from remesh.resharding.model.slices import IntArray
+from remesh.resharding.model.slices import IntArray, distinct
 from remesh.resharding.schedule.chunks import ChunkTable
 
 
@@ -97,7 +97,7 @@ class MessageRows(ABC):
         base = max(self.host_of, default=0) + 1
         total: dict[int, int] = {}
         for block, sizes in self.blocks():
-            keys, place = np.unique(block.giver * base + block.taker, return_inverse=True)
+            keys, place = distinct(block.giver * base + block.taker, base * base)
             sums = np.zeros(len(keys), dtype=np.int64)
             np.add.at(sums, place, sizes)
             for key, size in zip(keys.tolist(), sums.tolist(), strict=True):

@@ -34,7 +34,7 @@ from functools import cached_property
 
 import numpy as np
 
-from remesh.resharding.model.slices import IntArray
+from remesh.resharding.model.slices import IntArray, distinct, runs_of
 from remesh.resharding.schedule.chunks import Chunks, ends_of
 from remesh.resharding.schedule.messages import Columns, MessageRows, loads_of
 
@@ -235,7 +235,7 @@ class Rows(MessageRows):
             number_of = {host: number for number, host in enumerate(self.hosts)}
             host = np.array([number_of[name] for name in self.host_of.values()], dtype=np.int64)
             giver, taker = host[giver], host[taker]
-        keys, place = np.unique(giver * width + taker, return_inverse=True)
+        keys, place = distinct(giver * width + taker, width * width)
         total = np.zeros(len(keys), dtype=np.int64)
         np.add.at(total, place, self.hop_bytes)
         pairs = (divmod(key, width) for key in keys.tolist())
@@ -350,8 +350,8 @@ class _Seats:
         place = np.array([place_of[rank] for each in rank_sets for rank in each], dtype=np.int64)
         key = np.repeat(np.arange(len(rank_sets)), [len(each) for each in rank_sets]) * num_places + place
         order = np.argsort(key, kind="stable")
-        keys, firsts, counts = np.unique(key[order], return_index=True, return_counts=True)
-        return cls(ranks[order], keys, firsts, counts, num_places)
+        keys, firsts = runs_of(key[order])
+        return cls(ranks[order], keys, firsts, np.diff(firsts, append=len(key)), num_places)
 
     def find(self, sets: IntArray, places: IntArray) -> tuple[IntArray, IntArray]:
         """The start and the number of the ranks of each set on the place given with it."""
