@@ -1,4 +1,4 @@
-"""How are partial sums joined? Running sums that travel through the holders of the addends.
+"""Reduction of partial sums: running sums that travel through the holders of the addends.
 
 Definitions. Of a tensor of partial sums every element has one *addend* from each of n; an addend may have replicas. A
 *path* visits, for one box, a holder of each addend; what it carries is the *running sum*, of the same size as the box

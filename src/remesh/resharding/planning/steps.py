@@ -1,4 +1,4 @@
-"""What does a rank do next? A rank's messages as a list of steps, and the memory these need.
+"""Steps of one rank: its messages as a list, and the memory that these need.
 
 Definitions. A receive is *posted* when its buffer is handed to the transport, *taken* when its bytes are there. A send
 is *given* when its buffer is handed over, *settled* when the buffer is free again. The *window* W is how many receives

@@ -1,4 +1,4 @@
-"""In which order may tensors move, so that old and new ones hardly ever exist side by side?
+"""Order of tensors in windows, so that old and new ones hardly ever exist side by side.
 
 Definitions. A *window* is a set of tensors that move together: their new shards are made, all ranks take them, and
 their old shards are given up. Before its first window a rank holds its old shards, after its last one its new shards;

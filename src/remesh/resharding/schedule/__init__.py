@@ -1,1 +1,1 @@
-"""Who sends which slice, by which way, and in which round: ours, and the strategies of the paper by name."""
+"""Schedules of slices: sender, way and round of each; ours, and the strategies of the paper by name."""

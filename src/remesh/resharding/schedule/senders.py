@@ -1,4 +1,4 @@
-"""Who sends what? Sharing the work among replicas, whole or in fractions.
+"""Sender choice: sharing the work among replicas, whole or in fractions.
 
 Definitions. An *item* is something that one of several *candidates* must do; its *weight* is what it costs, in
 bytes. The *load* of a candidate is the sum of the weights it was given. The *choices* of a host-level task are the

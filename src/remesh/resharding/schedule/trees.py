@@ -1,4 +1,4 @@
-"""By which hops does a run of bytes reach many hosts? Chains and trees over receiver hosts, in closed form.
+"""Trees and chains over receiver hosts by which bytes reach many hosts, in closed form.
 
 Definitions. A *hop* is one sending from host to host. The *depth* of a set of hops is the number of hops on the
 longest way to a receiver. A receiver is *interior* when it passes bytes on, else a *leaf*.

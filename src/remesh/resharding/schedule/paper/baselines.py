@@ -1,4 +1,4 @@
-"""How would others choose senders and order? The published algorithms, as named baselines beside our own plan.
+"""Baselines of sender choice and order: the published algorithms, by name.
 
 Model of all of them. A *multicast* takes one slice whole from one sender host to all its receiver hosts, in a time
 that its bytes give. It is *exclusive*: from start to finish it occupies the NIC of its sender (outwards) and of every

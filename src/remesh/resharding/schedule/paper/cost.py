@@ -1,4 +1,4 @@
-"""What does it cost to bring one slice to many devices? Closed forms for every way.
+"""Costs of bringing one slice to many devices, in closed form for every way.
 
 Definitions. One sender host has a slice; ``A`` receiver hosts with ``B`` devices each want all of it. ``w`` is the time
 of its bytes through one NIC, ``a`` the time that each message needs besides (*latency*): both occupy the NIC. Copies
@@ -9,7 +9,7 @@ largest size; with it unlimited, ``m = 1``.
     send_recv          A * B * (m * a + w)
     local_allgather    A * (m' * a + w)               in m' >= B messages, one or more for each device of a host
     global_allgather   A * m'' * a + w + (A - 1) * (m'' * a + w / A)     scatter, then a ring of hosts
-    tree               ceil(log2(A + 1)) * (m * a + w)     whoever has it sends it on, whole
+    tree               ceil(log2(A + 1)) * (m * a + w)     every host that has it sends it on
     chain              (K + A - 1) * (w / K + a)           in K chunks, each host passes on to the next
     two_trees          (K + 2 * ceil(log2(A + 1)) - 2) * (w / K + a)   in K chunks, half of them down each of two trees
 

@@ -1,4 +1,4 @@
-"""How else could chunks travel? The strategies of the paper, and the baselines for senders and order, as routings.
+"""Strategies of the paper, and the baselines for senders and order, as routings.
 
 A strategy turns host groups and their streams into chunks and sendings, as the planner's own split does, so that its
 plan is checked, carried out and timed in the same way. Two kinds:
@@ -9,7 +9,7 @@ plan is checked, carried out and timed in the same way. Two kinds:
       send_recv          the whole stream to each device in turn
       local_allgather    one part for each device of a host, to each host in turn; a ring inside the host
       global_allgather   one part for each device of all hosts; then a ring of hosts, and rings inside them
-      tree               binomial: whoever has it sends it on
+      tree               binomial: every holder sends it on
       chain              in K chunks, each host passes on to the next
       two_trees          even chunks down one tree, odd ones down another; every host is inner node of at most one
       broadcast          chain or two trees, whichever costs less (`cost`)
