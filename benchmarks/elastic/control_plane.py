@@ -37,7 +37,7 @@ from remesh.elasticity.membership.instructions import (
     WorkerReady,
     WorkerSuspects,
 )
-from remesh.elasticity.membership.machine import AgentMachine
+from remesh.elasticity.membership.membership_machine import AgentMachine
 from remesh.elasticity.membership.phases import Phase
 from remesh.elasticity.membership.rules import AgentRules
 from remesh.elasticity.membership.view import StoreReader

@@ -23,7 +23,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from benchmarks.report import Row
-from remesh.elasticity.store.server import StoreClient, StoreServer, StoreWatch
+from remesh.elasticity.store.store_servers import StoreClient, StoreServer, StoreWatch
 from remesh.elasticity.store.tunnel import Tunnels
 from remesh.wire.tls import Tls
 from tests.support.certificates import make_tls

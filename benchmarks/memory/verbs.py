@@ -16,8 +16,8 @@ import remesh
 from benchmarks.memory.peaks import peak_of
 from remesh.checkpoint.storage.checked_file import NUM_READERS, WINDOW_BYTES
 from remesh.comm.gather import group_device
-from remesh.elasticity.state import CarriedState
 from remesh.elasticity.training.fill import FillRules, Offers, fill_state
+from remesh.elasticity.training_state import CarriedState
 from remesh.resharding import Target
 
 NUM_TENSORS = 16

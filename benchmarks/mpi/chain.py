@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from remesh.carried.hosts.hosts import Host
+from remesh.carried.hosts.host_list import Host
 from remesh.carried.mpi.mpi_job import Placement, RunSettings, run_job_once
 from remesh.carried.mpi.mpis import find_mpi
 from remesh.carried.rounds.job_folder import JobFolder, JobSpec

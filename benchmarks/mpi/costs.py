@@ -32,7 +32,7 @@ from pathlib import Path
 from benchmarks.mpi import c_programs, images, whole_runs
 from benchmarks.mpi.chain import ENVIRONMENT, PROGRAMS
 from benchmarks.report import Row, at_least, at_most, is_quick, spread_of, write_report
-from remesh.carried.hosts.hosts import Host
+from remesh.carried.hosts.host_list import Host
 from remesh.carried.hosts.job_hosts import make_testbed
 from remesh.carried.mpi.launch import LaunchCommand, Reach, plan_start
 from remesh.carried.mpi.mpi_job import Placement, RunSettings, reach_into, run_job_once

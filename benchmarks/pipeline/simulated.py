@@ -2,8 +2,8 @@
 
 Uniform stages with F = I = W = 1 and a transfer of ``c`` times F on a line of its own for each hop and direction,
 unless a case says more. *Signal bound*: the same schedule with transfers that take no time, or 1F1B, where a case
-says so. *Bound*: what no schedule beats (`remesh.pipeline.bound`). *Blocking*: ranks stand still while they send and
-receive, one value at a time; *exchange*: all values that are due at once, as torch's ``Schedule1F1B``.
+says so. *Bound*: what no schedule beats (`remesh.pipeline.step_bound`). *Blocking*: ranks stand still while they send
+and receive, one value at a time; *exchange*: all values that are due at once, as torch's ``Schedule1F1B``.
 
 ``python -m benchmarks.pipeline.simulated`` draws the pictures of docs/pipeline/schedules.md.
 """
@@ -18,13 +18,13 @@ from pathlib import Path
 
 from benchmarks.report import Row, at_least, at_most, median_of
 from remesh.pipeline.costs import Costs, EdgeCost, Lines, StageCost
-from remesh.pipeline.draw import draw_svg
 from remesh.pipeline.graph import Edge, StageGraph
 from remesh.pipeline.peaks import compute_peaks
 from remesh.pipeline.schedule import Schedule
 from remesh.pipeline.schedules import SCHEDULES, build_schedule, one_f_one_b
 from remesh.pipeline.search import Found, search_schedule
-from remesh.pipeline.simulate import Transfers, compute_signal_bound_s, simulate_schedule
+from remesh.pipeline.step_pictures import draw_svg
+from remesh.pipeline.step_simulation import Transfers, compute_signal_bound_s, simulate_schedule
 
 SEED = 9
 RATIOS = (0.25, 0.5, 1.0, 1.5, 2.0)

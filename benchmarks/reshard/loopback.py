@@ -22,8 +22,8 @@ from benchmarks.report import Row, at_least, at_most
 from remesh.layout import Box, Shard
 from remesh.layout.from_torch import Piece
 from remesh.resharding import plan_reshard
-from remesh.resharding.api import gather_moves, reshard
 from remesh.resharding.planning.plan import Plan
+from remesh.resharding.reshard_api import gather_moves, reshard
 from remesh.resharding.running.cache import Resharder
 from remesh.resharding.running.run import run_plan
 from remesh.testbed.pool import RankPool

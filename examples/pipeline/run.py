@@ -17,7 +17,7 @@ from models import Recipe, names, recipe_of
 from torch import nn
 
 import remesh
-from remesh.elasticity.state import CarriedState
+from remesh.elasticity.training_state import CarriedState
 from remesh.pipeline import SCHEDULES, Pipeline, Stage, split_model
 
 SEED = 0

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from remesh.checkpoint.manager import Checkpoints as Checkpoints
     from remesh.checkpoint.plain import load as load, save as save
     from remesh.checkpoint.run.housekeeping import latest_complete as latest_complete
-    from remesh.elasticity.api import elastic as elastic
+    from remesh.elasticity.job_api import elastic as elastic
     from remesh.elasticity.model.mesh_policy import (
         Memory as Memory,
         Template as Template,
         make_template as make_template,
     )
     from remesh.elasticity.training.job import Job as Job
-    from remesh.elasticity.training.stream import Stream as Stream
+    from remesh.elasticity.training.sample_stream import Stream as Stream
     from remesh.foundation.errors import (
         ConfigError as ConfigError,
         DeviceError as DeviceError,
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     )
     from remesh.foundation.retention import KeepBest as KeepBest, KeepEvery as KeepEvery, KeepLast as KeepLast
     from remesh.layout.from_torch import Piece as Piece
-    from remesh.resharding.api import reshard as reshard, reshard_async as reshard_async
     from remesh.resharding.faces import (
         redistribute_across as redistribute_across,
         reshard_tensor as reshard_tensor,
     )
     from remesh.resharding.refit import Refit as Refit
+    from remesh.resharding.reshard_api import reshard as reshard, reshard_async as reshard_async
     from remesh.resharding.running.cache import Resharder as Resharder
     from remesh.resharding.running.run import Moved as Moved
     from remesh.resharding.target import Target as Target

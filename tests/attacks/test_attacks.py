@@ -13,7 +13,7 @@ import torch
 
 import remesh
 from remesh import dist_checkpointing
-from remesh.checkpoint.errors import CheckpointingException
+from remesh.checkpoint.checkpoint_errors import CheckpointingException
 from remesh.checkpoint.run.conversion import Format, convert, gather_contents, open_any
 from remesh.checkpoint.run.safetensors import open_safetensors
 from remesh.checkpoint.storage.integrity import verify

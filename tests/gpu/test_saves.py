@@ -11,12 +11,12 @@ import torch
 
 import remesh
 from remesh.elasticity.snapshots.choice import SnapshotChoice
-from remesh.elasticity.snapshots.keeper import SnapshotKeeper
 from remesh.elasticity.snapshots.opened import read_snapshot
-from remesh.elasticity.snapshots.shared_memory import SnapshotBuffer
+from remesh.elasticity.snapshots.snapshot_keeper import SnapshotKeeper
+from remesh.elasticity.snapshots.snapshot_memory import SnapshotBuffer
 from remesh.elasticity.snapshots.taker import Shelf, SnapshotTaker
-from remesh.elasticity.state import HeldState
 from remesh.elasticity.training.offers import Offers
+from remesh.elasticity.training_state import HeldState
 from remesh.layout import Box, Shard
 from remesh.layout.from_torch import Piece, piece_of
 from remesh.testbed.pool import RankPool

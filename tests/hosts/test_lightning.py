@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from remesh.checkpoint.errors import CheckpointingException
+from remesh.checkpoint.checkpoint_errors import CheckpointingException
 from remesh.foundation.errors import ConfigError
 from tests.hosts.jobs import run_ranks, stored_tensors
 

@@ -26,7 +26,7 @@ from remesh.carried.hosts.shared_folder import SharedFolder
 from remesh.carried.mpi.arena import FILE, make_arena
 from remesh.carried.mpi.channel import SharedChannel
 from remesh.carried.mpi.library.build import BUILT, LIBRARIES
-from remesh.carried.mpi.library.faces import library_environment
+from remesh.carried.mpi.library.program_faces import library_environment
 from remesh.carried.mpi.lower.half import MpiLowerHalf
 from remesh.carried.mpi.lower.rank import describe_half
 from remesh.carried.rounds.drain import is_drained

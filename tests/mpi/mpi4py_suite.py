@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import remesh
-from remesh.carried.images.look.tree import has_ended, tree_of
+from remesh.carried.images.look.process_tree import has_ended, tree_of
 from remesh.carried.mpi.launch import SHM, Reach, plan_start
 from remesh.carried.mpi.mpis import find_mpi
 from remesh.foundation.linux.calls import PR_SET_CHILD_SUBREAPER, prctl

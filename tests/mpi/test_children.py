@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from remesh.carried.hosts.imaging import IMAGE
-from remesh.carried.images.form.stored import read_tree
+from remesh.carried.images.form.image_reader import read_tree
 from remesh.carried.mpi.mpi_job import Watch
 from remesh.carried.rounds.leader import Coordinator
 from tests.mpi.conftest import Job, stop_after

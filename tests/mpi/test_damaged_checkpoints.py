@@ -10,7 +10,7 @@ import pytest
 
 from remesh.carried.hosts.imaging import IMAGE
 from remesh.carried.images.form.format import CHANNEL_FILE, CHUNKS_FILE, PAGES_FILE
-from remesh.carried.images.form.stored import read_tree, stored_pages
+from remesh.carried.images.form.image_reader import read_tree, stored_pages
 from remesh.carried.mpi.lower.state_file import STATE, read_state
 from remesh.carried.mpi.mpi_job import Watch
 from remesh.carried.rounds.job_folder import JobFolder, rank_name

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from remesh.carried.hosts.hosts import Host
+from remesh.carried.hosts.host_list import Host
 from remesh.carried.mpi import mpi_job
 from remesh.carried.mpi.mpi_job import Placement
 from remesh.carried.rounds.job_folder import JobFolder

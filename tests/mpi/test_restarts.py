@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from remesh.carried.hosts.hosts import Host
+from remesh.carried.hosts.host_list import Host
 from remesh.carried.hosts.imaging import IMAGE
+from remesh.carried.images.form.image_reader import read_image
 from remesh.carried.images.form.kinds import ARENA_PATH
-from remesh.carried.images.form.stored import read_image
 from remesh.carried.mpi.mpi_job import Placement, RunSettings
 from tests.mpi.conftest import FOREIGN, Job, ending_once, stop_after
 

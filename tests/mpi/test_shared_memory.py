@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from remesh.carried.hosts.hosts import Host
+from remesh.carried.hosts.host_list import Host
 from remesh.carried.hosts.shared_folder import host_folder, name_run
 from remesh.carried.mpi.library.build import LIBRARIES
 from remesh.carried.mpi.mpi_job import Placement

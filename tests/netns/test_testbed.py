@@ -19,7 +19,7 @@ import torch.distributed as dist
 from remesh.foundation.errors import ConfigError
 from remesh.foundation.linux.procfs import start_of
 from remesh.testbed import BedSpec, RanksFailed, Testbed
-from remesh.testbed.namespaces import FOLDER, find_namespaces, processes_in
+from remesh.testbed.network_namespaces import FOLDER, find_namespaces, processes_in
 from remesh.testbed.probe import Measured, probe
 
 pytestmark = pytest.mark.netns

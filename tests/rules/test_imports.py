@@ -46,12 +46,12 @@ ARROW: dict[str, str] = {
 
 # The same between the folders of a package: a row for each, with what it may import of the package besides itself.
 # Modules beside the folders may import all folders, unless there is a row "".
-_VALUES = "errors plan storage values"
+_VALUES = "checkpoint_errors plan storage values"
 INNER_ARROW: dict[str, dict[str, str]] = {
     "checkpoint": {
-        "values": "errors",
-        "storage": "errors",
-        "plan": "errors values",
+        "values": "checkpoint_errors",
+        "storage": "checkpoint_errors",
+        "plan": "checkpoint_errors values",
         "formats": _VALUES,
         "background": f"formats {_VALUES}",
         "run": f"background formats {_VALUES}",
@@ -71,9 +71,9 @@ INNER_ARROW: dict[str, dict[str, str]] = {
         "telemetry": "",
         "membership": "model",
         "store": "model",
-        "snapshots": "state",
+        "snapshots": "training_state",
         "health": "membership model store telemetry",
-        "training": "gradients health link model snapshots state store telemetry values",
+        "training": "gradients health link model snapshots store telemetry training_state typed_values",
         "node": "health link membership model own_folder snapshots store telemetry",
         "launch": "membership model node store telemetry",
     },
@@ -100,7 +100,7 @@ _MODULES_THROUGH_THE_WALL = {"remesh.testbed", "remesh.testbed.inside"}
 _SHELLS = {
     "layout": {"remesh.layout.from_torch", "remesh.layout.torch_memory"},
     "resharding": {
-        "remesh.resharding.api",
+        "remesh.resharding.reshard_api",
         "remesh.resharding.faces",
         "remesh.resharding.refit",
         "remesh.resharding.target",
@@ -111,13 +111,13 @@ _SHELLS = {
 }
 # ... and pure modules in rooms that are not.
 _PURE_ELSEWHERE = {
-    "remesh.checkpoint.errors",
+    "remesh.checkpoint.checkpoint_errors",
     "remesh.checkpoint.plan.flattened",
     "remesh.checkpoint.plan.manifest",
     "remesh.checkpoint.plan.reads",
     "remesh.checkpoint.plan.writes",
     "remesh.checkpoint.storage.joined_checksums",
-    "remesh.checkpoint.values.checks",
+    "remesh.checkpoint.values.description_checks",
     "remesh.checkpoint.values.outline",
     "remesh.checkpoint.values.state_split",
     "remesh.foundation.checksums",
@@ -130,15 +130,15 @@ _PURE_ELSEWHERE = {
     "remesh.elasticity.model.alike",
     "remesh.elasticity.model.failover",
     "remesh.elasticity.model.generation",
-    "remesh.elasticity.health.machine",
-    "remesh.elasticity.health.pace",
+    "remesh.elasticity.health.health_machine",
+    "remesh.elasticity.health.straggler_pace",
     "remesh.elasticity.health.verdicts",
     "remesh.elasticity.launch.flags",
     "remesh.elasticity.launch.mode",
     "remesh.elasticity.membership.exclusion",
     "remesh.elasticity.membership.instructions",
-    "remesh.elasticity.membership.machine",
-    "remesh.elasticity.membership.meeting",
+    "remesh.elasticity.membership.membership_machine",
+    "remesh.elasticity.membership.rendezvous_state",
     "remesh.elasticity.membership.phases",
     "remesh.elasticity.membership.roster",
     "remesh.elasticity.membership.rules",
@@ -150,7 +150,7 @@ _PURE_ELSEWHERE = {
     "remesh.elasticity.model.rank_assignment",
     "remesh.elasticity.snapshots.choice",
     "remesh.elasticity.snapshots.form",
-    "remesh.elasticity.snapshots.header",
+    "remesh.elasticity.snapshots.snapshot_header",
     "remesh.elasticity.snapshots.shelves",
     "remesh.elasticity.store.card",
     "remesh.elasticity.store.endpoint",
@@ -177,18 +177,18 @@ _PURE_ELSEWHERE = {
     "remesh.carried.mpi.lower.matching",
     "remesh.carried.mpi.together",
     "remesh.foundation.options",
-    "remesh.carried.hosts.hosts",
+    "remesh.carried.hosts.host_list",
     "remesh.carried.hosts.process_ids",
     "remesh.carried.hosts.slurm",
     "remesh.foundation.retention",
     "remesh.carried.rounds.answers",
     "remesh.carried.rounds.clock",
     "remesh.carried.rounds.drain",
-    "remesh.carried.rounds.machine",
+    "remesh.carried.rounds.round_machine",
     "remesh.carried.rounds.members",
     "remesh.carried.rounds.status",
     "remesh.testbed.commands",
-    "remesh.testbed.spec",
+    "remesh.testbed.testbed_spec",
     "remesh.testbed.samples",
 }
 # Translates torch's values (dtypes, placements) and acts on nothing: open to pure modules that may see torch.
@@ -325,6 +325,19 @@ def test_a_class_name_stands_for_one_thing() -> None:
                     homes[node.name.lstrip("_")].append(module.name)
     twice = {name: found for name, found in homes.items() if len(found) > 1}
     assert not twice, "\n".join(f"{name}: {', '.join(found)}" for name, found in twice.items())
+
+
+def test_a_file_name_stands_for_one_thing() -> None:
+    """So that a name in a stack trace tells its place. Verbs of the command line are files; others' names are
+    theirs."""
+    homes: dict[str, list[str]] = defaultdict(list)
+    for module in modules():
+        if module.path.stem.startswith("__") or module.room in ("cli", "run", "dist_checkpointing"):
+            continue
+        if not _is_within(module.name, "remesh.carried.mpi.lower"):
+            homes[module.path.stem].append(module.name)
+    twice = {name: found for name, found in homes.items() if len(found) > 1}
+    assert not twice, "\n".join(f"{name}.py: {', '.join(found)}" for name, found in twice.items())
 
 
 def test_private_names_of_torch_stand_in_one_module() -> None:

@@ -17,9 +17,10 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from remesh.checkpoint.background.saving_thread import BackgroundSave, thread_of
-from remesh.checkpoint.errors import CheckpointMismatchError, CheckpointPathError
+from remesh.checkpoint.checkpoint_errors import CheckpointMismatchError, CheckpointPathError
 from remesh.checkpoint.plain import load, save_with_metrics
 from remesh.checkpoint.plan.step_names import step_name, step_of
+from remesh.checkpoint.run.collective_steps import take_step
 from remesh.checkpoint.run.housekeeping import (
     State,
     decide_removals,
@@ -28,7 +29,6 @@ from remesh.checkpoint.run.housekeeping import (
     remove_checkpoint,
 )
 from remesh.checkpoint.run.metrics_file import check_is_known, encode_metrics, read_metrics
-from remesh.checkpoint.run.steps import take_step
 from remesh.checkpoint.storage import Directory, Location, location_of, store_of
 from remesh.comm.agreement import check_alike
 from remesh.comm.gather import Group, check_group, group_rank

@@ -26,20 +26,12 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
 from remesh.checkpoint.background.saving_thread import thread_of
-from remesh.checkpoint.errors import CheckpointMismatchError, as_checkpoint_error
+from remesh.checkpoint.checkpoint_errors import CheckpointMismatchError, as_checkpoint_error
 from remesh.checkpoint.plan.writes import SMALL_BYTES, Choice, HeldBoxes, choose_writers
+from remesh.checkpoint.run.collective_steps import take_step
 from remesh.checkpoint.run.common_data import Common, join_common
 from remesh.checkpoint.run.equal_copies import Copies, HeldCopy, check_equal, digests_of
-from remesh.checkpoint.run.read_apart import ReadApart
-from remesh.checkpoint.run.reader import (
-    Fill,
-    OpenCheckpoint,
-    check_is_one,
-    open_checkpoint,
-    plan_fill,
-    run_fill,
-)
-from remesh.checkpoint.run.requests import (
+from remesh.checkpoint.run.load_requests import (
     check_asked,
     check_casts,
     check_kinds,
@@ -51,7 +43,15 @@ from remesh.checkpoint.run.requests import (
     native_common,
     report_differences,
 )
-from remesh.checkpoint.run.steps import take_step
+from remesh.checkpoint.run.read_apart import ReadApart
+from remesh.checkpoint.run.reader import (
+    Fill,
+    OpenCheckpoint,
+    check_is_one,
+    open_checkpoint,
+    plan_fill,
+    run_fill,
+)
 from remesh.checkpoint.run.writer import RankState, begin_save, commit_save, part_of, store_index, write_part
 from remesh.checkpoint.storage import Directory, Location, location_of
 from remesh.checkpoint.storage.save_lock import SaveLock

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
-from remesh.checkpoint.errors import (
+from remesh.checkpoint.checkpoint_errors import (
     CheckpointFormatError,
     CheckpointingException,
     CheckpointMismatchError,

@@ -13,13 +13,13 @@ from typing import Any
 
 import click
 
-from remesh.carried.hosts.hosts import parse_hosts
+from remesh.carried.hosts.host_list import parse_hosts
 from remesh.carried.hosts.job_hosts import make_testbed
 from remesh.carried.hosts.slurm import BatchLaunch, make_script
 from remesh.carried.images.form.kinds import OpenFilePolicy
 from remesh.carried.mpi.extension import find_missing
 from remesh.carried.mpi.input_file import find_input
-from remesh.carried.mpi.library.faces import check_program, find_missing_library
+from remesh.carried.mpi.library.program_faces import check_program, find_missing_library
 from remesh.carried.mpi.mpi_job import Placement, RunSettings, find_launch, run_job_once
 from remesh.carried.mpi.mpis import Installation, find_all
 from remesh.carried.rounds.job_folder import Checkpoint, JobFolder, JobSpec

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
-from remesh.cli.files import OutputFile
 from remesh.cli.shown import JSON, print_json, waiting
+from remesh.cli.small_files import OutputFile
 from remesh.foundation.errors import ConfigError
 from remesh.resharding.model.network import HostLink, Network
 from remesh.testbed import BedSpec, Testbed, describe_rate

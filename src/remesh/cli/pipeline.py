@@ -12,20 +12,20 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from remesh.cli.files import OutputFile, OutputPath, read_json, read_text
 from remesh.cli.shown import JSON, print_json, waiting, with_progress
+from remesh.cli.small_files import OutputFile, OutputPath, read_json, read_text
 from remesh.foundation.errors import ConfigError
-from remesh.pipeline.bound import StepBound, compute_bound
 from remesh.pipeline.costs import Costs, EdgeCost, Lines, StageCost, read_costs
 from remesh.pipeline.csv_text import TableForm, read_csv, write_csv
-from remesh.pipeline.draw import draw_svg, draw_text
 from remesh.pipeline.graph import StageGraph
 from remesh.pipeline.peaks import compute_peaks
 from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.schedule import Schedule
 from remesh.pipeline.schedules import SCHEDULES
 from remesh.pipeline.search import search_schedule
-from remesh.pipeline.simulate import Simulation, Transfers, compute_signal_bound_s, simulate_schedule
+from remesh.pipeline.step_bound import StepBound, compute_bound
+from remesh.pipeline.step_pictures import draw_svg, draw_text
+from remesh.pipeline.step_simulation import Simulation, Transfers, compute_signal_bound_s, simulate_schedule
 
 _FILE = click.Path(path_type=Path)
 _OUTPUT = OutputPath()

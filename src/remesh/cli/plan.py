@@ -15,8 +15,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from remesh.cli.files import OutputFile, OutputPath, read_json
 from remesh.cli.shown import JSON, print_json, waiting, with_progress
+from remesh.cli.small_files import OutputFile, OutputPath, read_json
 from remesh.foundation.errors import ConfigError
 from remesh.layout import Layout, Mesh, Overlap, Shard, compute_overlap, layout_from_spec
 from remesh.layout.box_array import join_grids

@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from torch.distributed.elastic.multiprocessing import SignalException
 
 from remesh.elasticity import node
-from remesh.elasticity.launch.checks import wait_for_names
+from remesh.elasticity.launch.flag_checks import wait_for_names
 from remesh.elasticity.launch.flags import FLAGS, LIST, REAL, SWITCH, TORCHRUN_FLAGS, WHOLE, Flag, complete_name
 from remesh.elasticity.launch.mode import Mode
 from remesh.elasticity.launch.request import (

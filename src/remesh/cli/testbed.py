@@ -17,7 +17,7 @@ from remesh.cli.shown import JSON, print_json
 from remesh.foundation.errors import ConfigError
 from remesh.foundation.exit_codes import of_signal
 from remesh.testbed import BedSpec, Testbed, describe_rate, known_testbeds as known_testbeds, parse_rate
-from remesh.testbed.namespaces import clean as clean_leftovers
+from remesh.testbed.network_namespaces import clean as clean_leftovers
 
 _MASTER_PORT = "29500"
 _POLL_S = 0.05

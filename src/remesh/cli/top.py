@@ -12,7 +12,7 @@ from rich.live import Live
 from remesh.cli.events_folder import check_folder, describe_empty, title_of
 from remesh.cli.shown import JSON, print_json
 from remesh.dashboard.story import Story
-from remesh.dashboard.top import render
+from remesh.dashboard.terminal import render
 from remesh.elasticity.telemetry.events import EventReader
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from remesh.carried.hosts.hosts import count_ranks, parse_hosts
+from remesh.carried.hosts.host_list import count_ranks, parse_hosts
 from remesh.carried.hosts.job_hosts import make_testbed
 from remesh.carried.hosts.slurm import BatchLaunch, make_script
 from remesh.carried.images.form.kinds import OpenFilePolicy

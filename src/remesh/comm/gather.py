@@ -37,7 +37,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from remesh.comm.tree import gather_words
+from remesh.comm.word_tree import gather_words
 from remesh.device.nccl import agree_on_members, member_here
 from remesh.foundation.errors import ConfigError, Error, PeerError
 from remesh.foundation.options import check_option

@@ -1,6 +1,6 @@
 """Names of `remesh.checkpoint.formats.directory` under the module that users of Megatron Core import."""
 
-from remesh.checkpoint.errors import CheckpointingException
+from remesh.checkpoint.checkpoint_errors import CheckpointingException
 from remesh.checkpoint.formats.directory import (
     CONFIG_FNAME,
     CheckpointingConfig,

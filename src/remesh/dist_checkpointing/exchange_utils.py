@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from remesh.checkpoint.errors import CheckpointMismatchError
+from remesh.checkpoint.checkpoint_errors import CheckpointMismatchError
 from remesh.checkpoint.storage import Directory
 from remesh.checkpoint.values.entities import ShardedStateDict, ShardedTensor, is_main_replica
 from remesh.checkpoint.values.nests import nested_values
@@ -31,7 +31,7 @@ from remesh.comm.gather import (
     group_size,
 )
 from remesh.dist_checkpointing.utils import _sharded_tensor_shard_id, _ShardId, is_float8tensor as is_float8tensor
-from remesh.resharding.api import reshard
+from remesh.resharding.reshard_api import reshard
 
 Tensors = dict[_ShardId, torch.Tensor]
 Shards = dict[_ShardId, ShardedTensor]

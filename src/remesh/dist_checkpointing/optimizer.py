@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from remesh.checkpoint.errors import CheckpointMismatchError
+from remesh.checkpoint.checkpoint_errors import CheckpointMismatchError
 from remesh.checkpoint.values.entities import (
     LocalNonpersistentObject,
     ShardedStateDict,

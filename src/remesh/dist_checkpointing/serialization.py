@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from remesh.checkpoint.background.callers import AsyncRequest
 from remesh.checkpoint.background.settling import Settling
-from remesh.checkpoint.errors import CheckpointingException, as_checkpoint_error
+from remesh.checkpoint.background.writers import AsyncRequest
+from remesh.checkpoint.checkpoint_errors import CheckpointingException, as_checkpoint_error
 from remesh.checkpoint.formats.directory import CheckpointingConfig, load_common, maybe_load_config
 from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION
+from remesh.checkpoint.run.collective_steps import take_first_step, take_step
 from remesh.checkpoint.run.reader import READABLE, check_is_one, read_common
-from remesh.checkpoint.run.steps import take_first_step, take_step
 from remesh.checkpoint.run.writer import (
     AfterCommon,
     Begun,
@@ -31,7 +31,7 @@ from remesh.checkpoint.run.writer import (
 from remesh.checkpoint.storage import Directory, Location, location_of
 from remesh.checkpoint.storage.integrity import check_sha256_manifest, read_checksums, write_sha256_manifest
 from remesh.checkpoint.storage.save_lock import SaveLock
-from remesh.checkpoint.values.checks import Mismatch, StrictHandling, parse_strict_flag
+from remesh.checkpoint.values.description_checks import Mismatch, StrictHandling, parse_strict_flag
 from remesh.checkpoint.values.entities import ShardedObject, ShardedStateDict, ShardedTensor, StateDict
 from remesh.checkpoint.values.nests import copy_nest, nested_leaves
 from remesh.checkpoint.values.outline import Outline, check_outlines, keys_of

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from remesh.checkpoint.errors import CheckpointingException, CheckpointMismatchError
-from remesh.checkpoint.values.checks import Mismatch
+from remesh.checkpoint.checkpoint_errors import CheckpointingException, CheckpointMismatchError
+from remesh.checkpoint.values.description_checks import Mismatch
 from remesh.checkpoint.values.entities import ShardedBase, ShardedObject, ShardedStateDict, ShardedTensor, StateDict
 from remesh.checkpoint.values.state_split import take_apart
 from remesh.comm.gather import Group, gather_from, group_rank

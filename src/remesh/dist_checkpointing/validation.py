@@ -1,7 +1,7 @@
 """Checks of a save and a load, with Megatron Core's names.
 
-What is checked stands in `remesh.checkpoint.values.checks`, which is pure. Here it meets the other ranks, the log and
-the directory.
+What is checked stands in `remesh.checkpoint.values.description_checks`, which is pure. Here it meets the other ranks,
+the log and the directory.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 
-from remesh.checkpoint.errors import CheckpointFormatError, CheckpointPathError
+from remesh.checkpoint.checkpoint_errors import CheckpointFormatError, CheckpointPathError
 from remesh.checkpoint.formats.directory import CheckpointingConfig, maybe_load_config
 from remesh.checkpoint.run.common_data import digest_of, warn_of_differences
 from remesh.checkpoint.run.writer import outline_in_pieces
 from remesh.checkpoint.storage import Directory, location_of, store_of
 from remesh.checkpoint.storage.integrity import SHA256_FNAME, check_sha256_manifest, write_sha256_manifest
-from remesh.checkpoint.values.checks import (
+from remesh.checkpoint.values.description_checks import (
     Mismatch,
     StrictHandling as StrictHandling,
     decide_on_mismatch,

@@ -4,7 +4,7 @@ So ``import remesh`` and ``remesh --help`` load no torch, and programs that need
 what it offers once, below ``if TYPE_CHECKING:``, where type checkers and editors read it:
 
     if TYPE_CHECKING:
-        from remesh.testbed.spec import HostSpec as HostSpec
+        from remesh.testbed.testbed_spec import HostSpec as HostSpec
     else:
         __getattr__, __dir__ = names_at_first_use(__name__)
 

@@ -22,13 +22,13 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_model_state_dict
 
 from remesh.checkpoint.plain import load_chosen, save
+from remesh.checkpoint.run.load_requests import stored_names
 from remesh.checkpoint.run.reader import OpenCheckpoint, is_complete
-from remesh.checkpoint.run.requests import stored_names
 from remesh.checkpoint.storage import Location, location_of
 from remesh.comm.gather import gather_from, group_rank
 from remesh.foundation.errors import ConfigError
 from remesh.integrations.first_rank import buffer_names, of_first_rank, with_first_buffers
-from remesh.integrations.hosts import check_host
+from remesh.integrations.host_programs import check_host
 from remesh.integrations.moments import set_moments, stored_moments
 from remesh.integrations.random_numbers import random_rows, rows_to_load, take_random_rows
 

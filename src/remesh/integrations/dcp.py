@@ -36,7 +36,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, ReadItem, WriteIt
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from remesh.checkpoint.errors import CheckpointMismatchError, as_checkpoint_errors
+from remesh.checkpoint.checkpoint_errors import CheckpointMismatchError, as_checkpoint_errors
 from remesh.checkpoint.formats.data_file import check_object, load_object, write_data_file
 from remesh.checkpoint.formats.directory import begin, check_can_save, finish, lone_file_name
 from remesh.checkpoint.formats.fetch import fetch, read_blobs

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import ReadItem
 
-from remesh.checkpoint.errors import CheckpointFormatError, CheckpointMismatchError, as_checkpoint_errors
+from remesh.checkpoint.checkpoint_errors import CheckpointFormatError, CheckpointMismatchError, as_checkpoint_errors
 from remesh.checkpoint.formats.directory import METADATA_FNAME
 from remesh.checkpoint.formats.fetch import ChunkRead, Destination
 from remesh.checkpoint.formats.inert_pickle import load_inert

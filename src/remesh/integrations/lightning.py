@@ -20,17 +20,17 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
 )
 
-from remesh.checkpoint.errors import CheckpointPathError, as_checkpoint_errors
+from remesh.checkpoint.checkpoint_errors import CheckpointPathError, as_checkpoint_errors
 from remesh.checkpoint.formats.data_file import dump_object, load_object
 from remesh.checkpoint.plain import load_chosen, save
 from remesh.checkpoint.run.housekeeping import remove_checkpoint
+from remesh.checkpoint.run.load_requests import stored_names
 from remesh.checkpoint.run.reader import OpenCheckpoint
-from remesh.checkpoint.run.requests import stored_names
 from remesh.checkpoint.storage import location_of, store_of
 from remesh.comm.gather import step_together
 from remesh.foundation.errors import ConfigError
 from remesh.integrations.first_rank import buffer_names, with_first_buffers
-from remesh.integrations.hosts import check_host
+from remesh.integrations.host_programs import check_host
 from remesh.integrations.moments import set_moments, stored_moments
 
 check_host("lightning", (2, 5))

@@ -13,7 +13,7 @@ import pkgutil
 import sys
 
 from remesh.foundation.errors import ConfigError
-from remesh.integrations.hosts import check_host
+from remesh.integrations.host_programs import check_host
 
 _THEIRS = "megatron.core.dist_checkpointing"
 _OURS = "remesh.dist_checkpointing"

@@ -22,8 +22,8 @@ from typing import Any
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousParameters
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend, create_handler
 
-from remesh.elasticity.launch.checks import split_endpoints, with_port
-from remesh.elasticity.launch.meeting import StoreForEachAttempt
+from remesh.elasticity.launch.flag_checks import split_endpoints, with_port
+from remesh.elasticity.launch.rendezvous import StoreForEachAttempt
 from remesh.elasticity.model.generation import NodeInfo
 from remesh.elasticity.store.admission import read_token
 from remesh.elasticity.store.card import JobCard

@@ -17,7 +17,7 @@ import torch.distributed.checkpoint as dcp
 
 from remesh.foundation.errors import ConfigError
 from remesh.integrations.dcp import DcpReader, DcpWriter
-from remesh.integrations.hosts import check_host
+from remesh.integrations.host_programs import check_host
 
 check_host("torchtitan", (0, 3))
 

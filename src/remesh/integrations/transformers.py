@@ -23,14 +23,14 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_model_st
 
 from remesh.checkpoint.plain import load, load_chosen, save
 from remesh.checkpoint.run.housekeeping import remove_checkpoint
+from remesh.checkpoint.run.load_requests import stored_names
 from remesh.checkpoint.run.reader import OpenCheckpoint, is_complete
-from remesh.checkpoint.run.requests import stored_names
 from remesh.checkpoint.storage import location_of
 from remesh.comm.gather import all_gather_json, step_together
 from remesh.foundation.errors import ConfigError
 from remesh.foundation.files import replace_whole
 from remesh.integrations.first_rank import buffer_names, with_first_buffers
-from remesh.integrations.hosts import check_host
+from remesh.integrations.host_programs import check_host
 from remesh.integrations.moments import set_moments, stored_moments
 from remesh.integrations.random_numbers import random_rows, rows_to_load, take_random_rows
 

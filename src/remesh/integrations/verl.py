@@ -30,7 +30,7 @@ import torch.distributed as dist
 from remesh.comm.gather import step_together
 from remesh.foundation.errors import ConfigError
 from remesh.groups.beside import join_beside, leave_beside
-from remesh.integrations.hosts import check_host
+from remesh.integrations.host_programs import check_host
 from remesh.layout import Box, Shard
 from remesh.layout.flat import boxes_of_flat_range
 from remesh.layout.from_torch import Piece, dtype_name, placements_from_torch, torch_dtype

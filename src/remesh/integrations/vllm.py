@@ -28,8 +28,8 @@ from remesh.comm.gather import step_together
 from remesh.foundation.errors import ConfigError
 from remesh.groups.beside import join_beside, leave_beside
 from remesh.integrations.fused_weights import VLLM_RULES, EnginePlace, Rule, WantedWeights, map_weights
-from remesh.integrations.hosts import check_host
-from remesh.integrations.meeting import act_while_asking, store_at
+from remesh.integrations.host_programs import check_host
+from remesh.integrations.store_meeting import act_while_asking, store_at
 from remesh.layout.from_torch import Piece
 from remesh.resharding import Resharder
 

@@ -9,7 +9,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from remesh.foundation.errors import ConfigError
-from remesh.integrations.hosts import check_host
+from remesh.integrations.host_programs import check_host
 from remesh.layout import Shard as HeldBox
 from remesh.layout.from_torch import Piece
 from remesh.layout.placement import Replicate, Split, boxes_at

@@ -10,8 +10,6 @@ from remesh.foundation.first_use import names_at_first_use
 
 if TYPE_CHECKING:
     from remesh.pipeline.actions import Action as Action, ActionKind as ActionKind
-    from remesh.pipeline.bound import StepBound as StepBound, compute_bound as compute_bound
-    from remesh.pipeline.check import check_schedule as check_schedule
     from remesh.pipeline.costs import Costs as Costs, EdgeCost as EdgeCost, Lines as Lines, StageCost as StageCost
     from remesh.pipeline.graph import Edge as Edge, StageGraph as StageGraph
     from remesh.pipeline.peaks import Peak as Peak, check_memory as check_memory, compute_peaks as compute_peaks
@@ -20,9 +18,10 @@ if TYPE_CHECKING:
     from remesh.pipeline.running.runtime import Pipeline as Pipeline
     from remesh.pipeline.running.split import Parts as Parts, split_model as split_model
     from remesh.pipeline.running.stage import Stage as Stage
-    from remesh.pipeline.running.step import StepReport as StepReport
+    from remesh.pipeline.running.step_runner import StepReport as StepReport
     from remesh.pipeline.running.tuning import gather_costs as gather_costs
     from remesh.pipeline.schedule import Schedule as Schedule
+    from remesh.pipeline.schedule_check import check_schedule as check_schedule
     from remesh.pipeline.schedules import (
         SCHEDULES as SCHEDULES,
         build_schedule as build_schedule,
@@ -34,7 +33,8 @@ if TYPE_CHECKING:
         zero_bubble_h1 as zero_bubble_h1,
     )
     from remesh.pipeline.search import Found as Found, search_schedule as search_schedule
-    from remesh.pipeline.simulate import (
+    from remesh.pipeline.step_bound import StepBound as StepBound, compute_bound as compute_bound
+    from remesh.pipeline.step_simulation import (
         Simulation as Simulation,
         Transfers as Transfers,
         compute_signal_bound_s as compute_signal_bound_s,

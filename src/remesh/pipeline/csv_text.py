@@ -20,10 +20,10 @@ from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
 from remesh.pipeline.actions import COMMUNICATION_KINDS, Action, ActionKind
-from remesh.pipeline.check import order_of_progress
 from remesh.pipeline.graph import StageGraph
 from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.schedule import Schedule
+from remesh.pipeline.schedule_check import order_of_progress
 
 _WAITS = {ActionKind.SEND_F: ActionKind.WAIT_SEND_F, ActionKind.SEND_B: ActionKind.WAIT_SEND_B}
 _FUSED = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B", re.ASCII)

@@ -14,8 +14,8 @@ import heapq
 from collections.abc import Sequence
 
 from remesh.pipeline.actions import Action, ActionKind
+from remesh.pipeline.edge_values import Pass, pass_of
 from remesh.pipeline.player import EdgeRoute, Played, Player
-from remesh.pipeline.values import Pass, pass_of
 
 _Key = tuple[Pass, int, int]
 """A pass, the stage that takes, a micro-batch."""

@@ -1,8 +1,8 @@
-"""Discrete-event engine under `remesh.pipeline.simulate` and `remesh.pipeline.search`.
+"""Discrete-event engine under `remesh.pipeline.step_simulation` and `remesh.pipeline.search`.
 
-The model is described in `remesh.pipeline.simulate`. Ends of actions are handled in the order of time, so transfers are
-posted in the order of time, and an end never changes once it is known. Everything is numbered beforehand, for a search
-plays hundreds of schedules; what is recorded are plain numbers.
+The model is described in `remesh.pipeline.step_simulation`. Ends of actions are handled in the order of time, so
+transfers are posted in the order of time, and an end never changes once it is known. Everything is numbered beforehand,
+for a search plays hundreds of schedules; what is recorded are plain numbers.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from remesh.pipeline.actions import Action, ActionKind
 from remesh.pipeline.costs import Costs, Lines
+from remesh.pipeline.edge_values import Pass
 from remesh.pipeline.graph import StageGraph
-from remesh.pipeline.values import Pass
 
 _F, _W = ActionKind.F, ActionKind.W
 

@@ -26,11 +26,11 @@ from dataclasses import dataclass
 
 from remesh.pipeline.actions import Action
 from remesh.pipeline.costs import Costs
+from remesh.pipeline.edge_values import Pass, Value, pass_of, values_made, values_needed
 from remesh.pipeline.graph import StageGraph
 from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.schedule import Schedule
-from remesh.pipeline.simulate import simulate_schedule
-from remesh.pipeline.values import Pass, Value, pass_of, values_made, values_needed
+from remesh.pipeline.step_simulation import simulate_schedule
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 A schedule has one row for each pipeline rank: what it computes, in order. It leaves out communication, which follows
 from it and the stage graph: what a stage makes is sent as soon as it is made (the outputs of F, the gradients of I or
-B), and what it needs is received ahead. It leaves out time, which `remesh.pipeline.simulate` computes;
-`remesh.pipeline.check` decides whether it can run at all.
+B), and what it needs is received ahead. It leaves out time, which `remesh.pipeline.step_simulation` computes;
+`remesh.pipeline.schedule_check` decides whether it can run at all.
 """
 
 from __future__ import annotations

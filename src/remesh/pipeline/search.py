@@ -8,7 +8,7 @@ A candidate gives every stage its warm-up and its delay (`remesh.pipeline.schedu
    delays of 0 and 1, and with the delay that lets every stage keep as much as the fullest. What does not fit under the
    limit is cut down: delay first, then warm-up.
 2. *Climb.* From the best, then the next best, single stages, or two neighbours at once, are changed while that saves
-   time. It ends with the effort, or near the bound that no schedule beats (`remesh.pipeline.bound`).
+   time. It ends with the effort, or near the bound that no schedule beats (`remesh.pipeline.step_bound`).
 3. *Level.* Those that take no more than ``1 + tolerance`` times the least time are cut down to fewer bytes on every
    rank, by bisection; the best of them is mended by climbing under that limit, and must take no more either.
 4. *Shrink.* From what then keeps least, single stages are cut down while that stays true, fullest first.
@@ -25,7 +25,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from remesh.pipeline.actions import Action
-from remesh.pipeline.bound import LongestPaths, StepBound, compute_bound, least_backward_s, names_of_lines
 from remesh.pipeline.costs import Costs
 from remesh.pipeline.graph import StageGraph
 from remesh.pipeline.peaks import Peak, compute_peaks, peak_of_row
@@ -33,6 +32,7 @@ from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.player import Player
 from remesh.pipeline.schedule import Schedule
 from remesh.pipeline.schedules import build_row, build_schedule, eager_warmups, plain_warmups
+from remesh.pipeline.step_bound import LongestPaths, StepBound, compute_bound, least_backward_s, names_of_lines
 
 _FACTORS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0)
 _NEAR = 0.002

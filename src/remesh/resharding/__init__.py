@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from remesh.foundation.first_use import names_at_first_use
 
 if TYPE_CHECKING:
-    from remesh.resharding.api import gather_moves as gather_moves, reshard as reshard, reshard_async as reshard_async
     from remesh.resharding.faces import redistribute_across as redistribute_across, reshard_tensor as reshard_tensor
     from remesh.resharding.model.bound import Bound as Bound, compute_lower_bound as compute_lower_bound
     from remesh.resharding.model.network import HostLink as HostLink, Network as Network
@@ -29,6 +28,11 @@ if TYPE_CHECKING:
     )
     from remesh.resharding.planning.transfer import Transfer as Transfer, plan_transfer as plan_transfer
     from remesh.resharding.refit import Refit as Refit, Snapshot as Snapshot
+    from remesh.resharding.reshard_api import (
+        gather_moves as gather_moves,
+        reshard as reshard,
+        reshard_async as reshard_async,
+    )
     from remesh.resharding.running.cache import Resharder as Resharder
     from remesh.resharding.running.handle import Handle as Handle
     from remesh.resharding.running.run import (

@@ -23,8 +23,8 @@ from remesh.foundation.errors import PlanError
 from remesh.layout import Shard, Split, StridedSplit, boxes_at, local_shape_at
 from remesh.layout.from_torch import Piece, placements_from_torch
 from remesh.layout.placement import Placement as PurePlacement, addend_at, reduce_op_of
-from remesh.resharding.api import reshard
 from remesh.resharding.planning.transfer import PlanOptions
+from remesh.resharding.reshard_api import reshard
 from remesh.resharding.running.cache import Resharder
 from remesh.resharding.running.describe import Tensors, check_plan_options
 from remesh.resharding.running.run import Moved

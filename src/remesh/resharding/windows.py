@@ -28,7 +28,7 @@ from remesh.foundation.errors import PlanError
 from remesh.foundation.options import check_option
 from remesh.layout.from_torch import Piece, join_if_alike, piece_of
 from remesh.resharding.planning.transfer import PlanOptions
-from remesh.resharding.planning.windows import WindowPlan, plan_windows
+from remesh.resharding.planning.window_order import WindowPlan, plan_windows
 from remesh.resharding.running.cache import Resharder
 from remesh.resharding.running.describe import Tensors, check_plan_options
 from remesh.resharding.running.run import UnfilledError

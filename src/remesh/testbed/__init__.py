@@ -11,7 +11,7 @@ from remesh.foundation.first_use import names_at_first_use
 if TYPE_CHECKING:
     from remesh.testbed.bed import NicBytes as NicBytes, Testbed as Testbed
     from remesh.testbed.pool import RankRun as RankRun, RanksFailed as RanksFailed
-    from remesh.testbed.spec import (
+    from remesh.testbed.testbed_spec import (
         BedSpec as BedSpec,
         HostSpec as HostSpec,
         describe_rate as describe_rate,

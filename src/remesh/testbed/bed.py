@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import IO, Any, Final, Self
 
 from remesh.foundation.errors import ConfigError
-from remesh.testbed import namespaces
+from remesh.testbed import network_namespaces
 from remesh.testbed.commands import (
     NIC,
     BedNames,
@@ -30,7 +30,7 @@ from remesh.testbed.commands import (
 )
 from remesh.testbed.inside import HostEntry, command_inside
 from remesh.testbed.pool import RankPool, RankRun
-from remesh.testbed.spec import BedSpec
+from remesh.testbed.testbed_spec import BedSpec
 from remesh.testbed.watchdog import Watchdog
 
 _BEDS: Final = itertools.count()
@@ -61,7 +61,7 @@ class _Bed:
     @classmethod
     def begin(cls, names: BedNames) -> Self:
         """Everything but the hosts."""
-        folder = namespaces.make_folder(names.owner)
+        folder = network_namespaces.make_folder(names.owner)
         watchdog = Watchdog(names.namespaces, folder)
         hosts_file = folder / "hosts"
         addresses = [(names.address_of(host), host) for host in names.spec.names]
@@ -81,7 +81,7 @@ class _Bed:
     def end(self) -> None:
         try:
             self.pool.close()
-            namespaces.remove(self.names.namespaces)
+            network_namespaces.remove(self.names.namespaces)
         finally:
             shutil.rmtree(self.folder, ignore_errors=True)
             self.watchdog.dismiss()
@@ -111,12 +111,14 @@ class Testbed:
 
     def start(self) -> None:
         """Make the hosts; remove what dead owners have left first."""
-        namespaces.check_able()
-        namespaces.clean()
-        names = BedNames(self.spec, namespaces.this_owner(), next(_BEDS))
+        network_namespaces.check_able()
+        network_namespaces.clean()
+        names = BedNames(self.spec, network_namespaces.this_owner(), next(_BEDS))
         self._bed = _Bed.begin(names)
         try:
-            namespaces.run_commands(commands_to_make(names), f"making a testbed of {len(self.spec.hosts)} hosts")
+            network_namespaces.run_commands(
+                commands_to_make(names), f"making a testbed of {len(self.spec.hosts)} hosts"
+            )
         except BaseException:
             self.close()
             raise
@@ -201,15 +203,17 @@ class Testbed:
     def set_rate(self, host: str, bytes_per_s: float | None) -> None:
         """Give a host's link another rate, each direction; None for full speed. Connections live on."""
         names = self._need("changing a rate").names
-        namespaces.run_commands(commands_to_shape(names, host, bytes_per_s), f"changing the rate of {host!r}")
+        network_namespaces.run_commands(commands_to_shape(names, host, bytes_per_s), f"changing the rate of {host!r}")
 
     def cut(self, host: str) -> None:
         """Pull a host's cable: packets are lost both ways, connections hang until they time out or are mended."""
-        namespaces.run_commands(commands_to_cut(self._need("cutting a link").names, host), f"cutting off {host!r}")
+        network_namespaces.run_commands(
+            commands_to_cut(self._need("cutting a link").names, host), f"cutting off {host!r}"
+        )
 
     def mend(self, host: str) -> None:
         """Put the cable back; TCP goes on with its next retransmission."""
-        namespaces.run_commands(
+        network_namespaces.run_commands(
             commands_to_mend(self._need("mending a link").names, host), f"mending the link of {host!r}"
         )
 
@@ -217,7 +221,9 @@ class Testbed:
         """The interface counters of a host."""
         names = self._need("reading counters").names
         command = ("ip", "-n", names.namespace_of(host), "-statistics", "-json", "link", "show", "dev", NIC)
-        counters = json.loads(namespaces.run_command(command, f"reading the counters of {host!r}"))[0]["stats64"]
+        counters = json.loads(network_namespaces.run_command(command, f"reading the counters of {host!r}"))[0][
+            "stats64"
+        ]
         return NicBytes(counters["tx"]["bytes"], counters["rx"]["bytes"])
 
     def _need(self, doing: str) -> _Bed:

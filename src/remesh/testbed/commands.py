@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from remesh.testbed.spec import BedSpec, NamespaceName, Owner
+from remesh.testbed.testbed_spec import BedSpec, NamespaceName, Owner
 
 NIC = "eth0"
 """Interface of every host, for ``GLOO_SOCKET_IFNAME`` and its like."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from remesh.foundation.errors import ConfigError
 from remesh.foundation.linux import calls
 from remesh.testbed.commands import NIC
-from remesh.testbed.namespaces import FOLDER
+from remesh.testbed.network_namespaces import FOLDER
 
 _NIC_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 """How the libraries under torch are told which interface is the network."""

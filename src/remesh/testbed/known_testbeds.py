@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from remesh.foundation.errors import ConfigError
 from remesh.testbed.commands import BedNames, commands_to_cut, commands_to_mend, commands_to_shape
-from remesh.testbed.namespaces import check_able, find_namespaces, group_by_testbed, is_alive, run_commands
-from remesh.testbed.spec import BedSpec, HostSpec, Owner
+from remesh.testbed.network_namespaces import check_able, find_namespaces, group_by_testbed, is_alive, run_commands
+from remesh.testbed.testbed_spec import BedSpec, HostSpec, Owner
 
 
 @dataclass(frozen=True, slots=True)

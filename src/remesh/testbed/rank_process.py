@@ -21,7 +21,7 @@ _BODIES = "remesh.testbed.rank_worker"
 _PRELOADED = (
     *("torch.distributed.tensor", "torch.distributed.fsdp", "torch.distributed.checkpoint"),
     "torch._dynamo",  # which the first step of any optimizer imports
-    "remesh.elasticity.training.worker",
+    "remesh.elasticity.training.training_worker",
     _BODIES,
 )
 START_LIMIT_S = 60.0

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from remesh.foundation.errors import ConfigError
-from remesh.testbed import namespaces
+from remesh.testbed import network_namespaces
 
 
 def main(folder: str, names: Sequence[str]) -> None:
@@ -21,7 +21,7 @@ def main(folder: str, names: Sequence[str]) -> None:
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.buffer.read()
     try:
-        namespaces.remove(names)
+        network_namespaces.remove(names)
     except ConfigError as error:
         sys.stderr.write(f"remesh: {error}\n")
     shutil.rmtree(folder, ignore_errors=True)

@@ -35,8 +35,8 @@ from remesh.carried.images.doctor import examine_machine
 from remesh.carried.images.form import carried, identity
 from remesh.carried.images.form.format import CARRIED_FILE, HEADER_FILE, PAGES_FILE
 from remesh.carried.images.form.identity import Identities
+from remesh.carried.images.form.image_reader import read_image
 from remesh.carried.images.form.kinds import ARENA_PATH
-from remesh.carried.images.form.stored import read_image
 from remesh.carried.images.look import ahead
 from remesh.carried.images.restore import upper as upper_module
 from remesh.carried.images.write.dump import _without_zeros_at_end

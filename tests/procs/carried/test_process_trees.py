@@ -15,7 +15,7 @@ import pytest
 
 from remesh.carried.images import NotImageable, compact_image, describe_image, dump_image, freeze
 from remesh.carried.images.form.format import HEADER_FILE, TREE_FILE
-from remesh.carried.images.look.tree import tree_of
+from remesh.carried.images.look.process_tree import tree_of
 from remesh.foundation.errors import FormatError
 from tests.procs.stage import WAIT_FOR_GO, Stage, damages, wait_for
 

@@ -19,7 +19,7 @@ import pytest
 
 from remesh.carried.hosts.imaging import IMAGE
 from remesh.carried.images.form.format import CHUNKS_FILE, PAGES_FILE
-from remesh.carried.images.form.stored import read_tree, stored_pages
+from remesh.carried.images.form.image_reader import read_tree, stored_pages
 from remesh.carried.rounds.job_folder import JobFolder, rank_name
 from remesh.carried.torch import torch_job
 from remesh.foundation.checksums import crc32

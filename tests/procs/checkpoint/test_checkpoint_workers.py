@@ -12,16 +12,16 @@ import pytest
 import torch
 
 from remesh import dist_checkpointing
-from remesh.checkpoint.background import callers as async_callers
-from remesh.checkpoint.background.callers import (
+from remesh.checkpoint.background import writers as async_callers
+from remesh.checkpoint.background.staging import Copies, StagingBuffers
+from remesh.checkpoint.background.writers import (
     AsyncCaller,
     AsyncRequest,
     PersistentAsyncCaller,
     TemporalAsyncCaller,
     ThreadAsyncCaller,
 )
-from remesh.checkpoint.background.staging import Copies, StagingBuffers
-from remesh.checkpoint.errors import CheckpointingException
+from remesh.checkpoint.checkpoint_errors import CheckpointingException
 from remesh.dist_checkpointing import ShardedTensor
 from remesh.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
 

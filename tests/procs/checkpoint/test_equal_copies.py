@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 import remesh
 from remesh import dist_checkpointing
-from remesh.checkpoint.errors import CheckpointMismatchError
+from remesh.checkpoint.checkpoint_errors import CheckpointMismatchError
 from remesh.checkpoint.plain import entities_of
 from remesh.checkpoint.run import common_data
 from remesh.testbed.pool import RankPool

@@ -19,7 +19,7 @@ from remesh.checkpoint import plain
 from remesh.checkpoint.background import queue, saving_thread
 from remesh.checkpoint.background.queue import AsyncCallsQueue
 from remesh.checkpoint.background.staging import StagingBuffers
-from remesh.checkpoint.errors import CheckpointingException
+from remesh.checkpoint.checkpoint_errors import CheckpointingException
 from remesh.checkpoint.plain import entities_of
 from remesh.foundation.errors import PeerError
 from remesh.foundation.torch_private import timeout_of

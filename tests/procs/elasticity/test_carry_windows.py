@@ -14,10 +14,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from remesh.checkpoint.storage import location_of
-from remesh.comm.tree import Farewell
-from remesh.elasticity.state import CarriedState, HeldState
-from remesh.elasticity.training import fill, windows
+from remesh.comm.word_tree import Farewell
+from remesh.elasticity.training import fill, window_fill
 from remesh.elasticity.training.fill import Filled, FillRules, Offers, fill_state
+from remesh.elasticity.training_state import CarriedState, HeldState
 from remesh.foundation.errors import ConfigError, PeerError
 from remesh.layout.from_torch import piece_of
 from remesh.resharding.running.carry import Staging
@@ -107,7 +107,7 @@ def fill_and_look(window_bytes: int | None) -> tuple[int, int]:
     mesh, before, alive = DeviceMesh("cpu", [0, 1]), live_bytes(), []
     held = stepped(SIDE, mesh).hold(12, 120, 0)
     state = fresh(SIDE, mesh, 1)
-    room = windows if window_bytes is not None else fill
+    room = window_fill if window_bytes is not None else fill
 
     def look(*args: Any) -> Moved:
         moved = run_plan(*args)
@@ -232,7 +232,7 @@ def run_out_of_memory(where: str, folder: str) -> tuple[str, bool, bool]:
         return run_plan(*args)
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises((ConfigError, PeerError, RuntimeError)) as raised:
-        patch.setattr(windows, "run_plan", count)
+        patch.setattr(window_fill, "run_plan", count)
         if rank == 1:
             patch.setattr(room, name, refuse)
         fill_state(state, Offers(held), HOSTS, RULES)

@@ -17,11 +17,11 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from remesh.checkpoint.plain import save
 from remesh.checkpoint.plan.step_names import step_name
 from remesh.checkpoint.storage import location_of
-from remesh.comm.tree import Farewell
-from remesh.elasticity.state import POSITION, CarriedState, HeldState
+from remesh.comm.word_tree import Farewell
 from remesh.elasticity.training.fill import Filled, FillRules, Offers, fill_state
 from remesh.elasticity.training.position import Position
-from remesh.elasticity.values import encode
+from remesh.elasticity.training_state import POSITION, CarriedState, HeldState
+from remesh.elasticity.typed_values import encode
 from remesh.foundation.errors import ConfigError, PeerError, StorageError
 from remesh.layout.from_torch import piece_of
 from remesh.resharding.planning.planner import plan_reshard

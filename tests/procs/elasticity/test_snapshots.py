@@ -15,13 +15,13 @@ import torch
 
 from remesh.device.cuda_devices import CUDA
 from remesh.device.queued_copies import Devices
-from remesh.elasticity.snapshots import keeper as keeper_module
+from remesh.elasticity.snapshots import snapshot_keeper as keeper_module
 from remesh.elasticity.snapshots.choice import SnapshotChoice
-from remesh.elasticity.snapshots.keeper import SnapshotKeeper
 from remesh.elasticity.snapshots.opened import read_snapshot
-from remesh.elasticity.snapshots.shared_memory import SnapshotBuffer
+from remesh.elasticity.snapshots.snapshot_keeper import SnapshotKeeper
+from remesh.elasticity.snapshots.snapshot_memory import SnapshotBuffer
 from remesh.elasticity.snapshots.taker import Shelf, SnapshotTaker
-from remesh.elasticity.state import HeldState
+from remesh.elasticity.training_state import HeldState
 from remesh.layout.from_torch import piece_of
 from remesh.testbed.quiet_limit import QuietLimit
 from remesh.wire.token import Token

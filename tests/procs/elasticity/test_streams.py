@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from remesh.elasticity.training.stream import Stream
+from remesh.elasticity.training.sample_stream import Stream
 from remesh.testbed.samples import samples_taken
 from tests.procs.forked_job import ForkedJob
 from tests.procs.scripts import tiny

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardedStateDictCon
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import remesh
-from remesh.checkpoint.errors import CheckpointingException
+from remesh.checkpoint.checkpoint_errors import CheckpointingException
 from remesh.cli import main
 from remesh.testbed.pool import RankPool
 from tests.profiles import seeds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch.distributed as dist
 
-from remesh.integrations.meeting import store_at
+from remesh.integrations.store_meeting import store_at
 from remesh.wire.free_ports import free_port
 
 

@@ -26,7 +26,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from remesh.foundation.errors import ConfigError, Error, PeerError
-from remesh.integrations import meeting
+from remesh.integrations import store_meeting
 from remesh.testbed.pool import RankPool
 from remesh.wire.free_ports import free_port
 
@@ -388,9 +388,9 @@ def test_engines_that_answer_first_hide_no_error_that_all_ranks_raise(met: Error
         raise met
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(meeting, "ThreadPoolExecutor", _AnsweredAtOnce)
+        patch.setattr(store_meeting, "ThreadPoolExecutor", _AnsweredAtOnce)
         with pytest.raises((ConfigError, RuntimeError), match=told):
-            meeting.act_while_asking(act, ask)
+            store_meeting.act_while_asking(act, ask)
 
 
 def test_engines_that_are_cut_in_other_ways_are_refused_by_name() -> None:

@@ -22,7 +22,7 @@ from remesh.pipeline.running.edges import Payload
 from remesh.pipeline.running.runtime import Pipeline
 from remesh.pipeline.running.stage import Cut, Stage
 from remesh.pipeline.schedules import SCHEDULES
-from remesh.pipeline.simulate import Transfers
+from remesh.pipeline.step_simulation import Transfers
 from remesh.testbed.pool import DIED, RankPool
 from tests.fake_nccl import believed_group
 

@@ -12,11 +12,11 @@ from remesh.pipeline.graph import StageGraph
 from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.running.runtime import Pipeline
 from remesh.pipeline.running.stage import Stage
-from remesh.pipeline.running.step import StepReport
+from remesh.pipeline.running.step_runner import StepReport
 from remesh.pipeline.running.tuning import gather_costs
 from remesh.pipeline.schedules import SCHEDULES
 from remesh.pipeline.search import search_schedule
-from remesh.pipeline.simulate import Transfers
+from remesh.pipeline.step_simulation import Transfers
 from remesh.testbed.pool import RankPool
 
 WIDTH = 6

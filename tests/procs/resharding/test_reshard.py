@@ -24,7 +24,7 @@ from remesh.foundation.errors import LayoutError, PeerError, PlanError
 from remesh.layout import Box, Shard as Held, boxes_of_flat_range
 from remesh.layout.from_torch import Piece
 from remesh.resharding import Missing, TensorMove, compute_missing_boxes, plan_reshard
-from remesh.resharding.api import Moved, gather_moves, reshard
+from remesh.resharding.reshard_api import Moved, gather_moves, reshard
 from remesh.resharding.running import carry
 from remesh.resharding.running.run import run_plan
 from remesh.testbed.pool import DIED, RankPool, RanksFailed

@@ -18,9 +18,9 @@ import remesh
 from remesh.foundation.errors import Error
 from remesh.foundation.options import OptionError
 from remesh.resharding import Missing, Network, redistribute_across, reshard_tensor
-from remesh.resharding.api import gather_moves, reshard, reshard_async
 from remesh.resharding.model.network import HostLink
 from remesh.resharding.refit import Refit
+from remesh.resharding.reshard_api import gather_moves, reshard, reshard_async
 from remesh.resharding.running import cache
 from remesh.resharding.running.cache import Resharder
 from remesh.resharding.target import Target

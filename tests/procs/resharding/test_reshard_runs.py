@@ -17,11 +17,11 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
-from remesh.comm import gather as exchange, tree
-from remesh.comm.tree import Farewell
+from remesh.comm import gather as exchange, word_tree
+from remesh.comm.word_tree import Farewell
 from remesh.foundation.errors import PeerError, PlanError
-from remesh.resharding.api import reshard, reshard_async
 from remesh.resharding.refit import Refit
+from remesh.resharding.reshard_api import reshard, reshard_async
 from remesh.resharding.running import cache
 from remesh.resharding.running.cache import Resharder
 from remesh.resharding.running.carry import Link
@@ -136,9 +136,9 @@ def test_a_repeated_call_waits_for_others_twice_and_never_for_a_collective(ranks
 def agree_in_a_deep_tree() -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tree, "_FAN_OUT", 2)
+        patch.setattr(word_tree, "_FAN_OUT", 2)
         words = [bytes([each]) * (300 * each) for each in range(size)]
-        assert tree.gather_words(words[rank], 300 * size, None) == words
+        assert word_tree.gather_words(words[rank], 300 * size, None) == words
         take = torch.zeros(50)
         reshard({"x": numbers(50)} if rank == 1 else {}, {"x": take})
         assert torch.equal(take, numbers(50))

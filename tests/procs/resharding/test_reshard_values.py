@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from remesh.foundation.errors import PlanError
 from remesh.layout import Box, Shard as Held
 from remesh.layout.from_torch import Piece
-from remesh.resharding.api import reshard
+from remesh.resharding.reshard_api import reshard
 from remesh.testbed.pool import RankPool
 
 HOSTS = {

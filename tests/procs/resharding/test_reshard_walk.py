@@ -8,7 +8,7 @@ import torch.distributed as dist
 from remesh.layout import Box, Shard
 from remesh.layout.from_torch import Piece
 from remesh.resharding import Resharder
-from remesh.resharding.api import reshard
+from remesh.resharding.reshard_api import reshard
 from remesh.testbed.pool import RankPool
 from tests.unit.checkpoint.test_walk import walk_of
 

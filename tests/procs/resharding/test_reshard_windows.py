@@ -15,7 +15,7 @@ from torch.distributed.tensor.placement_types import Placement
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import remesh
-from remesh.comm.tree import Farewell
+from remesh.comm.word_tree import Farewell
 from remesh.foundation.errors import PeerError, PlanError
 from remesh.foundation.options import OptionError
 from remesh.layout.from_torch import Piece

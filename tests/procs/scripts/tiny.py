@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 import remesh
 from remesh.elasticity.training.position import Position, plan_batch
-from remesh.elasticity.training.stream import Stream
+from remesh.elasticity.training.sample_stream import Stream
 from tests.support.hold import wait_if_held
 
 WIDTH, NUM_SAMPLES, BATCH_SIZE, SEED = 8, 50, 12, 3

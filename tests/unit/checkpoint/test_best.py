@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import remesh
-from remesh.checkpoint.errors import CheckpointFormatError, CheckpointMismatchError
+from remesh.checkpoint.checkpoint_errors import CheckpointFormatError, CheckpointMismatchError
 from remesh.checkpoint.plan.step_names import step_name
 from remesh.checkpoint.storage.store import LocalStore
 from remesh.foundation.options import OptionError

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from remesh.checkpoint.errors import CheckpointFormatError
+from remesh.checkpoint.checkpoint_errors import CheckpointFormatError
 from remesh.checkpoint.formats import data_file
 from remesh.checkpoint.formats.blob_frame import LARGEST_BYTES, frame_of
 from remesh.checkpoint.formats.data_file import DataFile, write_tensor

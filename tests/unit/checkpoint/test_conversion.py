@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 import remesh
 from remesh import dist_checkpointing
-from remesh.checkpoint.errors import CheckpointMismatchError, CheckpointPathError
+from remesh.checkpoint.checkpoint_errors import CheckpointMismatchError, CheckpointPathError
 from remesh.checkpoint.run import conversion
 from remesh.checkpoint.run.conversion import Format, convert, gather_contents, merge, open_any
 from remesh.checkpoint.run.stored_values import compare, read_bands, read_box

@@ -18,7 +18,7 @@ import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorProperties
 
 from remesh import dist_checkpointing
-from remesh.checkpoint.errors import CheckpointFormatError, CheckpointingException
+from remesh.checkpoint.checkpoint_errors import CheckpointFormatError, CheckpointingException
 from remesh.checkpoint.formats.data_file import load_object
 from remesh.checkpoint.formats.inert_pickle import load_inert
 from remesh.checkpoint.run.housekeeping import latest_complete

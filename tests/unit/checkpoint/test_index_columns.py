@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 
 import remesh
 from remesh import dist_checkpointing
-from remesh.checkpoint.errors import CheckpointFormatError
+from remesh.checkpoint.checkpoint_errors import CheckpointFormatError
 from remesh.checkpoint.formats.directory import COLUMNS_FNAME
 from remesh.checkpoint.formats.index_columns import ColumnTensors, decode_columns
 from remesh.checkpoint.formats.index_files import IndexFiles, encode_columns, seal_columns

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 import remesh
-from remesh.checkpoint.errors import CheckpointFormatError
+from remesh.checkpoint.checkpoint_errors import CheckpointFormatError
 from remesh.checkpoint.formats.index_files import encode_index
 from remesh.checkpoint.formats.inert_pickle import load_inert
 from remesh.checkpoint.plan.manifest import Index, IndexedTensor, Place

@@ -14,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 
 import remesh
 from remesh import dist_checkpointing
-from remesh.checkpoint.errors import CheckpointFormatError
+from remesh.checkpoint.checkpoint_errors import CheckpointFormatError
 from remesh.checkpoint.formats import fetch
 from remesh.checkpoint.plan.manifest import Extent
 from remesh.checkpoint.run import reader

@@ -13,7 +13,7 @@ import torch
 from click.testing import CliRunner
 
 import remesh
-from remesh.checkpoint.errors import CheckpointMismatchError
+from remesh.checkpoint.checkpoint_errors import CheckpointMismatchError
 from remesh.checkpoint.run.conversion import Format, convert, gather_contents, open_any
 from remesh.checkpoint.storage import location_of
 from remesh.cli import main

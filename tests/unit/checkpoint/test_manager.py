@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import remesh
-from remesh.checkpoint.errors import CheckpointMismatchError, CheckpointPathError
+from remesh.checkpoint.checkpoint_errors import CheckpointMismatchError, CheckpointPathError
 from remesh.checkpoint.plan.step_names import step_name
 from remesh.foundation.errors import ConfigError
 from remesh.foundation.options import OptionError

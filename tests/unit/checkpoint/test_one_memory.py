@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import remesh
-from remesh.checkpoint.errors import CheckpointMismatchError
+from remesh.checkpoint.checkpoint_errors import CheckpointMismatchError
 from remesh.layout import Box, Shard
 from remesh.layout.from_torch import Piece
 from tests.profiles import seeds

@@ -8,8 +8,8 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from remesh.checkpoint.errors import CheckpointMismatchError
-from remesh.checkpoint.values.checks import object_problem, raise_problems, tensor_problem
+from remesh.checkpoint.checkpoint_errors import CheckpointMismatchError
+from remesh.checkpoint.values.description_checks import object_problem, raise_problems, tensor_problem
 from remesh.checkpoint.values.outline import Outline, check_outlines, outline_of
 from remesh.dist_checkpointing.mapping import ShardedBase, ShardedObject, ShardedTensor, ShardedTensorFactory
 

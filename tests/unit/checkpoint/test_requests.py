@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint.filesystem import FileSystemWriter, SerializationFormat
 
 import remesh
-from remesh.checkpoint.errors import CheckpointingException, CheckpointMismatchError
+from remesh.checkpoint.checkpoint_errors import CheckpointingException, CheckpointMismatchError
 from remesh.layout import Box, Shard
 from remesh.layout.from_torch import Piece
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import remesh
 from remesh import dist_checkpointing
-from remesh.checkpoint.errors import CheckpointFormatError, CheckpointMismatchError, CheckpointPathError
+from remesh.checkpoint.checkpoint_errors import CheckpointFormatError, CheckpointMismatchError, CheckpointPathError
 from remesh.checkpoint.formats.safetensors_format import plan_export
 from remesh.checkpoint.run.reader import open_checkpoint
 from remesh.checkpoint.run.safetensors import export, load_safetensors, open_safetensors

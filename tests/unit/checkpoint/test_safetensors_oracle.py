@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import remesh
-from remesh.checkpoint.errors import CheckpointingException
+from remesh.checkpoint.checkpoint_errors import CheckpointingException
 from remesh.checkpoint.formats.safetensors_format import INDEX_FNAME
 from remesh.checkpoint.run.reader import open_checkpoint
 from remesh.checkpoint.run.safetensors import export, open_safetensors

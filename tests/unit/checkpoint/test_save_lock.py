@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 
-from remesh.checkpoint.errors import CheckpointingException
+from remesh.checkpoint.checkpoint_errors import CheckpointingException
 from remesh.checkpoint.formats.data_file import dump_object
 from remesh.checkpoint.formats.directory import (
     METRICS_FNAME,

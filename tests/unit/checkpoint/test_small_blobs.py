@@ -10,7 +10,7 @@ import torch
 
 import remesh
 from remesh import dist_checkpointing
-from remesh.checkpoint.errors import CheckpointFormatError
+from remesh.checkpoint.checkpoint_errors import CheckpointFormatError
 from remesh.checkpoint.formats import small_blobs
 from remesh.checkpoint.run import reader
 from remesh.checkpoint.run.reader import open_checkpoint, plan_fill

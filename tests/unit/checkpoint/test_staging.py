@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from remesh.checkpoint.background.staging import Buffer, Copies, StagingBuffers
-from remesh.checkpoint.errors import CheckpointingException
+from remesh.checkpoint.checkpoint_errors import CheckpointingException
 
 
 def test_copies_are_equal_and_their_own() -> None:

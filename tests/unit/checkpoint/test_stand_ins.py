@@ -18,9 +18,9 @@ from click.testing import CliRunner
 
 import remesh
 from remesh import dist_checkpointing
-from remesh.checkpoint.errors import CheckpointFormatError
+from remesh.checkpoint.checkpoint_errors import CheckpointFormatError
 from remesh.checkpoint.formats.data_file import dump_object, load_object
-from remesh.checkpoint.formats.stand_ins import StandIn, find_stand_in
+from remesh.checkpoint.formats.inert_objects import StandIn, find_stand_in
 from remesh.checkpoint.run.reader import is_complete
 from remesh.checkpoint.storage import location_of
 from remesh.checkpoint.storage.integrity import CHECKSUMS_FNAME

@@ -18,7 +18,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import remesh
 from remesh import dist_checkpointing
-from remesh.checkpoint.errors import CheckpointFormatError, CheckpointPathError
+from remesh.checkpoint.checkpoint_errors import CheckpointFormatError, CheckpointPathError
 from remesh.checkpoint.formats.directory import IN_PROGRESS_FNAME
 from remesh.checkpoint.plan.step_names import step_name
 from remesh.checkpoint.run.housekeeping import decide_removals, list_checkpoints, remove_checkpoint

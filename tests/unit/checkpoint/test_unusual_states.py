@@ -18,8 +18,8 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.two_tensor import TwoTensor
 
 import remesh
-from remesh.checkpoint.errors import CheckpointMismatchError
-from remesh.checkpoint.run import requests
+from remesh.checkpoint.checkpoint_errors import CheckpointMismatchError
+from remesh.checkpoint.run import load_requests
 from remesh.checkpoint.values.nests import diff
 from remesh.foundation.errors import Error
 from tests.profiles import seeds
@@ -257,14 +257,14 @@ def test_a_state_of_many_lists_is_loaded_without_a_look_at_all_for_each(
     state = {f"b{at}": [torch.zeros(1), at] for at in range(400)}
     remesh.save(state, tmp_path)
     looked_at = 0
-    below = requests._below
+    below = load_requests._below
 
     def counting(name: str, stored: Any) -> list[str]:
         nonlocal looked_at
         looked_at += 1
         return below(name, stored)
 
-    monkeypatch.setattr(requests, "_below", counting)
+    monkeypatch.setattr(load_requests, "_below", counting)
     assert remesh.load({key: [torch.ones(1), 0] for key in state}, tmp_path)["b7"] == [torch.zeros(1), 7]
     assert not looked_at
 

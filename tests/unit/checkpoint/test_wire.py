@@ -7,7 +7,7 @@ import socket
 import pytest
 import torch
 
-from remesh.checkpoint.background.wire import Channel
+from remesh.checkpoint.background.worker_messages import Channel
 
 TENSORS = [
     torch.arange(6.0).reshape(2, 3).T,

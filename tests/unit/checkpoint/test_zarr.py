@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from remesh import dist_checkpointing
-from remesh.checkpoint.errors import CheckpointFormatError, CheckpointMismatchError
+from remesh.checkpoint.checkpoint_errors import CheckpointFormatError, CheckpointMismatchError
 from remesh.checkpoint.run.housekeeping import list_checkpoints, remove_checkpoint
 from remesh.checkpoint.run.reader import open_checkpoint
 from remesh.checkpoint.storage import location_of, store_of

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from torch import accelerator
 
-from remesh.carried.hosts.hosts import Host
+from remesh.carried.hosts.host_list import Host
 from remesh.carried.rounds.job_folder import JobFolder
 from remesh.carried.rounds.leader import JobOutcome
 from remesh.carried.torch.torch_job import TorchPlacement

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from remesh.comm.tree import TreePlace
+from remesh.comm.word_tree import TreePlace
 
 sizes = st.integers(1, 300)
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from remesh.dashboard.curve import Curve
 from remesh.dashboard.story import RATE, Story, WorkerStory, coordinates_of
-from remesh.dashboard.top import render
+from remesh.dashboard.terminal import render
 
 
 def line(kind: str, at_s: float = 0.0, who: str = "agent-0", **values: Any) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from remesh.checkpoint.errors import CheckpointMismatchError
+from remesh.checkpoint.checkpoint_errors import CheckpointMismatchError
 from remesh.dist_checkpointing.exchange_utils import distribute_shards_to_ranks
 from remesh.dist_checkpointing.utils import _ShardId
 from tests.profiles import seeds

@@ -13,7 +13,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from remesh import dist_checkpointing
-from remesh.checkpoint.errors import CheckpointingException, CheckpointMismatchError
+from remesh.checkpoint.checkpoint_errors import CheckpointingException, CheckpointMismatchError
 from remesh.dist_checkpointing import ShardedObject, ShardedTensor
 from remesh.dist_checkpointing.dict_utils import diff
 from remesh.dist_checkpointing.strategies.fully_parallel import FullyParallelSaveStrategyWrapper

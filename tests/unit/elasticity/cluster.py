@@ -1,7 +1,8 @@
 """A cluster in one thread: agents' machines, stores that are dicts, and workers that are counters.
 
 Nothing is a process and no time passes by itself, so that thousands of failure stories run per second and every one can
-be replayed from its seed. What is real is the protocol: :class:`remesh.elasticity.membership.machine.AgentMachine`.
+be replayed from its seed. What is real is the protocol:
+:class:`remesh.elasticity.membership.membership_machine.AgentMachine`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from remesh.elasticity.membership.instructions import (
     WorkerStepped,
     WorkerSuspects,
 )
-from remesh.elasticity.membership.machine import AgentMachine
+from remesh.elasticity.membership.membership_machine import AgentMachine
 from remesh.elasticity.membership.rules import AgentRules
 from remesh.elasticity.model.failover import (
     REFUSED,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from remesh.elasticity.membership.instructions import Finish
-from remesh.elasticity.membership.machine import AgentMachine
+from remesh.elasticity.membership.membership_machine import AgentMachine
 from remesh.elasticity.membership.view import StoreReader
 from remesh.elasticity.model.failover import Opening, Place
 from remesh.elasticity.model.generation import Generation, WorkerReport

@@ -20,8 +20,8 @@ from hypothesis import given
 from torch import nn
 from torch.optim import lr_scheduler
 
-from remesh.elasticity.state import CarriedState
-from remesh.elasticity.values import decode, encode, find_difference
+from remesh.elasticity.training_state import CarriedState
+from remesh.elasticity.typed_values import decode, encode, find_difference
 from remesh.foundation.errors import ConfigError
 
 Build = Callable[[], dict[str, Any]]

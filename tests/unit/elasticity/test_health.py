@@ -7,7 +7,7 @@ from types import FrameType
 
 from hypothesis import given, strategies as st
 
-from remesh.elasticity.health.machine import ANSWER_TIMEOUT_S, NODES_TIMEOUT_S, HealthMachine, HealthView
+from remesh.elasticity.health.health_machine import ANSWER_TIMEOUT_S, NODES_TIMEOUT_S, HealthMachine, HealthView
 from remesh.elasticity.health.verdicts import RankStack, decide_culprits, find_stragglers, format_report
 from remesh.elasticity.health.watch import find_collective, find_user_line, look_at_main_thread
 from remesh.elasticity.membership.instructions import KillWorker, Note, Publish, Tell

@@ -11,20 +11,20 @@ import pytest
 import torch
 
 import remesh
-from remesh.checkpoint.errors import CheckpointingException
+from remesh.checkpoint.checkpoint_errors import CheckpointingException
 from remesh.checkpoint.plan.step_names import step_name
 from remesh.checkpoint.storage import location_of
 from remesh.comm.gather import Together
 from remesh.elasticity.model.generation import Generation
 from remesh.elasticity.model.rank_assignment import MeshMember
-from remesh.elasticity.state import CarriedState, HeldState
 from remesh.elasticity.telemetry.events import EventLog
 from remesh.elasticity.training import fill as training_fill, session as training_session
 from remesh.elasticity.training.job import Job
 from remesh.elasticity.training.place import JobOptions, Leave, RankPlace
+from remesh.elasticity.training.sample_stream import Stream
 from remesh.elasticity.training.session import TrainingSession
-from remesh.elasticity.training.stream import Stream
-from remesh.elasticity.training.windows import report_lack_of_memory
+from remesh.elasticity.training.window_fill import report_lack_of_memory
+from remesh.elasticity.training_state import CarriedState, HeldState
 from remesh.foundation.errors import ConfigError, PeerError
 from remesh.foundation.options import OptionError
 from remesh.groups.lower import LowerHalf

@@ -24,12 +24,12 @@ from torch.optim import lr_scheduler
 from remesh.checkpoint.storage import location_of
 from remesh.elasticity.model.generation import Generation
 from remesh.elasticity.model.rank_assignment import MeshMember
-from remesh.elasticity.state import HeldState
 from remesh.elasticity.telemetry.events import EventLog
 from remesh.elasticity.training.job import Job
 from remesh.elasticity.training.place import JobOptions, Leave, RankPlace
+from remesh.elasticity.training.sample_stream import Stream
 from remesh.elasticity.training.session import TrainingSession
-from remesh.elasticity.training.stream import Stream
+from remesh.elasticity.training_state import HeldState
 from remesh.foundation.errors import ConfigError, PeerError
 from remesh.groups.lower import LowerHalf
 

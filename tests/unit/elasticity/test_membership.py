@@ -18,7 +18,7 @@ from remesh.elasticity.membership.instructions import (
     WorkerReady,
     WorkerSuspects,
 )
-from remesh.elasticity.membership.machine import REPLACE_AFTER_S, AgentMachine, Phase
+from remesh.elasticity.membership.membership_machine import REPLACE_AFTER_S, AgentMachine, Phase
 from remesh.elasticity.membership.phase_state import HURRY_FOR_S, LOOK_S, WAKE_NODES, PhaseState
 from remesh.elasticity.membership.rules import AgentRules
 from remesh.elasticity.model.generation import MeetingRules, WorkerReport

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import remesh
-from remesh.elasticity import api
+from remesh.elasticity import job_api
 from remesh.foundation.errors import ConfigError
 
 
@@ -16,8 +16,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     told: list[str] = []
     monkeypatch.setenv("REMESH_LINK", "/nowhere")
     monkeypatch.setenv("REMESH_SLOT", "1")
-    monkeypatch.setattr(api, "connect_agent", lambda path: path)
-    monkeypatch.setattr(api, "refuse_job", lambda line, text: told.append(text))
+    monkeypatch.setattr(job_api, "connect_agent", lambda path: path)
+    monkeypatch.setattr(job_api, "refuse_job", lambda line, text: told.append(text))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     return told
 
@@ -31,5 +31,5 @@ def test_a_worker_without_a_gpu_is_told_how_many_there_are(monkeypatch: pytest.M
 
 def test_a_worker_with_a_gpu_goes_on(monkeypatch: pytest.MonkeyPatch, told: list[str]) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    api._check_own_device()
+    job_api._check_own_device()
     assert not told

@@ -7,7 +7,7 @@ import statistics
 import pytest
 from hypothesis import given, strategies as st
 
-from remesh.elasticity.health.pace import Pace, PaceJudge, median_without
+from remesh.elasticity.health.straggler_pace import Pace, PaceJudge, median_without
 from remesh.elasticity.membership.exclusion import Keep, LeaveOut, StragglerRules, decide_leave_out
 from remesh.elasticity.model.generation import Generation
 from remesh.elasticity.model.mesh_policy import make_template

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from remesh.elasticity.membership.machine import AgentMachine
+from remesh.elasticity.membership.membership_machine import AgentMachine
 from remesh.elasticity.membership.phase_state import PhaseState
 from remesh.elasticity.membership.phases import ALLOWED, DEEDS, TRANSITIONS, Deed, Phase, draw_mermaid
 from tests.unit.elasticity.test_membership import happen, make_cluster

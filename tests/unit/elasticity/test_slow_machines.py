@@ -15,7 +15,7 @@ from remesh.elasticity.model.rank_assignment import MeshMember
 from remesh.elasticity.node.store_side import BEAT_INTERVAL_S, BEATS_LOST, Heartbeats
 from remesh.elasticity.store.card import JobCard
 from remesh.elasticity.store.home import MOVE_TIMEOUT_S, SILENT_PAUSE_S, Address, MovingNode, StoreHome
-from remesh.elasticity.store.server import STORE_SILENCE_S, StoreWatch
+from remesh.elasticity.store.store_servers import STORE_SILENCE_S, StoreWatch
 from remesh.elasticity.training.place import JobOptions
 from remesh.wire.token import Token
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import remesh
 from remesh.elasticity.gradients import find_unlike
-from remesh.elasticity.state import CarriedState
+from remesh.elasticity.training_state import CarriedState
 from remesh.foundation.errors import ConfigError
 
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from remesh.elasticity.training.step import _TABLE, Instruction, StepEvent, StepMachine, StepPhase
+from remesh.elasticity.training.step_machine import _TABLE, Instruction, StepEvent, StepMachine, StepPhase
 from remesh.foundation.errors import ConfigError
 
 PERFORM = {

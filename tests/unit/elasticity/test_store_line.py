@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 import torch.distributed as dist
 
-from remesh.elasticity.store.server import StoreServer
 from remesh.elasticity.store.store_line import StoreLine
+from remesh.elasticity.store.store_servers import StoreServer
 from remesh.foundation.errors import PeerError
 from remesh.wire.free_ports import free_port
 

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch.distributed as dist
 
-from remesh.elasticity.store.server import StoreClient, StoreServer, StoreWatch, bind_endpoint
+from remesh.elasticity.store.store_servers import StoreClient, StoreServer, StoreWatch, bind_endpoint
 from remesh.wire.listening import is_listening
 
 

@@ -13,8 +13,8 @@ import torch
 from hypothesis import given, strategies as st
 
 from remesh.elasticity.training.reading import digest_of
-from remesh.elasticity.training.stream import Stream
-from remesh.elasticity.values import decode, encode
+from remesh.elasticity.training.sample_stream import Stream
+from remesh.elasticity.typed_values import decode, encode
 from remesh.foundation.errors import ConfigError
 
 LENGTH = 7

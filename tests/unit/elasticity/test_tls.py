@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from remesh.elasticity.snapshots.choice import SnapshotChoice
-from remesh.elasticity.snapshots.keeper import SnapshotKeeper
+from remesh.elasticity.snapshots.snapshot_keeper import SnapshotKeeper
 from remesh.elasticity.snapshots.taker import Shelf, SnapshotTaker
-from remesh.elasticity.state import HeldState
+from remesh.elasticity.training_state import HeldState
 from remesh.foundation.errors import ConfigError
 from remesh.layout.from_torch import piece_of
 from remesh.wire.tls import Tls

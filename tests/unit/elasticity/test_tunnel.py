@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from remesh.elasticity.store import tunnel
-from remesh.elasticity.store.server import StoreClient, StoreServer, StoreWatch
+from remesh.elasticity.store.store_servers import StoreClient, StoreServer, StoreWatch
 from remesh.elasticity.store.tunnel import MAX_HANDSHAKES, Refusal, Tunnels
 from remesh.wire.listening import is_listening
 from remesh.wire.tls import Tls

@@ -53,7 +53,7 @@ def test_a_host_that_is_missing_or_too_old_is_told_in_one_line_with_its_extra(
     module: str, package: str, version: str, found: Callable[[str], str], told: str
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("remesh.integrations.hosts.version", found)
+        patch.setattr("remesh.integrations.host_programs.version", found)
         with pytest.raises(ConfigError) as raised:
             _plug_in(module)
     text = str(raised.value)
@@ -64,7 +64,7 @@ def test_a_host_that_is_missing_or_too_old_is_told_in_one_line_with_its_extra(
 def _with_megatron() -> Iterator[pytest.MonkeyPatch]:
     before = dict(sys.modules)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("remesh.integrations.hosts.version", lambda name: "0.19.2")
+        patch.setattr("remesh.integrations.host_programs.version", lambda name: "0.19.2")
         yield patch
     for name in sys.modules.keys() - before.keys():
         if name.startswith(_THEIRS):

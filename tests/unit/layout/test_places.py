@@ -11,7 +11,7 @@ from remesh.foundation.errors import Error, LayoutError
 from remesh.layout import Box, Shard
 from remesh.layout.from_torch import Piece
 from remesh.layout.places import check_places, has_own_places
-from remesh.resharding.api import reshard
+from remesh.resharding.reshard_api import reshard
 from tests.profiles import seeds
 
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from remesh.pipeline.actions import Action, ActionKind
 from remesh.pipeline.costs import Costs, EdgeCost, Lines, StageCost
+from remesh.pipeline.edge_values import values_made, values_needed
 from remesh.pipeline.graph import Edge, StageGraph
 from remesh.pipeline.schedule import Schedule
 from remesh.pipeline.schedules import build_schedule
-from remesh.pipeline.values import values_made, values_needed
 
 U_SHAPE = StageGraph(4, (Edge(0, 1, "h"), Edge(1, 2, "h"), Edge(2, 3, "h"), Edge(0, 3, "skip"), Edge(1, 2, "skip")))
 """A U-shaped model in four stages: the first half gives to its mirror image."""

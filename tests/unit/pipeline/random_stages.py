@@ -17,10 +17,10 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from remesh.pipeline.actions import ActionKind
-from remesh.pipeline.check import order_of_progress
 from remesh.pipeline.graph import Edge, StageGraph
 from remesh.pipeline.running.stage import Stage, StageWork, add_gradients
 from remesh.pipeline.schedule import Schedule
+from remesh.pipeline.schedule_check import order_of_progress
 
 SAMPLES, WIDTH = 3, 4
 NUM_STEPS = 9

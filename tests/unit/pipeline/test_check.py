@@ -6,14 +6,14 @@ import random
 
 import pytest
 
-from remesh.pipeline.check import check_schedule, order_of_progress
 from remesh.pipeline.costs import Costs, StageCost
+from remesh.pipeline.edge_values import values_made, values_needed
 from remesh.pipeline.graph import StageGraph
 from remesh.pipeline.peaks import check_memory, compute_peaks
 from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.schedule import Schedule
+from remesh.pipeline.schedule_check import check_schedule, order_of_progress
 from remesh.pipeline.schedules import eager_split, one_f_one_b
-from remesh.pipeline.values import values_made, values_needed
 from tests.profiles import seeds
 from tests.unit.pipeline.cases import U_SHAPE, parse_rows, random_schedule
 

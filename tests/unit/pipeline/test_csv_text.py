@@ -8,10 +8,10 @@ from unittest import mock
 
 import pytest
 
-from remesh.pipeline.check import check_schedule
 from remesh.pipeline.csv_text import TableForm, add_communication, read_csv, write_csv
 from remesh.pipeline.graph import StageGraph
 from remesh.pipeline.pipeline_error import PipelineError
+from remesh.pipeline.schedule_check import check_schedule
 from remesh.pipeline.schedules import SCHEDULES, one_f_one_b, zero_bubble_h1
 
 torch_schedules = pytest.importorskip("torch.distributed.pipelining.schedules")

@@ -7,10 +7,10 @@ from xml.etree import ElementTree
 import pytest
 
 from remesh.pipeline.costs import Costs, StageCost
-from remesh.pipeline.draw import draw_svg, draw_text
 from remesh.pipeline.graph import StageGraph
 from remesh.pipeline.schedules import eager_split, one_f_one_b
-from remesh.pipeline.simulate import Simulation, Transfers, simulate_schedule
+from remesh.pipeline.step_pictures import draw_svg, draw_text
+from remesh.pipeline.step_simulation import Simulation, Transfers, simulate_schedule
 from tests.unit.pipeline.cases import U_SHAPE
 
 _SVG = "{http://www.w3.org/2000/svg}"

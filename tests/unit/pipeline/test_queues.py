@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from remesh.pipeline.actions import Action
+from remesh.pipeline.edge_values import Pass, values_needed
 from remesh.pipeline.graph import Edge, StageGraph
 from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.queues import Crossing, Queue, check_queues, crossings_of, plan_queues
 from remesh.pipeline.running.runtime import check_device
 from remesh.pipeline.schedule import Schedule
 from remesh.pipeline.schedules import SCHEDULES
-from remesh.pipeline.values import Pass, values_needed
 from tests.profiles import seeds
 from tests.unit.pipeline.cases import U_SHAPE, parse_rows, random_schedule
 

@@ -6,11 +6,11 @@ import pytest
 
 from remesh.foundation.errors import ConfigError
 from remesh.pipeline.actions import Action, ActionKind
-from remesh.pipeline.check import check_schedule
 from remesh.pipeline.graph import Edge, StageGraph
 from remesh.pipeline.peaks import compute_peaks
 from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.schedule import Schedule
+from remesh.pipeline.schedule_check import check_schedule
 from remesh.pipeline.schedules import SCHEDULES, build_schedule, eager_split, eager_warmups, one_f_one_b_split
 from tests.unit.pipeline.cases import U_SHAPE, parse_rows
 

@@ -7,15 +7,15 @@ import random
 
 import pytest
 
-from remesh.pipeline.bound import compute_bound
-from remesh.pipeline.check import check_schedule
 from remesh.pipeline.costs import Costs, Lines, StageCost
 from remesh.pipeline.graph import StageGraph
 from remesh.pipeline.peaks import check_memory, compute_peaks
 from remesh.pipeline.pipeline_error import PipelineError
+from remesh.pipeline.schedule_check import check_schedule
 from remesh.pipeline.schedules import SCHEDULES, build_schedule, eager_split, one_f_one_b, zero_bubble_h1
 from remesh.pipeline.search import search_schedule
-from remesh.pipeline.simulate import compute_signal_bound_s, simulate_schedule
+from remesh.pipeline.step_bound import compute_bound
+from remesh.pipeline.step_simulation import compute_signal_bound_s, simulate_schedule
 from tests.profiles import seeds, so_many
 from tests.unit.pipeline.cases import U_SHAPE, random_costs, random_schedule
 

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from remesh.pipeline.costs import Costs, EdgeCost, Lines, StageCost, read_costs
+from remesh.pipeline.edge_values import Pass
 from remesh.pipeline.graph import Edge, StageGraph
 from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.schedule import Schedule
@@ -19,8 +20,7 @@ from remesh.pipeline.schedules import (
     one_f_one_b_split,
     zero_bubble_h1,
 )
-from remesh.pipeline.simulate import Transfers, compute_signal_bound_s, simulate_schedule
-from remesh.pipeline.values import Pass
+from remesh.pipeline.step_simulation import Transfers, compute_signal_bound_s, simulate_schedule
 from tests.profiles import seeds
 from tests.unit.pipeline.cases import U_SHAPE, parse_rows, random_costs, random_schedule, tick_through
 

@@ -9,7 +9,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.running.stage import Stage, StageWork, cut_microbatches, spec_of
-from remesh.pipeline.running.survey import unchanged
+from remesh.pipeline.running.stage_survey import unchanged
 
 
 @pytest.mark.parametrize(

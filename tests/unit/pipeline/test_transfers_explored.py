@@ -15,14 +15,14 @@ from collections.abc import Iterator
 import pytest
 
 from remesh.pipeline.actions import Action
-from remesh.pipeline.check import check_schedule
 from remesh.pipeline.costs import Costs
+from remesh.pipeline.edge_values import Value, values_made, values_needed
 from remesh.pipeline.graph import Edge, StageGraph
 from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.schedule import Schedule
+from remesh.pipeline.schedule_check import check_schedule
 from remesh.pipeline.schedules import SCHEDULES
-from remesh.pipeline.simulate import Transfers, simulate_schedule
-from remesh.pipeline.values import Value, values_made, values_needed
+from remesh.pipeline.step_simulation import Transfers, simulate_schedule
 from tests.profiles import seeds
 from tests.unit.pipeline.cases import parse_rows, random_schedule
 

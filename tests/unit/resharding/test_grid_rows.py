@@ -20,8 +20,8 @@ from remesh.resharding.model.network import HostLink, Network
 from remesh.resharding.model.program import Copy
 from remesh.resharding.model.tasks import compute_tasks
 from remesh.resharding.planning import planner
+from remesh.resharding.planning.rank_steps import Act
 from remesh.resharding.planning.simulate import simulate_plan
-from remesh.resharding.planning.steps import Act
 from remesh.resharding.planning.transfer import PlanOptions, plan_transfer
 from remesh.resharding.schedule.chunks import Chunks
 from remesh.resharding.schedule.grid_rows import GridRows

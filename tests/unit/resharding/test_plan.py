@@ -13,7 +13,7 @@ from remesh.foundation.errors import PlanError
 from remesh.layout import Box, Layout, Shard, compute_missing
 from remesh.resharding import Message, Missing, Plan, TensorMove, plan_reshard
 from remesh.resharding.schedule.chunks import Chunk, Chunks
-from remesh.resharding.schedule.messages import Columns
+from remesh.resharding.schedule.message_rows import Columns
 from remesh.resharding.schedule.rows import Rows
 from tests.unit.resharding.cases import (
     expected_of,

@@ -16,8 +16,8 @@ from remesh.layout.dtypes import ITEMSIZE_BYTES
 from remesh.resharding import TensorMove, Timing, plan_reshard
 from remesh.resharding.model.program import Message
 from remesh.resharding.model.tasks import travelling_dtype
+from remesh.resharding.planning.rank_steps import Act, Step, compute_peak_bytes, compute_steps
 from remesh.resharding.planning.reduction import Reduction, plan_reduction
-from remesh.resharding.planning.steps import Act, Step, compute_peak_bytes, compute_steps
 from remesh.resharding.planning.transfer import Transfer, plan_transfer
 from remesh.resharding.running.telemetry import merge_timings
 from tests.unit.resharding.cases import host_maps, move_lists

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from remesh.foundation.errors import PlanError
-from remesh.resharding.planning.windows import plan_windows
+from remesh.resharding.planning.window_order import plan_windows
 from tests.profiles import seeds
 
 Sizes = Mapping[str, tuple[Sequence[int], Sequence[int]]]

@@ -11,7 +11,7 @@ from remesh.testbed.commands import (
     commands_to_mend,
     commands_to_shape,
 )
-from remesh.testbed.spec import MAX_HOSTS, Owner
+from remesh.testbed.testbed_spec import MAX_HOSTS, Owner
 
 OWNER = Owner(7, 99)
 

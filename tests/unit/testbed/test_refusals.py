@@ -14,9 +14,9 @@ from remesh.cli import main
 from remesh.cli.net import network_of
 from remesh.foundation.errors import ConfigError
 from remesh.testbed import BedSpec, Testbed
-from remesh.testbed.namespaces import is_alive, make_folder, remove_folders_of_the_dead, this_owner
+from remesh.testbed.network_namespaces import is_alive, make_folder, remove_folders_of_the_dead, this_owner
 from remesh.testbed.probe import HostRates, Measured
-from remesh.testbed.spec import Owner
+from remesh.testbed.testbed_spec import Owner
 
 
 @pytest.fixture(autouse=True)

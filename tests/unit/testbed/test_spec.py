@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from remesh.foundation.errors import ConfigError
 from remesh.testbed import BedSpec, HostSpec, describe_rate, parse_rate
-from remesh.testbed.spec import MAX_HOSTS, NamespaceName, Owner
+from remesh.testbed.testbed_spec import MAX_HOSTS, NamespaceName, Owner
 
 names = st.from_regex(r"[a-z][a-z0-9-]{0,20}", fullmatch=True)
 rates = st.none() | st.floats(1e3, 1e12)

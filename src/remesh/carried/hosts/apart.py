@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from remesh.carried.hosts.hosts import RankSlot
+from remesh.carried.hosts.host_list import RankSlot
 from remesh.carried.rounds.job_folder import rank_name
 from remesh.foundation.errors import ConfigError
 

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Sequence
 from typing import Final
 
-from remesh.carried.hosts.hosts import Host, RankSlot
+from remesh.carried.hosts.host_list import Host, RankSlot
 from remesh.foundation.errors import ConfigError
 
 _LOOPBACK: Final = "lo"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from remesh import testbed
-from remesh.carried.hosts.hosts import Host, is_loopback
+from remesh.carried.hosts.host_list import Host, is_loopback
 from remesh.foundation.errors import ConfigError
 from remesh.foundation.threads import make_thread
 from remesh.testbed.inside import HostEntry

@@ -12,6 +12,7 @@ from remesh.foundation.first_use import names_at_first_use
 
 if TYPE_CHECKING:
     from remesh.carried.images.doctor import Finding as Finding, examine_machine as examine_machine
+    from remesh.carried.images.form.image_reader import describe_image as describe_image
     from remesh.carried.images.form.kinds import (
         CHANNEL_PATH as CHANNEL_PATH,
         INNER_PID as INNER_PID,
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
         OpenFilePolicy as OpenFilePolicy,
         Site as Site,
     )
-    from remesh.carried.images.form.stored import describe_image as describe_image
     from remesh.carried.images.look.ahead import (
         remember_image as remember_image,
         share_hashes as share_hashes,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     )
     from remesh.carried.images.look.frozen import Frozen as Frozen, freeze as freeze
     from remesh.carried.images.look.inspection import check_imageable as check_imageable
-    from remesh.carried.images.look.tree import tree_of as tree_of
+    from remesh.carried.images.look.process_tree import tree_of as tree_of
     from remesh.carried.images.restore.starter import Starter as Starter
     from remesh.carried.images.restore.upper import (
         Upper as Upper,

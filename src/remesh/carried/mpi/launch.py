@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from remesh.carried.hosts.hosts import Host
+from remesh.carried.hosts.host_list import Host
 from remesh.carried.mpi.mpis import Installation
 from remesh.foundation.errors import ConfigError
 from remesh.foundation.settings import WIRE_DIRECT, WIRE_PROBES

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from remesh import testbed
 from remesh.carried.hosts.apart import check_apart
-from remesh.carried.hosts.hosts import Host, assign_slots
+from remesh.carried.hosts.host_list import Host, assign_slots
 from remesh.carried.hosts.job_hosts import JobHosts, make_testbed
 from remesh.carried.hosts.rank_folder import clear_rank_folders, find_place
 from remesh.carried.images.form.kinds import OpenFilePolicy

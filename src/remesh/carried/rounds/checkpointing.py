@@ -1,7 +1,7 @@
 """Checkpoint rounds of a job, one after the other, while its leader leads.
 
-What a round means is decided in `remesh.carried.rounds.machine`; here its instructions become messages to the ranks,
-folders and manifests. A round that failed for a transient reason is begun anew; old checkpoints are removed by a
+What a round means is decided in `remesh.carried.rounds.round_machine`; here its instructions become messages to the
+ranks, folders and manifests. A round that failed for a transient reason is begun anew; old checkpoints are removed by a
 thread.
 
     asked for, or due  ──>  begun  ──>  End: committed, given up  ──>  answered, or tried again
@@ -20,8 +20,8 @@ from typing import Any
 from remesh.carried.rounds.clock import split_targets
 from remesh.carried.rounds.job_folder import JobFolder, rank_name
 from remesh.carried.rounds.journal import Journal
-from remesh.carried.rounds.machine import Ask, Commit, End, Ending, Instruction, Obstacle, Round, TakeImage
 from remesh.carried.rounds.ranks import Ranks
+from remesh.carried.rounds.round_machine import Ask, Commit, End, Ending, Instruction, Obstacle, Round, TakeImage
 from remesh.carried.rounds.status import Status
 from remesh.foundation.errors import Error
 from remesh.foundation.thread_pool import PooledExecutor

@@ -21,8 +21,8 @@ from typing import Any
 from remesh.carried.rounds.checkpointing import Checkpointing, Settings
 from remesh.carried.rounds.job_folder import Checkpoint, JobFolder
 from remesh.carried.rounds.journal import Journal
-from remesh.carried.rounds.machine import End, Ending
 from remesh.carried.rounds.ranks import Ranks
+from remesh.carried.rounds.round_machine import End, Ending
 from remesh.foundation.errors import Error
 from remesh.foundation.exit_codes import ExitCode, of_signal
 from remesh.wire.messages import Message

@@ -18,7 +18,7 @@ from torch.distributed import Backend, BackendConfig, PrefixStore, ProcessGroup,
 from remesh.carried.torch.cut import GroupsAtCut
 from remesh.carried.torch.gate import Gate
 from remesh.carried.torch.groups import CarriedGroup, GroupPlace, Groups, Recipe
-from remesh.carried.torch.store import CarriedStore, StoreLink
+from remesh.carried.torch.program_store import CarriedStore, StoreLink
 from remesh.device.nccl_settings import let_groups_be_aborted, settings_here, why_it_would_end
 from remesh.foundation.errors import ConfigError
 from remesh.foundation.torch_private import GroupThatCompares

@@ -13,8 +13,8 @@ from typing import Final
 from remesh.carried.rounds.status import Activity, ClockProgress, Status, pairs
 from remesh.carried.torch.gate import Entrant
 from remesh.carried.torch.groups import Groups
+from remesh.carried.torch.program_store import CarriedStore, StoreLink
 from remesh.carried.torch.reunion import Reunion
-from remesh.carried.torch.store import CarriedStore, StoreLink
 from remesh.carried.torch.works import see_under_way
 from remesh.foundation.errors import PeerError
 from remesh.groups.aborts import Aborts

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from typing import Final
 
-from remesh.carried.hosts.hosts import RankSlot
+from remesh.carried.hosts.host_list import RankSlot
 from remesh.carried.hosts.process_ids import find_process_id
 from remesh.carried.images.form.kinds import Command
 from remesh.carried.rounds.job_folder import JobSpec
 from remesh.wire.token import Token
 
-_MODULE = "remesh.carried.torch.program"
+_MODULE = "remesh.carried.torch.program_start"
 _DEFAULTS: Final = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none"}
 """Defaults that a user may change. torch's own store would be at that address; none is, and nothing connects to it."""
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from remesh.carried.hosts.hosts import Host, assign_slots, count_ranks, parse_hosts
+from remesh.carried.hosts.host_list import Host, assign_slots, count_ranks, parse_hosts
 from remesh.carried.rounds.job_folder import JobFolder
 from remesh.foundation.errors import ConfigError, Error
 
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"remesh: {error}\n")
         return 1
     ranks = [slot.rank for slot in assign_slots(hosts) if slot.host_index == index]
-    command = [sys.executable, "-m", "remesh.carried.torch.keeper", *for_keepers]
+    command = [sys.executable, "-m", "remesh.carried.torch.rank_keeper", *for_keepers]
     keepers = [subprocess.Popen([*command, "--rank", str(rank)], stdin=subprocess.DEVNULL) for rank in ranks]
     _wait(keepers)
     for rank, keeper in zip(ranks, keepers, strict=True):

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from remesh.carried.hosts.hosts import Host, is_loopback
+from remesh.carried.hosts.host_list import Host, is_loopback
 from remesh.testbed import Testbed
 from remesh.testbed.inside import command_inside
 

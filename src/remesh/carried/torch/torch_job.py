@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from remesh import testbed
 from remesh.carried.hosts.apart import check_apart
-from remesh.carried.hosts.hosts import Host, assign_slots, describe_hosts, is_loopback
+from remesh.carried.hosts.host_list import Host, assign_slots, describe_hosts, is_loopback
 from remesh.carried.hosts.job_hosts import Entrance, JobHosts, make_testbed
 from remesh.carried.images.form.kinds import OpenFilePolicy
 from remesh.carried.rounds.checkpointing import Settings

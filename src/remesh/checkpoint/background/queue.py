@@ -27,7 +27,8 @@ from collections import deque
 from collections.abc import Callable
 from weakref import WeakSet
 
-from remesh.checkpoint.background.callers import (
+from remesh.checkpoint.background.settling import Settling
+from remesh.checkpoint.background.writers import (
     AsyncCaller,
     AsyncRequest,
     PersistentAsyncCaller,
@@ -35,8 +36,7 @@ from remesh.checkpoint.background.callers import (
     TemporalAsyncCaller,
     ThreadAsyncCaller,
 )
-from remesh.checkpoint.background.settling import Settling
-from remesh.checkpoint.errors import CheckpointingException
+from remesh.checkpoint.checkpoint_errors import CheckpointingException
 from remesh.comm.gather import Group, all_gather_json, gather_from, group_rank, group_size
 from remesh.foundation.errors import PeerError
 from remesh.foundation.thread_pool import before_end

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import torch
 
-from remesh.checkpoint.errors import CheckpointingException, CheckpointMismatchError, as_checkpoint_errors
+from remesh.checkpoint.checkpoint_errors import CheckpointingException, CheckpointMismatchError, as_checkpoint_errors
 from remesh.device.cuda_devices import CUDA
 from remesh.device.queued_copies import Devices, LockedMemory, QueuedCopy
 

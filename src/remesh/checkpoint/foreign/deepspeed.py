@@ -24,9 +24,9 @@ from typing import Any
 
 import torch
 
-from remesh.checkpoint.errors import CheckpointFormatError, CheckpointPathError
-from remesh.checkpoint.foreign.stand_ins import read_torch_file
-from remesh.checkpoint.formats.stand_ins import StandIn, without_stand_ins
+from remesh.checkpoint.checkpoint_errors import CheckpointFormatError, CheckpointPathError
+from remesh.checkpoint.foreign.torch_files import read_torch_file
+from remesh.checkpoint.formats.inert_objects import StandIn, without_stand_ins
 
 _OWN = ("deepspeed.",)
 _STAGES = {"optimizer_states": 1, "gradients": 2, "weights": 3}

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from remesh.checkpoint.errors import CheckpointMismatchError, CheckpointPathError
+from remesh.checkpoint.checkpoint_errors import CheckpointMismatchError, CheckpointPathError
 from remesh.checkpoint.run.reader import OpenCheckpoint
 from remesh.checkpoint.run.stored_values import read_box
 from remesh.foundation.files import flush, replace_whole

@@ -25,9 +25,9 @@ from typing import Any
 
 import torch
 
-from remesh.checkpoint.errors import CheckpointFormatError, CheckpointPathError
-from remesh.checkpoint.foreign.stand_ins import read_torch_file
-from remesh.checkpoint.formats.stand_ins import without_stand_ins
+from remesh.checkpoint.checkpoint_errors import CheckpointFormatError, CheckpointPathError
+from remesh.checkpoint.foreign.torch_files import read_torch_file
+from remesh.checkpoint.formats.inert_objects import without_stand_ins
 from remesh.checkpoint.run.writer import RankState, begin_save, commit_save, store_entities
 from remesh.checkpoint.storage import Location
 from remesh.checkpoint.values.entities import ShardedBase, ShardedObject, ShardedTensor

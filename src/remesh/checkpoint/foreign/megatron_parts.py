@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from remesh.checkpoint.errors import CheckpointMismatchError, CheckpointPathError
+from remesh.checkpoint.checkpoint_errors import CheckpointMismatchError, CheckpointPathError
 from remesh.checkpoint.foreign.megatron_legacy import (
     EMBEDDING,
     FILE,
@@ -35,7 +35,7 @@ from remesh.checkpoint.foreign.megatron_legacy import (
     kind_of,
     kinds_of,
 )
-from remesh.checkpoint.formats.stand_ins import without_stand_ins
+from remesh.checkpoint.formats.inert_objects import without_stand_ins
 from remesh.checkpoint.run.reader import OpenCheckpoint
 from remesh.checkpoint.run.stored_values import read_box
 from remesh.foundation.errors import ConfigError

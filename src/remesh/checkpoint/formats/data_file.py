@@ -37,9 +37,9 @@ import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
-from remesh.checkpoint.errors import CheckpointFormatError, CheckpointMismatchError
+from remesh.checkpoint.checkpoint_errors import CheckpointFormatError, CheckpointMismatchError
 from remesh.checkpoint.formats.blob_frame import Frame, bytes_of, frame_of
-from remesh.checkpoint.formats.stand_ins import LOOK_UP, dump_with_stand_ins, find_stand_in, stand_ins_for
+from remesh.checkpoint.formats.inert_objects import LOOK_UP, dump_with_stand_ins, find_stand_in, stand_ins_for
 from remesh.checkpoint.storage import Location, store_of
 from remesh.checkpoint.storage.integrity import BLOCK_BYTES, Trailer
 from remesh.checkpoint.storage.joined_checksums import join_blocks

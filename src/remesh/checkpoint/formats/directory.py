@@ -26,7 +26,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
-from remesh.checkpoint.errors import CheckpointFormatError, CheckpointPathError
+from remesh.checkpoint.checkpoint_errors import CheckpointFormatError, CheckpointPathError
 from remesh.checkpoint.formats.data_file import dump_object, load_object
 from remesh.checkpoint.formats.zarr_format import remove_arrays, remove_staged
 from remesh.checkpoint.storage import Directory, Location, location_of, store_of

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from numpy.lib.stride_tricks import as_strided
 
-from remesh.checkpoint.errors import CheckpointFormatError, CheckpointMismatchError
+from remesh.checkpoint.checkpoint_errors import CheckpointFormatError, CheckpointMismatchError
 from remesh.checkpoint.formats.blob_frame import Frame, bytes_of, frame_of
 from remesh.checkpoint.formats.data_file import load_object, read_tensor
 from remesh.checkpoint.formats.small_blobs import Small, read_small

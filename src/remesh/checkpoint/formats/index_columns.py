@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from remesh.checkpoint.errors import CheckpointFormatError
+from remesh.checkpoint.checkpoint_errors import CheckpointFormatError
 from remesh.checkpoint.plan.manifest import Extent, Manifest, Place, StoredChunk, StoredTensor
 from remesh.checkpoint.storage import Location
 from remesh.foundation.errors import LayoutError

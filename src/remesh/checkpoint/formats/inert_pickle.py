@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from remesh.checkpoint.errors import CheckpointFormatError
+from remesh.checkpoint.checkpoint_errors import CheckpointFormatError
 from remesh.checkpoint.storage import Location
 
 _DCP = "torch.distributed.checkpoint"

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import torch
 
-from remesh.checkpoint.errors import CheckpointFormatError, CheckpointMismatchError, CheckpointPathError
+from remesh.checkpoint.checkpoint_errors import CheckpointFormatError, CheckpointMismatchError, CheckpointPathError
 from remesh.checkpoint.formats.data_file import elements_of
 from remesh.checkpoint.plan.manifest import Extent, Manifest, StoredChunk, StoredTensor
 from remesh.checkpoint.storage import Location, store_of

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from remesh.checkpoint.errors import CheckpointFormatError
+from remesh.checkpoint.checkpoint_errors import CheckpointFormatError
 from remesh.checkpoint.formats.blob_frame import Frame, frame_of
 from remesh.checkpoint.formats.index_columns import ColumnTensors
 from remesh.checkpoint.plan.manifest import StoredTensor

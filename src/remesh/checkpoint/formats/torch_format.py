@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from remesh.checkpoint.errors import CheckpointFormatError
+from remesh.checkpoint.checkpoint_errors import CheckpointFormatError
 from remesh.checkpoint.formats.directory import COLUMNS_FNAME, METADATA_FNAME
 from remesh.checkpoint.formats.index_columns import decode_columns
 from remesh.checkpoint.formats.inert_pickle import Record, brief, load_inert

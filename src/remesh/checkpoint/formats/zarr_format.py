@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from remesh.checkpoint.errors import CheckpointFormatError, CheckpointMismatchError
+from remesh.checkpoint.checkpoint_errors import CheckpointFormatError, CheckpointMismatchError
 from remesh.checkpoint.formats.data_file import elements_of
 from remesh.checkpoint.plan.manifest import Extent, Manifest, StoredChunk, StoredTensor
 from remesh.checkpoint.storage import Entry, Location, store_of

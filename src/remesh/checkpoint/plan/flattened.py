@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from remesh.checkpoint.errors import CheckpointMismatchError
+from remesh.checkpoint.checkpoint_errors import CheckpointMismatchError
 from remesh.checkpoint.plan.manifest import Manifest, StoredTensor
 from remesh.checkpoint.values.entities import ShardedBase, ShardedTensor
 from remesh.layout import (

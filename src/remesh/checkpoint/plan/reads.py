@@ -18,7 +18,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from remesh.checkpoint.errors import CheckpointMismatchError
+from remesh.checkpoint.checkpoint_errors import CheckpointMismatchError
 from remesh.checkpoint.plan.manifest import Extent, Manifest, StoredChunk, StoredTensor
 from remesh.layout import Box, Layout, Shard, compute_missing, compute_overlap
 

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from remesh.checkpoint.errors import CheckpointFormatError, CheckpointMismatchError
+from remesh.checkpoint.checkpoint_errors import CheckpointFormatError, CheckpointMismatchError
 from remesh.checkpoint.formats.data_file import dump_object, load_object
-from remesh.checkpoint.run.steps import take_step
+from remesh.checkpoint.run.collective_steps import take_step
 from remesh.checkpoint.values.nests import Path, diff, name_of, nested_leaves
 from remesh.comm.gather import Group, gather_bytes, group_device, group_rank
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from remesh.checkpoint.errors import (
+from remesh.checkpoint.checkpoint_errors import (
     CheckpointingException,
     CheckpointMismatchError,
     as_checkpoint_errors,

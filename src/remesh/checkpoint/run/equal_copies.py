@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import torch
 
-from remesh.checkpoint.errors import CheckpointMismatchError
+from remesh.checkpoint.checkpoint_errors import CheckpointMismatchError
 from remesh.checkpoint.formats.data_file import elements_of
 from remesh.checkpoint.run.common_data import named, warn_once
 from remesh.comm.gather import Group, gather_from, group_rank

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from remesh.checkpoint.errors import CheckpointPathError, as_checkpoint_errors
+from remesh.checkpoint.checkpoint_errors import CheckpointPathError, as_checkpoint_errors
 from remesh.checkpoint.formats.directory import CONFIG_FNAME, METADATA_FNAME, is_leftover, maybe_load_config
 from remesh.checkpoint.formats.zarr_format import folders_below, remove_arrays
 from remesh.checkpoint.plan.step_names import step_of

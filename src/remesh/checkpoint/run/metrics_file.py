@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 
-from remesh.checkpoint.errors import CheckpointFormatError, CheckpointMismatchError
+from remesh.checkpoint.checkpoint_errors import CheckpointFormatError, CheckpointMismatchError
 from remesh.checkpoint.formats.directory import METRICS_FNAME
 from remesh.checkpoint.storage import Location, store_of
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from remesh.checkpoint.errors import CheckpointMismatchError
+from remesh.checkpoint.checkpoint_errors import CheckpointMismatchError
 from remesh.layout.from_torch import Piece, piece_of
 from remesh.layout.torch_memory import find_shared, is_there, put_back
 

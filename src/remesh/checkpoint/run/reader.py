@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import increment_version
 
-from remesh.checkpoint.errors import (
+from remesh.checkpoint.checkpoint_errors import (
     CheckpointFormatError,
     CheckpointingException,
     CheckpointMismatchError,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from remesh.checkpoint.errors import CheckpointMismatchError, as_checkpoint_errors
+from remesh.checkpoint.checkpoint_errors import CheckpointMismatchError, as_checkpoint_errors
 from remesh.checkpoint.formats.safetensors_format import (
     FORMAT,
     MAX_FILE_BYTES,

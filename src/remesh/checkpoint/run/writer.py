@@ -24,7 +24,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from remesh.checkpoint.background.staging import Copies as StagedCopies
-from remesh.checkpoint.errors import CheckpointMismatchError, as_checkpoint_error
+from remesh.checkpoint.checkpoint_errors import CheckpointMismatchError, as_checkpoint_error
 from remesh.checkpoint.formats.data_file import dump_object, write_data_file
 from remesh.checkpoint.formats.directory import (
     COMMON_STATE_FNAME,
@@ -40,9 +40,9 @@ from remesh.checkpoint.formats.index_files import IndexFiles, stage_index
 from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION
 from remesh.checkpoint.plan.flattened import shapes_before_flattening, stored_form, unflatten_all
 from remesh.checkpoint.plan.writes import Written, assemble_index, select_objects, select_tensors
+from remesh.checkpoint.run.collective_steps import take_step
 from remesh.checkpoint.run.common_data import NAME, check_each, digest_of, warn_of_differences
 from remesh.checkpoint.run.equal_copies import Copies, check_equal, digests_of
-from remesh.checkpoint.run.steps import take_step
 from remesh.checkpoint.storage import Location
 from remesh.checkpoint.storage.save_lock import SaveLock, check_found, held
 from remesh.checkpoint.values.entities import ShardedBase, ShardedTensor, check_has_values

@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from remesh.checkpoint.errors import CheckpointFormatError
+from remesh.checkpoint.checkpoint_errors import CheckpointFormatError
 from remesh.checkpoint.storage import Location, store_of
 from remesh.checkpoint.storage.integrity import BLOCK_BYTES, Trailer
 from remesh.checkpoint.storage.joined_checksums import join_groups

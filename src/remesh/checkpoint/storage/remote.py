@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from remesh.checkpoint.errors import StoreFailedError
+from remesh.checkpoint.checkpoint_errors import StoreFailedError
 from remesh.checkpoint.storage.store import Entry, NewFile, RangedFile, Store
 from remesh.foundation.errors import ConfigError
 from remesh.foundation.settings import STORE_TIMEOUT_S

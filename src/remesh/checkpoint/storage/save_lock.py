@@ -29,7 +29,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from remesh.checkpoint.errors import CheckpointPathError, as_checkpoint_error
+from remesh.checkpoint.checkpoint_errors import CheckpointPathError, as_checkpoint_error
 from remesh.checkpoint.storage import Location, store_of
 from remesh.foundation.errors import Error
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from remesh.checkpoint.errors import CheckpointingException, CheckpointMismatchError
+from remesh.checkpoint.checkpoint_errors import CheckpointingException, CheckpointMismatchError
 from remesh.layout import Box
 from remesh.layout.from_torch import why_without_memory
 

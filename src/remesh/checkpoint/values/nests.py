@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from remesh.checkpoint.errors import CheckpointMismatchError
+from remesh.checkpoint.checkpoint_errors import CheckpointMismatchError
 from remesh.checkpoint.values.entities import LocalNonpersistentObject, ShardedBase
 from remesh.layout.from_torch import Piece
 

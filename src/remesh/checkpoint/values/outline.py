@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from remesh.checkpoint.errors import CheckpointMismatchError
-from remesh.checkpoint.values.checks import object_problem, raise_problems, tensor_problem
+from remesh.checkpoint.checkpoint_errors import CheckpointMismatchError
+from remesh.checkpoint.values.description_checks import object_problem, raise_problems, tensor_problem
 from remesh.checkpoint.values.entities import ShardedBase, ShardedObject, ShardedTensor, is_main_replica
 from remesh.layout.box_array import BoxArray, is_disjoint
 from remesh.layout.from_torch import dtype_name, torch_dtype

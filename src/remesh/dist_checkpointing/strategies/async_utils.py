@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 
-from remesh.checkpoint.background.callers import (
+from remesh.checkpoint.background.queue import AsyncCallsQueue
+from remesh.checkpoint.background.writers import (
     AsyncCaller,
     AsyncRequest,
     PersistentAsyncCaller,
@@ -13,7 +14,6 @@ from remesh.checkpoint.background.callers import (
     TemporalAsyncCaller,
     ThreadAsyncCaller,
 )
-from remesh.checkpoint.background.queue import AsyncCallsQueue
 from remesh.foundation.collector import collector_at_rest as _disable_gc
 
 __all__ = [

@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, TypeVar
 
-from remesh.checkpoint.background.callers import AsyncRequest
 from remesh.checkpoint.background.queue import AsyncCallsQueue
-from remesh.checkpoint.errors import CheckpointFormatError, CheckpointingException, CheckpointMismatchError
+from remesh.checkpoint.background.writers import AsyncRequest
+from remesh.checkpoint.checkpoint_errors import CheckpointFormatError, CheckpointingException, CheckpointMismatchError
 from remesh.checkpoint.formats.directory import maybe_load_config
 from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION
 from remesh.checkpoint.storage import Directory, location_of

@@ -26,7 +26,7 @@ from torch.distributed.checkpoint import FileSystemWriter, SavePlan, SavePlanner
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.storage import WriteResult
 
-from remesh.checkpoint.errors import CheckpointingException, as_checkpoint_errors
+from remesh.checkpoint.checkpoint_errors import CheckpointingException, as_checkpoint_errors
 from remesh.checkpoint.formats.data_file import write_data_file
 from remesh.checkpoint.storage import location_of
 from remesh.comm.gather import group_rank

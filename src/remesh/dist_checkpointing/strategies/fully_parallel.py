@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
-from remesh.checkpoint.background.callers import AsyncRequest
-from remesh.checkpoint.errors import CheckpointingException
+from remesh.checkpoint.background.writers import AsyncRequest
+from remesh.checkpoint.checkpoint_errors import CheckpointingException
 from remesh.checkpoint.storage import Directory
 from remesh.checkpoint.values.entities import ShardedBase, ShardedObject, ShardedStateDict, ShardedTensor, StateDict
 from remesh.checkpoint.values.nests import dict_list_map_inplace, dict_list_map_outplace, nested_values

@@ -12,8 +12,8 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.checkpoint import CheckpointException, DefaultSavePlanner, Metadata, SavePlan, SavePlanner
 
-from remesh.checkpoint.errors import CheckpointingException
-from remesh.checkpoint.run.steps import take_step
+from remesh.checkpoint.checkpoint_errors import CheckpointingException
+from remesh.checkpoint.run.collective_steps import take_step
 from remesh.comm.gather import Group, gather_from, step_together
 from remesh.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync, result_of
 from remesh.foundation.torch_private import DistWrapper

@@ -14,16 +14,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from remesh.checkpoint.background.callers import AsyncRequest
 from remesh.checkpoint.background.settling import Settling
 from remesh.checkpoint.background.staging import Copies, StagingBuffers
-from remesh.checkpoint.errors import CheckpointingException, CheckpointMismatchError
+from remesh.checkpoint.background.writers import AsyncRequest
+from remesh.checkpoint.checkpoint_errors import CheckpointingException, CheckpointMismatchError
 from remesh.checkpoint.formats.directory import CONFIG_FNAME, METADATA_FNAME
 from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION
 from remesh.checkpoint.plan.manifest import Manifest
+from remesh.checkpoint.run.collective_steps import take_step
 from remesh.checkpoint.run.reader import Fill, OpenCheckpoint, describe_whole, open_checkpoint, plan_fill, run_fill
 from remesh.checkpoint.run.removal import remove_tensors
-from remesh.checkpoint.run.steps import take_step
 from remesh.checkpoint.run.writer import (
     SavePart,
     SaveUnderWay,

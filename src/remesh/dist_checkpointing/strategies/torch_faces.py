@@ -10,7 +10,7 @@ import torch
 from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, LoadPlan, Metadata, SavePlan
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from remesh.checkpoint.errors import CheckpointingException, CheckpointMismatchError
+from remesh.checkpoint.checkpoint_errors import CheckpointingException, CheckpointMismatchError
 from remesh.checkpoint.plan.flattened import stored_form
 from remesh.checkpoint.values.entities import ShardedObject, ShardedStateDict, ShardedTensor, is_main_replica
 from remesh.checkpoint.values.nests import items_of, nested_leaves

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from remesh.checkpoint.errors import (
+from remesh.checkpoint.checkpoint_errors import (
     CheckpointMismatchError,
     as_checkpoint_errors,
 )
@@ -31,7 +31,7 @@ from remesh.checkpoint.formats.zarr_format import (
     write_cell,
     write_object,
 )
-from remesh.checkpoint.run.steps import take_first_step, take_step
+from remesh.checkpoint.run.collective_steps import take_first_step, take_step
 from remesh.checkpoint.run.writer import commit_native, save_under_way
 from remesh.checkpoint.storage import Directory, location_of, store_of
 from remesh.checkpoint.storage.integrity import BLOCKS_FNAME, TABLE_BLOCK_BYTES, Trailer, write_blocks
@@ -52,7 +52,7 @@ from remesh.dist_checkpointing.strategies.base import (
 from remesh.dist_checkpointing.strategies.torch import TorchDistLoadShardedStrategy
 from remesh.layout import Shard, boxes_of_flat_range
 from remesh.layout.from_torch import Piece, dtype_name
-from remesh.resharding.api import reshard
+from remesh.resharding.reshard_api import reshard
 
 _Row = Sequence[Any]
 """``(key, dtype, global shape, shape of the cell)`` of a shard."""

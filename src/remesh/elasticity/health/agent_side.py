@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from remesh.elasticity.health.machine import HealthMachine, HealthView
-from remesh.elasticity.health.pace import Pace, PaceJudge
+from remesh.elasticity.health.health_machine import HealthMachine, HealthView
+from remesh.elasticity.health.straggler_pace import Pace, PaceJudge
 from remesh.elasticity.health.verdicts import RankStack, find_stragglers
 from remesh.elasticity.membership.instructions import Instruction, StragglerFound
 from remesh.elasticity.model.generation import Generation

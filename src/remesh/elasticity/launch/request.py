@@ -20,7 +20,7 @@ from torch.distributed.elastic.events import get_logging_handler
 from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.run import config_from_args, determine_local_world_size, get_args_parser
 
-from remesh.elasticity.launch.checks import (
+from remesh.elasticity.launch.flag_checks import (
     check_conf,
     check_endpoints,
     check_numbers,

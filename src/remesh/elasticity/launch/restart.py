@@ -4,7 +4,7 @@
 logs, the monitor loop, restarts, the exit barrier, the error file. What is added comes in by two public ways:
 
 - *the rendezvous handler*, which torch's agent asks for each attempt, and between attempts for nodes that wait. So each
-  attempt has a store of its own (:mod:`remesh.elasticity.launch.meeting`), restarts are reported, and a failure that
+  attempt has a store of its own (:mod:`remesh.elasticity.launch.rendezvous`), restarts are reported, and a failure that
   ended the job on one node is left in the store, where all other agents find it within a monitor interval, and end,
   too;
 - *torch's events*, which say which workers were started.
@@ -38,7 +38,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.launcher.api import LaunchConfig, launch_agent
 
-from remesh.elasticity.launch.meeting import ForwardingRendezvous, open_meeting
+from remesh.elasticity.launch.rendezvous import ForwardingRendezvous, open_meeting
 from remesh.elasticity.model.outcome import (
     MOST_TRACED,
     Category,

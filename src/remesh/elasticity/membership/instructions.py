@@ -1,6 +1,6 @@
 """Events and instructions of an agent's state machine, as values.
 
-The machine itself is in :mod:`remesh.elasticity.membership.machine`.
+The machine itself is in :mod:`remesh.elasticity.membership.membership_machine`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Table of an agent's phases and transitions, which its state machine obeys.
 
-:mod:`remesh.elasticity.membership.machine` refuses a change of phase that is not in `TRANSITIONS`; the diagram of
-``docs/elastic/protocol.md`` is drawn from it, and a test sees every row happen. What an agent does only once in a phase
-stands in `DEEDS`.
+:mod:`remesh.elasticity.membership.membership_machine` refuses a change of phase that is not in `TRANSITIONS`; the
+diagram of ``docs/elastic/protocol.md`` is drawn from it, and a test sees every row happen. What an agent does only once
+in a phase stands in `DEEDS`.
 """
 
 from __future__ import annotations

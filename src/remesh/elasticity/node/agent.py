@@ -1,4 +1,4 @@
-"""Agent of a node: the shell around :mod:`remesh.elasticity.membership.machine`.
+"""Agent of a node: the shell around :mod:`remesh.elasticity.membership.membership_machine`.
 
 It starts the workers (:mod:`remesh.elasticity.node.processes`, one by one, so that one may die alone), hears them
 (:mod:`remesh.elasticity.node.switchboard`), speaks to the store (:mod:`remesh.elasticity.node.store_side`), and carries
@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from remesh.elasticity.health.agent_side import HealthWatch, PaceReport, StackReport
-from remesh.elasticity.health.machine import HealthMachine
-from remesh.elasticity.health.pace import PaceJudge
+from remesh.elasticity.health.health_machine import HealthMachine
+from remesh.elasticity.health.straggler_pace import PaceJudge
 from remesh.elasticity.membership import instructions as do
 from remesh.elasticity.membership.instructions import Event, Instruction
-from remesh.elasticity.membership.machine import AgentMachine
+from remesh.elasticity.membership.membership_machine import AgentMachine
 from remesh.elasticity.membership.phases import Phase
 from remesh.elasticity.model.generation import NodeInfo
 from remesh.elasticity.model.outcome import Outcome, describe_signal
@@ -31,10 +31,10 @@ from remesh.elasticity.node.processes import ProcessSpec, WorkerProcesses
 from remesh.elasticity.node.store_side import MovedBeforeError, StoreSide
 from remesh.elasticity.node.switchboard import SEND_TIMEOUT_S, Deaf, HungUp, SnapshotOffer, Switchboard
 from remesh.elasticity.own_folder import own_folder
-from remesh.elasticity.snapshots.keeper import SnapshotKeeper
 from remesh.elasticity.snapshots.shelves import choose_readers
+from remesh.elasticity.snapshots.snapshot_keeper import SnapshotKeeper
 from remesh.elasticity.store.home import StoreHome
-from remesh.elasticity.store.server import StoreWatch
+from remesh.elasticity.store.store_servers import StoreWatch
 from remesh.elasticity.telemetry.events import EventLog
 from remesh.foundation.exit_codes import of_signal
 from remesh.foundation.settings import AGENT, EVENTS, LINK, NODE

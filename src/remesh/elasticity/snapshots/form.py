@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from remesh.elasticity.snapshots.header import HEAD, HEADER_BYTES, MAGIC
+from remesh.elasticity.snapshots.snapshot_header import HEAD, HEADER_BYTES, MAGIC
 from remesh.foundation.checksums import crc32
 from remesh.foundation.errors import FormatError
 from remesh.layout import Box, Shard

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from remesh.elasticity.snapshots.form import read_description
-from remesh.elasticity.snapshots.shared_memory import SnapshotBuffer
-from remesh.elasticity.state import HeldState
+from remesh.elasticity.snapshots.snapshot_memory import SnapshotBuffer
+from remesh.elasticity.training_state import HeldState
 from remesh.layout.from_torch import Piece, torch_dtype
 
 

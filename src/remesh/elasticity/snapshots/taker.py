@@ -27,9 +27,9 @@ from remesh.device.cuda_devices import CUDA
 from remesh.device.queued_copies import Devices, LockedMemory, QueuedCopy
 from remesh.elasticity.snapshots.choice import SnapshotChoice
 from remesh.elasticity.snapshots.form import SnapshotDescription, TensorEntry, plan_starts, write_description
-from remesh.elasticity.snapshots.shared_memory import SnapshotBuffer
-from remesh.elasticity.snapshots.wire import SEND_TIMEOUT_S, send_parcel
-from remesh.elasticity.state import HeldState
+from remesh.elasticity.snapshots.snapshot_memory import SnapshotBuffer
+from remesh.elasticity.snapshots.snapshot_transfer import SEND_TIMEOUT_S, send_parcel
+from remesh.elasticity.training_state import HeldState
 from remesh.foundation.errors import Error
 from remesh.foundation.threads import make_thread
 from remesh.layout.from_torch import Piece, dtype_name

@@ -39,7 +39,8 @@ from remesh.elasticity.model.generation import Generation, NodeInfo
 from remesh.elasticity.store.admission import CARD_KEY, show_card
 from remesh.elasticity.store.card import JobCard
 from remesh.elasticity.store.endpoint import join_endpoint, split_endpoint
-from remesh.elasticity.store.server import (
+from remesh.elasticity.store.shared import JobStore
+from remesh.elasticity.store.store_servers import (
     STORE_SILENCE_S,
     StoreClient,
     StoreServer,
@@ -47,7 +48,6 @@ from remesh.elasticity.store.server import (
     bind_endpoint,
     names_this_machine,
 )
-from remesh.elasticity.store.shared import JobStore
 from remesh.elasticity.store.tunnel import Refusal, Tunnels
 from remesh.foundation.errors import ConfigError, PeerError
 from remesh.foundation.threads import make_thread

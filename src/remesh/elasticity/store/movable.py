@@ -23,8 +23,8 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 from remesh.elasticity.model.generation import Generation, NodeInfo
 from remesh.elasticity.model.rank_assignment import MeshMember
 from remesh.elasticity.store.home import Address, MovingNode, StoreHome
-from remesh.elasticity.store.server import StoreWatch
 from remesh.elasticity.store.shared import JobStore
+from remesh.elasticity.store.store_servers import StoreWatch
 from remesh.foundation.errors import PeerError
 
 _POLL_S = 0.02

@@ -6,7 +6,7 @@
    one reshard plan for all tensors;
 3. a step at which some box has no holder is left out on all ranks alike, so that no rank mixes two steps; the last
    checkpoint comes in its place among the steps, after memory of the same step;
-4. the newest step goes by windows, if the program has asked for them (`remesh.elasticity.training.windows`);
+4. the newest step goes by windows, if the program has asked for them (`remesh.elasticity.training.window_fill`);
 5. a job that has resolved no step yet begins anew, and so does one that lost a box before its first checkpoint could be
    there; any other ends with an error, since repeating its steps was not asked for.
 
@@ -33,11 +33,11 @@ from remesh.checkpoint.run.reader import OpenCheckpoint
 from remesh.checkpoint.storage import Location, location_of
 from remesh.comm.gather import all_gather_json, group_rank, step_together
 from remesh.elasticity.model.alike import describe_unlike
-from remesh.elasticity.state import POSITION, CarriedState, HeldState, Moment
 from remesh.elasticity.training.offers import Offers, keep_both
 from remesh.elasticity.training.position import Position
-from remesh.elasticity.training.windows import DOING, FillSource, fill_by_windows, report_lack_of_memory
-from remesh.elasticity.values import merge_values
+from remesh.elasticity.training.window_fill import DOING, FillSource, fill_by_windows, report_lack_of_memory
+from remesh.elasticity.training_state import POSITION, CarriedState, HeldState, Moment
+from remesh.elasticity.typed_values import merge_values
 from remesh.foundation.errors import ConfigError, StorageError
 from remesh.layout.from_torch import Piece
 from remesh.resharding.model.tasks import compute_missing_boxes

@@ -27,9 +27,9 @@ from remesh.elasticity.telemetry.events import EventLog
 from remesh.elasticity.training.position import derive_seed, plan_batch, plan_share
 from remesh.elasticity.training.reading import digest_of_dataset
 from remesh.elasticity.training.readings import Identity
+from remesh.elasticity.training.sample_stream import Stream
 from remesh.elasticity.training.seeds import seed_everything
 from remesh.elasticity.training.session import TrainingSession
-from remesh.elasticity.training.stream import Stream
 from remesh.foundation.errors import ConfigError
 from remesh.foundation.options import check_option
 

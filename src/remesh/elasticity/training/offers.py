@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from remesh.elasticity.state import HeldState, Moment
+from remesh.elasticity.training_state import HeldState, Moment
 from remesh.layout.from_torch import Piece, join_if_alike, join_pieces
 
 

@@ -8,7 +8,7 @@ from typing import Protocol
 from remesh.checkpoint.storage import Location
 from remesh.elasticity.model.generation import Generation
 from remesh.elasticity.snapshots.taker import SnapshotTaker
-from remesh.elasticity.state import HeldState
+from remesh.elasticity.training_state import HeldState
 from remesh.groups.lower import LowerHalf
 
 

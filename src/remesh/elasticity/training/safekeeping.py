@@ -16,13 +16,13 @@ from remesh.checkpoint.run.reader import is_complete
 from remesh.checkpoint.storage import Location
 from remesh.comm.gather import all_gather_json
 from remesh.elasticity.snapshots.choice import SnapshotChoice, choose_boxes
-from remesh.elasticity.state import CarriedState, HeldState
 from remesh.elasticity.telemetry.events import EventLog
 from remesh.elasticity.training.place import JobOptions, RankPlace
 from remesh.elasticity.training.position import Position
-from remesh.elasticity.values import merge_values
-from remesh.resharding.api import gather_moves
+from remesh.elasticity.training_state import CarriedState, HeldState
+from remesh.elasticity.typed_values import merge_values
 from remesh.resharding.model.tasks import compute_missing_boxes
+from remesh.resharding.reshard_api import gather_moves
 
 
 class Safekeeping:

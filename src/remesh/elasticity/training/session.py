@@ -4,7 +4,7 @@ How a step is taken by all or by none: a vote is one all-reduce. A rank that see
 voted. A rank whose all-reduce fails does not know; it goes to the meeting *in doubt*, and if any survivor saw the
 result, the rank takes the step too, for its gradients are complete (see :mod:`remesh.elasticity.model.generation`).
 
-Where it stands in its step is the state machine of :mod:`remesh.elasticity.training.step`; what it reads,
+Where it stands in its step is the state machine of :mod:`remesh.elasticity.training.step_machine`; what it reads,
 :mod:`remesh.elasticity.training.readings`. Plain values are kept as they were at the program's last call, but for those
 that a step has changed: what a program does in between (an evaluation, a scheduler's epoch) is done anew where a rank
 is lost in it.
@@ -29,7 +29,6 @@ from remesh.checkpoint.storage import Location
 from remesh.comm.gather import all_gather_json, step_together
 from remesh.elasticity.gradients import ADVICE as GRADIENT_ADVICE, Gradients, find_unlike
 from remesh.elasticity.model.alike import describe_unlike
-from remesh.elasticity.state import POSITION, CarriedState, HeldState, PlainSettings
 from remesh.elasticity.telemetry.events import EventLog
 from remesh.elasticity.training.fill import FillRules, fill_state
 from remesh.elasticity.training.offers import Offers
@@ -37,8 +36,9 @@ from remesh.elasticity.training.place import Caller, JobOptions, Leave, RankPlac
 from remesh.elasticity.training.position import Position
 from remesh.elasticity.training.readings import Identity, OnChange, Readings
 from remesh.elasticity.training.safekeeping import Safekeeping
-from remesh.elasticity.training.step import Instruction, StepEvent, StepMachine, StepPhase
-from remesh.elasticity.training.stream import ORDER_ADVICE, Stream
+from remesh.elasticity.training.sample_stream import ORDER_ADVICE, Stream
+from remesh.elasticity.training.step_machine import Instruction, StepEvent, StepMachine, StepPhase
+from remesh.elasticity.training_state import POSITION, CarriedState, HeldState, PlainSettings
 from remesh.foundation.checksums import crc32
 from remesh.foundation.errors import ConfigError, PeerError
 from remesh.foundation.options import check_option

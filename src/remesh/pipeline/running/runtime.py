@@ -5,7 +5,7 @@ One step on one rank, in order:
 0. Before the first one all ranks meet: each reports its stage, its host, and a digest of all that must be alike.
 1. All ranks exchange the shapes of their batch, in one small gather. Known shapes have their plans already; for new
    ones all survey their values and plan the routes. What is wrong is raised here, on all ranks alike.
-2. The rank takes its part in the step (`remesh.pipeline.running.step`).
+2. The rank takes its part in the step (`remesh.pipeline.running.step_runner`).
 
 After an error in a step meet again in a new group, and take the step again.
 """
@@ -25,16 +25,23 @@ from remesh.device.streams import SideStream
 from remesh.foundation.options import check_options
 from remesh.layout.from_torch import dtype_name
 from remesh.pipeline.actions import Action
-from remesh.pipeline.check import check_schedule
 from remesh.pipeline.graph import Edge, StageGraph
 from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.queues import Queue, check_queues, plan_queues
 from remesh.pipeline.running.edges import Payload, StageRoute, plan_route
 from remesh.pipeline.running.stage import Stage, cut_microbatches
-from remesh.pipeline.running.step import DOING, StepPart, StepReport, StepRun
-from remesh.pipeline.running.survey import Places, StageValues, device_of, names_made, survey_places, survey_values
+from remesh.pipeline.running.stage_survey import (
+    Places,
+    StageValues,
+    device_of,
+    names_made,
+    survey_places,
+    survey_values,
+)
+from remesh.pipeline.running.step_runner import DOING, StepPart, StepReport, StepRun
 from remesh.pipeline.schedule import Schedule
-from remesh.pipeline.simulate import Transfers
+from remesh.pipeline.schedule_check import check_schedule
+from remesh.pipeline.step_simulation import Transfers
 from remesh.resharding.planning.transfer import PlanOptions
 
 RUNNABLE = (Transfers.ASYNC, Transfers.BLOCKING)

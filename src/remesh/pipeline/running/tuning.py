@@ -16,7 +16,7 @@ from remesh.pipeline.actions import ActionKind
 from remesh.pipeline.costs import Costs, EdgeCost, Lines, StageCost
 from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.running.runtime import Pipeline
-from remesh.pipeline.running.step import StepReport
+from remesh.pipeline.running.step_runner import StepReport
 
 _DOING = "gathering what a pipeline step cost"
 

@@ -42,7 +42,7 @@ from remesh.resharding.model.slices import IntArray, distinct, runs_of
 from remesh.resharding.model.tasks import TensorMove
 from remesh.resharding.schedule.chunks import Part, PartRows
 from remesh.resharding.schedule.grid_rows import GridRows
-from remesh.resharding.schedule.messages import MessageRows
+from remesh.resharding.schedule.message_rows import MessageRows
 from remesh.resharding.schedule.rows import OWNED, Rows
 
 _DOING = "checking a reshard plan"

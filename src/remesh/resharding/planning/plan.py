@@ -26,7 +26,7 @@ from remesh.resharding.planning.check import check_plan, check_rank
 from remesh.resharding.planning.plan_json import PlanFields, fields_from_json, fields_to_json
 from remesh.resharding.schedule.chunks import ChunkTable
 from remesh.resharding.schedule.grid_rows import GridRows
-from remesh.resharding.schedule.messages import MessageRows, PlannedMessages
+from remesh.resharding.schedule.message_rows import MessageRows, PlannedMessages
 from remesh.resharding.schedule.rows import Rows, columns_of
 
 

@@ -40,7 +40,7 @@ from remesh.resharding.model.slices import IntArray
 from remesh.resharding.model.tasks import TensorMove, number_layouts
 from remesh.resharding.schedule.chunks import Chunks, PartRows
 from remesh.resharding.schedule.grid_rows import GridRows
-from remesh.resharding.schedule.messages import MessageRows
+from remesh.resharding.schedule.message_rows import MessageRows
 from remesh.resharding.schedule.rows import COLUMNS, Ends, Rows, columns_of
 
 FORMAT = "remesh.plan"

@@ -26,8 +26,8 @@ from remesh.resharding.model.program import Copy, Message
 from remesh.resharding.model.tasks import Alike, Missing, TensorMove, stack_moves, unstack
 from remesh.resharding.planning.plan import Plan
 from remesh.resharding.planning.planner import AUTO, DEFAULT_CHUNK_BYTES, MIN_CHUNK_BYTES, check_hosts, plan_reshard
+from remesh.resharding.planning.rank_steps import DEFAULT_WINDOW, Step, choose_window, compute_peak_bytes, compute_steps
 from remesh.resharding.planning.reduction import Reduction, plan_reduction
-from remesh.resharding.planning.steps import DEFAULT_WINDOW, Step, choose_window, compute_peak_bytes, compute_steps
 from remesh.resharding.schedule.chunks import Chunk, KeptChunks
 from remesh.resharding.schedule.grid_rows import GridRows
 

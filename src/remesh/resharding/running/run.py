@@ -46,13 +46,13 @@ from remesh.comm.gather import (
     reporting_lack_of_memory,
     step_together,
 )
-from remesh.comm.tree import Farewell
+from remesh.comm.word_tree import Farewell
 from remesh.foundation.errors import PeerError, PlanError
 from remesh.layout import Box, Shard
 from remesh.layout.from_torch import Piece, torch_dtype
 from remesh.resharding.model.tasks import unstack
 from remesh.resharding.planning.plan import Plan
-from remesh.resharding.planning.steps import Act
+from remesh.resharding.planning.rank_steps import Act
 from remesh.resharding.planning.transfer import RankSteps, Transfer
 from remesh.resharding.running.carry import Link, Mover, Staging, Summer
 from remesh.resharding.running.check_pieces import check_pieces, find_clashes, find_sharing

@@ -38,7 +38,7 @@ from remesh.resharding.model.slices import IntArray
 from remesh.resharding.model.tasks import TensorMove
 from remesh.resharding.schedule.chunks import Chunk, Chunks, ChunkTable, PartRows
 from remesh.resharding.schedule.grid_sides import GridSide, SharedPieces, find_shared
-from remesh.resharding.schedule.messages import Columns, MessageRows
+from remesh.resharding.schedule.message_rows import Columns, MessageRows
 from remesh.resharding.schedule.rows import Ends, Rows
 
 _MAX_PARTS = 8

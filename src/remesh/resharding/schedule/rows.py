@@ -36,7 +36,7 @@ import numpy as np
 
 from remesh.resharding.model.slices import IntArray, distinct, runs_of
 from remesh.resharding.schedule.chunks import Chunks, ends_of
-from remesh.resharding.schedule.messages import Columns, MessageRows, loads_of
+from remesh.resharding.schedule.message_rows import Columns, MessageRows, loads_of
 
 OWNED = -1
 """Stands for the hop before, where the giver has the chunk in its own memory."""

@@ -45,7 +45,7 @@ import numpy as np
 
 from remesh.resharding.model.network import HostLink, Network
 from remesh.resharding.schedule.host_rows import HostRows
-from remesh.resharding.schedule.messages import Columns
+from remesh.resharding.schedule.message_rows import Columns
 from remesh.resharding.schedule.order import HostLanes, Sending, compute_order, lanes_of, lines_of
 from remesh.resharding.schedule.rows import Rows
 from remesh.resharding.schedule.trees import Hop

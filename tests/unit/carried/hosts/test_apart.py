@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from remesh.carried.hosts.apart import check_apart
-from remesh.carried.hosts.hosts import assign_slots, parse_hosts
+from remesh.carried.hosts.host_list import assign_slots, parse_hosts
 from remesh.foundation.errors import ConfigError
 
 _RANKS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from remesh.carried.hosts.hosts import assign_slots, count_ranks, describe_hosts, parse_hosts
+from remesh.carried.hosts.host_list import assign_slots, count_ranks, describe_hosts, parse_hosts
 from remesh.foundation.errors import ConfigError
 
 

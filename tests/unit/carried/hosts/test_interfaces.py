@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from remesh.carried.hosts.hosts import assign_slots, parse_hosts
+from remesh.carried.hosts.host_list import assign_slots, parse_hosts
 from remesh.carried.hosts.interfaces import choose_interface, find_interface
 from remesh.foundation.errors import ConfigError
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from remesh.carried.mpi.calls import header
+from remesh.carried.mpi.calls import calls_header
 from remesh.carried.mpi.calls.error_classes import CLASSES, TEXTS
 from remesh.carried.mpi.calls.table import BY_NUMBER, CALLS, RECORDS, Effect, Replay
 from remesh.carried.mpi.lower.serving import OF_ENGINE, Serving
@@ -18,7 +18,9 @@ def test_every_call_has_a_handler() -> None:
 
 
 def test_the_header_of_the_c_files_says_what_the_tables_say() -> None:
-    assert header.PATH.read_text() == header.make_header(), "run `python -m remesh.carried.mpi.calls.header`"
+    assert calls_header.PATH.read_text() == calls_header.make_header(), (
+        "run `python -m remesh.carried.mpi.calls.calls_header`"
+    )
 
 
 def test_fields_have_one_name_each_and_none_is_missing() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from remesh.carried.hosts.hosts import Host
+from remesh.carried.hosts.host_list import Host
 from remesh.carried.mpi.launch import ROWS, Reach, default_network, find_row, plan_start
 from remesh.carried.mpi.mpis import KINDS, Installation
 from remesh.carried.mpi.rsh import split_command

@@ -31,7 +31,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from remesh.carried.rounds.machine import Ask, Commit, End, Round, RoundPhase, TakeImage
+from remesh.carried.rounds.round_machine import Ask, Commit, End, Round, RoundPhase, TakeImage
 from remesh.carried.rounds.status import Activity, ClockProgress, CollectiveProgress, Status, pairs
 
 Counts = tuple[tuple[str, int], ...]

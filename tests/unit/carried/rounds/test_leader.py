@@ -16,7 +16,7 @@ from remesh.carried.rounds import checkpointing, leader
 from remesh.carried.rounds.checkpointing import Settings
 from remesh.carried.rounds.job_folder import Checkpoint, JobFolder, JobSpec, rank_name
 from remesh.carried.rounds.leader import Coordinator
-from remesh.carried.rounds.machine import Obstacle
+from remesh.carried.rounds.round_machine import Obstacle
 from remesh.carried.rounds.status import Activity, Status
 from remesh.wire.messages import NONCE_BYTES, Conversation, Role
 from remesh.wire.token import Token

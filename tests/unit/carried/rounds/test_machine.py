@@ -10,7 +10,17 @@ from hypothesis import given, strategies as st
 from remesh.carried.rounds.answers import Answers
 from remesh.carried.rounds.clock import decide_by_clock
 from remesh.carried.rounds.drain import compute_missing, find_traffic, is_drained
-from remesh.carried.rounds.machine import PATIENCE_S, Ask, Commit, End, Ending, Obstacle, Round, RoundPhase, TakeImage
+from remesh.carried.rounds.round_machine import (
+    PATIENCE_S,
+    Ask,
+    Commit,
+    End,
+    Ending,
+    Obstacle,
+    Round,
+    RoundPhase,
+    TakeImage,
+)
 from remesh.carried.rounds.status import Activity, ClockProgress, CollectiveProgress, Status, pairs
 from remesh.foundation.errors import FormatError
 

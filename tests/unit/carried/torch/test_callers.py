@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from remesh.carried.torch.callers import Callers
+from remesh.carried.torch.program_lines import Callers
 from remesh.wire.messages import Line, Message
 from remesh.wire.token import Token
 

@@ -6,8 +6,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from remesh.carried.torch.control import ControlThread
 from remesh.carried.torch.gate import Gate
+from remesh.carried.torch.keeper_line import ControlThread
 from remesh.carried.torch.notice import Notice, write_notice
 
 

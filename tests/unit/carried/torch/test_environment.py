@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from remesh.carried.hosts.hosts import assign_slots, parse_hosts
+from remesh.carried.hosts.host_list import assign_slots, parse_hosts
 from remesh.carried.rounds.job_folder import JobSpec
 from remesh.carried.torch.environment import program_command, program_environment
 from remesh.wire.token import Token

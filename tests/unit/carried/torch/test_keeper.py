@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from remesh.carried.rounds.job_folder import JobFolder, JobSpec
-from remesh.carried.torch.keeper import Keeper
+from remesh.carried.torch.rank_keeper import Keeper
 
 
 class _Line:

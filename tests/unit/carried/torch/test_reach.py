@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from remesh.carried.hosts.hosts import Host
+from remesh.carried.hosts.host_list import Host
 from remesh.carried.rounds.job_folder import JobFolder, JobSpec
 from remesh.carried.torch import host
 from remesh.carried.torch.reach import command_on

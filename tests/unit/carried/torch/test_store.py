@@ -13,7 +13,7 @@ import torch.distributed as dist
 from hypothesis import given, strategies as st
 
 from remesh.carried.torch.gate import Gate
-from remesh.carried.torch.store import CarriedStore, StoreLink
+from remesh.carried.torch.program_store import CarriedStore, StoreLink
 from remesh.carried.torch.store_server import ProgramStore
 from remesh.wire.messages import Line
 from remesh.wire.token import Token

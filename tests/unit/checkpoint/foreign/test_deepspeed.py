@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import remesh
-from remesh.checkpoint.errors import CheckpointingException
+from remesh.checkpoint.checkpoint_errors import CheckpointingException
 from remesh.checkpoint.foreign.deepspeed import read_zero
 from remesh.cli import main
 from tests.unit.checkpoint.foreign.hurt_files import flip, lose, shorten

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import remesh
-from remesh.checkpoint.errors import CheckpointingException
+from remesh.checkpoint.checkpoint_errors import CheckpointingException
 from remesh.cli import main
 from tests.profiles import seeds
 from tests.unit.checkpoint.foreign.hurt_files import lose, shorten

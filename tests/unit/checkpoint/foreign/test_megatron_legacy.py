@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import remesh
-from remesh.checkpoint.errors import CheckpointingException
+from remesh.checkpoint.checkpoint_errors import CheckpointingException
 from remesh.checkpoint.foreign.megatron_legacy import FILE, read_megatron_legacy
 from remesh.cli import main
 from remesh.foundation.errors import ConfigError

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import remesh
-from remesh.checkpoint.errors import CheckpointingException
+from remesh.checkpoint.checkpoint_errors import CheckpointingException
 from remesh.checkpoint.foreign.megatron_legacy import read_megatron_legacy, save_megatron
 from remesh.checkpoint.foreign.megatron_parts import LegacyMesh, write_megatron_legacy
 from remesh.checkpoint.run.reader import open_checkpoint

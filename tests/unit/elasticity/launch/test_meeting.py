@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousStateError
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 
-from remesh.elasticity.launch.meeting import SignedBackend
+from remesh.elasticity.launch.rendezvous import SignedBackend
 from remesh.elasticity.store.admission import show_card
 from remesh.elasticity.store.card import JobCard, describe_difference
 from remesh.elasticity.store.shared import MAX_VALUE_BYTES, JobStore

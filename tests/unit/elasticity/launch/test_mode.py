@@ -11,7 +11,7 @@ from remesh.elasticity.launch.mode import Mode, decide_mode
         "from remesh import elastic\nelastic(1)",
         "from remesh import save, elastic as go",
         "import remesh.elasticity",
-        "from remesh.elasticity.api import elastic",
+        "from remesh.elasticity.job_api import elastic",
     ],
 )
 def test_script_that_names_us_keeps_its_processes(source: str) -> None:

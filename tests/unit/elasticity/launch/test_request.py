@@ -13,7 +13,7 @@ from click.core import ParameterSource
 from torch.distributed.run import config_from_args, get_args_parser
 
 from remesh.cli.run import run
-from remesh.elasticity.launch.checks import wait_for_names
+from remesh.elasticity.launch.flag_checks import wait_for_names
 from remesh.elasticity.launch.mode import Mode
 from remesh.elasticity.launch.request import (
     Request,

@@ -11,7 +11,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
-from remesh.elasticity.launch.meeting import ForwardingRendezvous
+from remesh.elasticity.launch.rendezvous import ForwardingRendezvous
 from remesh.elasticity.launch.restart import EndedElsewhereError, SharedEnd
 from remesh.elasticity.model.outcome import WorkerFailure
 

@@ -13,7 +13,7 @@ from remesh.elasticity.snapshots.form import (
     read_description,
     write_description,
 )
-from remesh.elasticity.snapshots.header import COMPLETE_AT, read_step
+from remesh.elasticity.snapshots.snapshot_header import COMPLETE_AT, read_step
 from remesh.foundation.errors import FormatError
 from remesh.layout import Box, Shard
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from remesh.elasticity.state import HeldState, Moment
 from remesh.elasticity.training.fill import Offers
+from remesh.elasticity.training_state import HeldState, Moment
 from remesh.layout import Box, Shard
 from remesh.layout.from_torch import Piece, join_pieces
 

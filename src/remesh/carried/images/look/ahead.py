@@ -21,12 +21,12 @@ from typing import Final
 from remesh.carried.images.form.format import is_written
 from remesh.carried.images.form.hash_table import HashTable, Urgency
 from remesh.carried.images.form.identity import IDENTITIES
-from remesh.carried.images.form.stored import read_tree_areas
+from remesh.carried.images.form.image_reader import read_tree_areas
 from remesh.carried.images.form.tree_format import FileKind
 from remesh.carried.images.look.capture import mapped_paths
 from remesh.carried.images.look.frozen_process import FrozenProcess
 from remesh.carried.images.look.inspection import is_bound_by_the_site, kind_of
-from remesh.carried.images.look.tree import tree_of
+from remesh.carried.images.look.process_tree import tree_of
 from remesh.foundation.errors import PeerError
 from remesh.foundation.linux.proc_text import Area
 from remesh.foundation.linux.procfs import read_areas, read_descriptors

@@ -12,7 +12,7 @@ from typing import Final, Self
 
 from remesh.carried.images.look.frozen_process import FrozenProcess
 from remesh.carried.images.look.frozen_registry import FROZEN
-from remesh.carried.images.look.tree import has_ended, tree_of
+from remesh.carried.images.look.process_tree import has_ended, tree_of
 from remesh.foundation.errors import ConfigError, PeerError
 from remesh.foundation.linux.calls import is_gone
 

@@ -25,8 +25,8 @@ from remesh.carried.images.form.kinds import SITE_PATH, ImageRefusal
 from remesh.carried.images.form.platforms import check_platform
 from remesh.carried.images.form.tree_format import FileKind
 from remesh.carried.images.look.frozen import Frozen
+from remesh.carried.images.look.process_tree import has_ended, kin_of, name_of, tree_of
 from remesh.carried.images.look.sockets import check_socket, inode_of
-from remesh.carried.images.look.tree import has_ended, kin_of, name_of, tree_of
 from remesh.foundation.linux.calls import borrow_descriptor, system_call
 from remesh.foundation.linux.proc_text import Area, AreaKind, Descriptor
 from remesh.foundation.linux.procfs import (

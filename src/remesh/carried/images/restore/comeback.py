@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from remesh.carried.images.form.clocks import Clocks, set_clocks
+from remesh.carried.images.form.image_reader import StoredTree, read_tree
 from remesh.carried.images.form.kinds import OpenFilePolicy
-from remesh.carried.images.form.stored import StoredTree, read_tree
 from remesh.carried.images.restore.restore import bring_back
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from remesh.carried.images.form.kinds import STDERR_PATH, STDOUT_PATH, OpenFilePolicy, Site
-from remesh.carried.images.restore import namespaces
+from remesh.carried.images.restore import process_namespaces
 from remesh.carried.images.restore.reaper import reap_until_the_end, tell
 from remesh.foundation.errors import ConfigError, Error, FormatError, StorageError
 
@@ -74,7 +74,7 @@ def _close_all_but(kept: set[int]) -> None:
 
 
 def _start_in_namespaces(order: dict[str, Any], orders: int, news: int) -> int:
-    namespaces.leave_for_new_namespaces()
+    process_namespaces.leave_for_new_namespaces()
     image = None
     if "image" in order:
         from remesh.carried.images.restore.comeback import Comeback  # noqa: PLC0415  a program that begins does not pay for it
@@ -93,10 +93,10 @@ def _start_in_namespaces(order: dict[str, Any], orders: int, news: int) -> int:
 
 
 def _be_init(order: dict[str, Any], image: Comeback | None, orders: int, news: int) -> NoReturn:
-    namespaces.leave_group()
+    process_namespaces.leave_group()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
-    namespaces.mount_site(Site(**order["site"]))
+    process_namespaces.mount_site(Site(**order["site"]))
     note = ""
     if image is not None:
         program = image.pid
@@ -111,11 +111,11 @@ def _be_init(order: dict[str, Any], image: Comeback | None, orders: int, news: i
 def _start_program(order: dict[str, Any]) -> None:
     """Fork and execute the program; raises what went wrong in the child before it became the program."""
     report_out, report_in = os.pipe2(os.O_CLOEXEC)
-    namespaces.choose_next_pid(order["pid"])
+    process_namespaces.choose_next_pid(order["pid"])
     pid = os.fork()
     if pid == 0:
         try:
-            namespaces.leave_group()
+            process_namespaces.leave_group()
             _become_clean(order["input_file"])
             if order["input_position"]:
                 os.lseek(0, order["input_position"], os.SEEK_SET)
@@ -145,7 +145,7 @@ def _become_clean(input_file: str) -> None:
         opened = os.open(path, flags | os.O_CLOEXEC)
         os.dup2(opened, number)
         os.close(opened)
-    namespaces.forget_signal_actions()
+    process_namespaces.forget_signal_actions()
 
 
 def _report_failure(news: int, error: BaseException) -> None:

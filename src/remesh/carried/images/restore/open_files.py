@@ -22,9 +22,9 @@ from typing import Final
 from remesh.carried.images.form.carried import remake_carried
 from remesh.carried.images.form.format import FileIdentity
 from remesh.carried.images.form.identity import hash_of
+from remesh.carried.images.form.image_reader import StoredTree
 from remesh.carried.images.form.kinds import OpenFilePolicy
 from remesh.carried.images.form.locks import FileLock, take_of_files
-from remesh.carried.images.form.stored import StoredTree
 from remesh.carried.images.form.tree_format import FileKind, OpenFile, PipeState, PollWatch
 from remesh.carried.images.look.sockets import fill_sockets, make_sockets
 from remesh.foundation.errors import StorageError

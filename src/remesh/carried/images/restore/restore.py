@@ -18,14 +18,14 @@ from typing import Final
 from remesh.carried.images.form.family import INIT, FamilyDeed, FamilyStep, plan_family
 from remesh.carried.images.form.format import FileIdentity
 from remesh.carried.images.form.identity import has_identity
+from remesh.carried.images.form.image_reader import StoredImage, StoredTree
 from remesh.carried.images.form.kinds import CHANNEL_PATH, OpenFilePolicy
-from remesh.carried.images.form.machine import check_fits, this_machine
-from remesh.carried.images.form.stored import StoredImage, StoredTree
+from remesh.carried.images.form.processor_state import check_fits, this_machine
 from remesh.carried.images.look.affinity import move_masks, processors_of, set_processors
 from remesh.carried.images.look.inspection import is_bound_by_the_site
 from remesh.carried.images.restore import open_files
-from remesh.carried.images.restore.namespaces import choose_next_pid, forget_signal_actions
 from remesh.carried.images.restore.open_files import OpenedFiles, opened_files
+from remesh.carried.images.restore.process_namespaces import choose_next_pid, forget_signal_actions
 from remesh.carried.images.restore.restore_member import Stub, empty_stub, fill_stub, let_go, set_pending_signals
 from remesh.foundation.errors import StorageError
 from remesh.foundation.linux.calls import ptrace

@@ -25,13 +25,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from remesh.carried.images.form.format import AreaState, FilesState, ProcessState, ThreadState
+from remesh.carried.images.form.image_reader import StoredImage, source_runs, stored_pages
 from remesh.carried.images.form.locks import take_of_process
-from remesh.carried.images.form.machine import check_fits, this_machine
 from remesh.carried.images.form.pages import place_runs
-from remesh.carried.images.form.stored import StoredImage, source_runs, stored_pages
+from remesh.carried.images.form.processor_state import check_fits, this_machine
 from remesh.carried.images.look.polls import watch_again
-from remesh.carried.images.restore.namespaces import choose_next_pid
 from remesh.carried.images.restore.open_files import OpenedFiles
+from remesh.carried.images.restore.process_namespaces import choose_next_pid
 from remesh.foundation.errors import FormatError, StorageError
 from remesh.foundation.linux.calls import (
     PAGE_BYTES,

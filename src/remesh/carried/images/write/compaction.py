@@ -8,10 +8,10 @@ from pathlib import Path
 from remesh.carried.images.form import format as image_format
 from remesh.carried.images.form.carried import copy_carried
 from remesh.carried.images.form.format import ChunksState, PagesState
+from remesh.carried.images.form.image_reader import StoredImage, read_tree, source_runs, stored_pages
+from remesh.carried.images.form.image_writer import Completed, ImageFolder, ImageOrigin
 from remesh.carried.images.form.locks import LocksState
 from remesh.carried.images.form.pages import PageWriter, place_runs
-from remesh.carried.images.form.store import Completed, ImageFolder, ImageOrigin
-from remesh.carried.images.form.stored import StoredImage, read_tree, source_runs, stored_pages
 from remesh.foundation.linux.calls import PAGE_BYTES
 
 

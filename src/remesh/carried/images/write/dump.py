@@ -19,18 +19,18 @@ from typing import Final
 from remesh.carried.images.form import format as image_format
 from remesh.carried.images.form.carried import read_carried
 from remesh.carried.images.form.identity import IDENTITIES
+from remesh.carried.images.form.image_writer import ImageFolder
 from remesh.carried.images.form.kinds import CHANNEL_PATH, ImageReport, NotImageable
 from remesh.carried.images.form.locks import LocksState
-from remesh.carried.images.form.store import ImageFolder
 from remesh.carried.images.form.tree_format import TreeState
 from remesh.carried.images.look.affinity import processors_of
 from remesh.carried.images.look.ahead import hash_ahead, start_hashing_beside
+from remesh.carried.images.look.descriptor_survey import Survey, describe_sockets, survey_tree
 from remesh.carried.images.look.frozen import Frozen, freeze
 from remesh.carried.images.look.frozen_process import FrozenProcess
 from remesh.carried.images.look.inspection import check_frozen, check_imageable
-from remesh.carried.images.look.survey import Survey, describe_sockets, survey_tree
+from remesh.carried.images.look.process_tree import kin_of
 from remesh.carried.images.look.switch_interval import short_switch_interval
-from remesh.carried.images.look.tree import kin_of
 from remesh.carried.images.write.dump_member import (
     ImageOrder,
     Phases,

@@ -20,18 +20,18 @@ from typing import Final
 from remesh.carried.images.form import format as image_format
 from remesh.carried.images.form.format import Ancestor, ChunksState, index_pages
 from remesh.carried.images.form.identity import IDENTITIES
+from remesh.carried.images.form.image_reader import digest_of
+from remesh.carried.images.form.image_writer import Completed, ImageFolder, ImageOrigin
 from remesh.carried.images.form.increment import drop_hidden
 from remesh.carried.images.form.layers import Layer, own_layer
-from remesh.carried.images.form.machine import this_machine
 from remesh.carried.images.form.pages import PageWriter, ProcessMemory
-from remesh.carried.images.form.store import Completed, ImageFolder, ImageOrigin
-from remesh.carried.images.form.stored import digest_of
+from remesh.carried.images.form.processor_state import this_machine
 from remesh.carried.images.look import track as track_pages
 from remesh.carried.images.look.capture import capture_areas, capture_process, capture_threads, mapped_files
+from remesh.carried.images.look.descriptor_survey import Survey
 from remesh.carried.images.look.frozen_process import FrozenProcess
 from remesh.carried.images.look.pagemap import PageMap
 from remesh.carried.images.look.scan import Scan
-from remesh.carried.images.look.survey import Survey
 from remesh.foundation.linux.calls import PAGE_BYTES
 
 _MAX_ANCESTORS: Final = 15

@@ -37,15 +37,15 @@ from remesh.carried.images import (
 )
 from remesh.carried.mpi.arena import FILE, make_arena
 from remesh.carried.mpi.channel import SharedChannel
-from remesh.carried.mpi.library.faces import library_environment
+from remesh.carried.mpi.library.program_faces import library_environment
 from remesh.carried.mpi.lower.half import MpiLowerHalf
 from remesh.carried.mpi.lower.rank import Ended, RankLoop
 from remesh.carried.mpi.lower.shared_memory import bring_back, check_here
 from remesh.carried.mpi.lower.state_file import read_state
 from remesh.carried.mpi.program_environment import program_environment, rank_variables
 from remesh.carried.mpi.together import sharing_ranks
-from remesh.carried.rounds.control import Control
 from remesh.carried.rounds.job_folder import Checkpoint, JobFolder, rank_name
+from remesh.carried.rounds.leader_line import Control
 from remesh.foundation.errors import Error
 from remesh.foundation.linux.calls import PR_SET_THP_DISABLE, give_back_memory, prctl
 from remesh.foundation.settings import SPIN

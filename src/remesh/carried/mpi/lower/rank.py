@@ -16,7 +16,7 @@ from remesh.carried.hosts.outputs import Output
 from remesh.carried.hosts.shared_folder import SharedFolder
 from remesh.carried.images import Upper
 from remesh.carried.mpi.lower.half import MpiLowerHalf
-from remesh.carried.rounds.control import Control
+from remesh.carried.rounds.leader_line import Control
 from remesh.carried.rounds.status import Activity, Status, pairs
 from remesh.foundation.errors import PeerError
 from remesh.wire.messages import Message

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from remesh.carried.mpi.library.build import ARENA, BUILT, LIBRARIES, OTHER_NAMES
-from remesh.carried.mpi.library.faces import check_program, library_environment, read_linkage
+from remesh.carried.mpi.library.program_faces import check_program, library_environment, read_linkage
 from remesh.foundation.errors import ConfigError
 from tests.unit.carried.mpi.library.building import has_compiler
 

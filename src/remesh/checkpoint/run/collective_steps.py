@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from remesh.checkpoint.errors import as_checkpoint_error
+from remesh.checkpoint.checkpoint_errors import as_checkpoint_error
 from remesh.comm.gather import Group, group_rank, step_together
 
 take_step = partial(step_together, translate=as_checkpoint_error)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from remesh.elasticity.snapshots.header import COMPLETE_AT, HEADER_BYTES
+from remesh.elasticity.snapshots.snapshot_header import COMPLETE_AT, HEADER_BYTES
 from remesh.foundation.checksums import crc32
 from remesh.foundation.errors import PeerError
 from remesh.wire.messages import Line

@@ -28,13 +28,13 @@ from remesh.device.streams import DeviceClock, SideStream
 from remesh.foundation.errors import Error, PeerError
 from remesh.groups.blame import is_network_error
 from remesh.pipeline.actions import Action, ActionKind
+from remesh.pipeline.edge_values import Pass
 from remesh.pipeline.graph import StageGraph
 from remesh.pipeline.queues import Crossing, Queue
 from remesh.pipeline.running.edges import Lane, LaneEnd, LaneOwner, Passage, StageRoute
 from remesh.pipeline.running.queued_edges import QueuedLane
 from remesh.pipeline.running.stage import Stage, StageWork, Values, add_gradients
-from remesh.pipeline.running.survey import names_made
-from remesh.pipeline.values import Pass
+from remesh.pipeline.running.stage_survey import names_made
 
 DOING = "running a pipeline step"
 _BACKWARD_MADE = (ActionKind.I, ActionKind.B)

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from remesh.checkpoint.errors import CheckpointMismatchError
+from remesh.checkpoint.checkpoint_errors import CheckpointMismatchError
 from remesh.checkpoint.formats.fetch import read_objects
 from remesh.checkpoint.formats.index_columns import ColumnTensors
 from remesh.checkpoint.formats.torch_format import check_files

@@ -2,7 +2,7 @@
 
 *Tensors* (parameters, buffers, optimizer moments) are known by name and by the boxes this rank keeps of them; they move
 by reshard plans. *Values* (learning rates, schedulers' counters, a module's extra state) are equal on all ranks that
-have them, and move as text (:mod:`remesh.elasticity.values`).
+have them, and move as text (:mod:`remesh.elasticity.typed_values`).
 
 What would not come back is refused, by name: when it is carried first (:meth:`CarriedState.prove`), after the first
 step (:meth:`CarriedState.check_kept`), and whenever a mesh is filled (:meth:`CarriedState.check_made`).
@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from remesh.elasticity.gradients import Gradients, describe_values, find_unlike
 from remesh.elasticity.optimizers import check_can_be_made, check_state_is_its_own, take_empty_step
-from remesh.elasticity.values import decode, encode, find_difference, merge_values
+from remesh.elasticity.typed_values import decode, encode, find_difference, merge_values
 from remesh.foundation.errors import ConfigError
 from remesh.layout.from_torch import Piece, piece_of
 

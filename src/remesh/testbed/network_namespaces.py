@@ -20,7 +20,7 @@ from pathlib import Path
 from remesh.foundation.errors import ConfigError
 from remesh.foundation.linux.procfs import start_of
 from remesh.testbed.commands import Command, command_to_remove
-from remesh.testbed.spec import NamespaceName, Owner
+from remesh.testbed.testbed_spec import NamespaceName, Owner
 
 FOLDER = Path("/run/netns")
 """Where `ip netns` keeps the names of namespaces."""

@@ -28,8 +28,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from remesh.checkpoint.background.wire import Channel, WorkerError
-from remesh.checkpoint.errors import CheckpointingException
+from remesh.checkpoint.background.worker_messages import Channel, WorkerError
+from remesh.checkpoint.checkpoint_errors import CheckpointingException
 from remesh.comm.gather import gather_from
 from remesh.foundation.thread_pool import PooledExecutor
 
@@ -199,7 +199,7 @@ class _Worker:
         source = str(Path(__file__).resolve().parents[3])
         paths = [source, *filter(None, sys.path)]  # what this process can import, the worker can
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-        command = [sys.executable, "-m", "remesh.checkpoint.background.worker"]
+        command = [sys.executable, "-m", "remesh.checkpoint.background.writer_process"]
         with theirs:
             self._process = subprocess.Popen(
                 [*command, str(theirs.fileno()), str(cpu_priority)],

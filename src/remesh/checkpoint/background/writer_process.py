@@ -1,4 +1,5 @@
-"""Process that writes for another one. Started as ``-m remesh.checkpoint.background.worker DESCRIPTOR NICENESS``.
+"""Process that writes for another one. Started as ``-m remesh.checkpoint.background.writer_process DESCRIPTOR
+NICENESS``.
 
 It does one call after the other as they come through the socket of that descriptor, and ends when the other side closes
 it. It holds no GPU and belongs to no process group.
@@ -14,8 +15,8 @@ import socket
 import sys
 from typing import Any
 
-from remesh.checkpoint.background.wire import Channel
-from remesh.checkpoint.errors import CheckpointingException
+from remesh.checkpoint.background.worker_messages import Channel
+from remesh.checkpoint.checkpoint_errors import CheckpointingException
 
 
 def serve(channel: Channel) -> None:

@@ -6,7 +6,7 @@ of a few parameters at a time. The parameters themselves are there when the prog
 1. Ranks report what they hold of the step, what is there to be filled, and how large the parameters are whose moments
    are still to be made. Unless every box that may be wanted has a holder, nothing is done here: what is there is filled
    at once, or from a checkpoint.
-2. The order of the windows keeps the peak low (`remesh.resharding.planning.windows`): what is there already comes
+2. The order of the windows keeps the peak low (`remesh.resharding.planning.window_order`): what is there already comes
    first, for it takes nothing and gives up its old shards.
 3. In each window moments are made, and moved by an ordinary reshard. When all ranks have theirs the old shards are
    released; their memory is free once no other object refers to them.
@@ -25,15 +25,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from remesh.comm.gather import group_rank, lack_of_memory, step_together
-from remesh.elasticity.state import CarriedState, HeldState, Moment
 from remesh.elasticity.training.offers import Offers, keep_both
+from remesh.elasticity.training_state import CarriedState, HeldState, Moment
 from remesh.foundation.errors import ConfigError
 from remesh.layout import Box, Shard
 from remesh.layout.dtypes import ITEMSIZE_BYTES
 from remesh.layout.from_torch import Piece
 from remesh.resharding.model.tasks import TensorMove, compute_missing_boxes
 from remesh.resharding.planning.planner import plan_reshard
-from remesh.resharding.planning.windows import WindowPlan, plan_windows
+from remesh.resharding.planning.window_order import WindowPlan, plan_windows
 from remesh.resharding.running.describe import describe_all, moves_of
 from remesh.resharding.running.run import Moved, UnfilledError, run_plan
 

@@ -26,14 +26,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from remesh.pipeline.actions import Action
-from remesh.pipeline.check import check_schedule
 from remesh.pipeline.costs import Costs
+from remesh.pipeline.edge_values import Pass, Value, pass_of
 from remesh.pipeline.exchange import play_exchanges
 from remesh.pipeline.graph import StageGraph
 from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.player import Played, Player
 from remesh.pipeline.schedule import Schedule
-from remesh.pipeline.values import Pass, Value, pass_of
+from remesh.pipeline.schedule_check import check_schedule
 
 
 class Transfers(StrEnum):

@@ -16,7 +16,7 @@ from remesh.elasticity.link import connect_agent, refuse_job
 from remesh.elasticity.model.mesh_policy import Axes, Template, make_template
 from remesh.elasticity.training.job import Job
 from remesh.elasticity.training.place import JobOptions
-from remesh.elasticity.training.worker import Exit, TrainingWorker
+from remesh.elasticity.training.training_worker import Exit, TrainingWorker
 from remesh.foundation.errors import ConfigError, StorageError
 from remesh.foundation.exit_codes import ExitCode
 from remesh.foundation.options import check_option, check_options, check_range

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from remesh.checkpoint.errors import CheckpointFormatError
+from remesh.checkpoint.checkpoint_errors import CheckpointFormatError
 from remesh.checkpoint.formats.data_file import SAFE_GLOBALS, reason_of
-from remesh.checkpoint.formats.stand_ins import stand_ins_for
+from remesh.checkpoint.formats.inert_objects import stand_ins_for
 
 
 def read_torch_file(path: Path, program: str, own: Sequence[str]) -> dict[str, Any]:

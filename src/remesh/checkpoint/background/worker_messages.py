@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from remesh.checkpoint.background.staging import Copies
-from remesh.checkpoint.errors import CheckpointingException
+from remesh.checkpoint.checkpoint_errors import CheckpointingException
 
 _LENGTH = struct.Struct("<QI")
 _MAX_DESCRIPTORS = 16

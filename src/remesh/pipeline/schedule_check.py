@@ -15,10 +15,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from remesh.pipeline.actions import Action, ActionKind
+from remesh.pipeline.edge_values import Pass, Value, values_made, values_needed
 from remesh.pipeline.graph import StageGraph
 from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.schedule import Schedule
-from remesh.pipeline.values import Pass, Value, values_made, values_needed
 
 _MAX_NAMED = 4
 _KINDS = (ActionKind.F, ActionKind.B, ActionKind.I, ActionKind.W)

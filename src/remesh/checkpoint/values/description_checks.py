@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from remesh.checkpoint.errors import CheckpointMismatchError
+from remesh.checkpoint.checkpoint_errors import CheckpointMismatchError
 from remesh.checkpoint.values.entities import ShardedObject, ShardedTensor, is_main_replica
 from remesh.foundation.errors import LayoutError
 from remesh.layout import Box, Layout, Shard

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
 from remesh.pipeline.actions import ActionKind
-from remesh.pipeline.simulate import Simulation, TimedAction, TimedTransfer
-from remesh.pipeline.values import Pass
+from remesh.pipeline.edge_values import Pass
+from remesh.pipeline.step_simulation import Simulation, TimedAction, TimedTransfer
 
 _FILL = {ActionKind.F: "-", ActionKind.B: "=", ActionKind.I: "~", ActionKind.W: "+"}
 _IDLE = "."
@@ -42,7 +42,7 @@ def draw_text(simulation: Simulation, *, width: int = 100) -> str:
     >>> from remesh.pipeline.costs import Costs
     >>> from remesh.pipeline.graph import StageGraph
     >>> from remesh.pipeline.schedules import one_f_one_b
-    >>> from remesh.pipeline.simulate import simulate_schedule
+    >>> from remesh.pipeline.step_simulation import simulate_schedule
     >>> chain = StageGraph.chain(2)
     >>> print(draw_text(simulate_schedule(one_f_one_b(2, 2), chain, Costs.uniform(chain)), width=36))
     rank 0 |F0--F1--........B0======....B1======|

@@ -1,6 +1,6 @@
 """Generator of ``_calls.h``: the calls, replies, wire messages and channels that C shares with the tables here.
 
-``python -m remesh.carried.mpi.calls.header`` writes it; a test compares it with what the tables say.
+``python -m remesh.carried.mpi.calls.calls_header`` writes it; a test compares it with what the tables say.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _TYPES: Final = {
 }
 _DEFINED: Final = ("EAGER_BYTES", "ANY", "PARCEL", "OK", "FAILED", "MAX_COUNTS", "MAX_RUNS")
 _HEAD: Final = """\
-/* Made by `python -m remesh.carried.mpi.calls.header` from calls/table.py, calls/wire_messages.py and calls/words.py.
+/* Made by `python -m remesh.carried.mpi.calls.calls_header` from calls/table.py, calls/wire_messages.py and
+calls/words.py.
  * They say what everything means. Structs are as they stand in a channel or a message: unaligned, little-endian.
  */
 #ifndef REMESH_CALLS_H

@@ -1,4 +1,5 @@
-"""``python -m remesh.carried.torch.program [-m] SCRIPT ARGUMENTS``: runs a program of torch.distributed under Remesh.
+"""``python -m remesh.carried.torch.program_start [-m] SCRIPT ARGUMENTS``: runs a program of torch.distributed under
+Remesh.
 
 To the program all looks as if Python had started it. Only what torch gives for gloo, NCCL and the store of its
 rendezvous is different, once the program has imported torch.
@@ -19,9 +20,9 @@ from urllib.parse import parse_qsl, urlparse
 
 from remesh.carried.images.form.kinds import CHANNEL_PATH
 from remesh.carried.torch.children import ForkGuard
-from remesh.carried.torch.control import ControlThread, token_of
 from remesh.carried.torch.gate import Gate
 from remesh.carried.torch.hook import after_import
+from remesh.carried.torch.keeper_line import ControlThread, token_of
 
 if TYPE_CHECKING:
     from remesh.carried.torch.backends import Backends
@@ -100,7 +101,7 @@ class CarriedProgram:
         """Return the backends, made at the first call, when torch has been imported as a whole."""
         if self._backends is None:
             from remesh.carried.torch.backends import Backends  # noqa: PLC0415  imports torch, as the program has
-            from remesh.carried.torch.store import StoreLink  # noqa: PLC0415  as above
+            from remesh.carried.torch.program_store import StoreLink  # noqa: PLC0415  as above
 
             notice = self._control.notice
             link = StoreLink(self._gate, notice.store, token_of(notice))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 
-from remesh.elasticity.snapshots.header import COMPLETE_AT
+from remesh.elasticity.snapshots.snapshot_header import COMPLETE_AT
 
 
 class SnapshotBuffer:

@@ -30,9 +30,8 @@ from remesh.elasticity.link import WorkerLink
 from remesh.elasticity.model.generation import Generation, WorkerReport
 from remesh.elasticity.model.mesh_policy import Template
 from remesh.elasticity.snapshots.opened import read_snapshot
-from remesh.elasticity.snapshots.shared_memory import SnapshotBuffer
+from remesh.elasticity.snapshots.snapshot_memory import SnapshotBuffer
 from remesh.elasticity.snapshots.taker import Shelf, SnapshotTaker
-from remesh.elasticity.state import HeldState
 from remesh.elasticity.store.store_line import StoreLine
 from remesh.elasticity.telemetry.events import EventLog
 from remesh.elasticity.training.job import Job
@@ -40,6 +39,7 @@ from remesh.elasticity.training.place import JobOptions, Leave, RankPlace
 from remesh.elasticity.training.position import derive_seed
 from remesh.elasticity.training.seeds import seed_everything
 from remesh.elasticity.training.session import TrainingSession
+from remesh.elasticity.training_state import HeldState
 from remesh.foundation.errors import FormatError, PeerError
 from remesh.foundation.settings import AGENT, EVENTS, NODE, SLOT
 from remesh.foundation.threads import make_thread

@@ -1,4 +1,5 @@
-"""``python -m remesh.carried.torch.keeper JOB --rank R ...``: the process beside one rank's program, which images it.
+"""``python -m remesh.carried.torch.rank_keeper JOB --rank R ...``: the process beside one rank's program, which images
+it.
 
 Neither torch nor NumPy is imported here. The keeper hears the coordinator and its program, one event at a time:
 
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from remesh.carried.hosts.hosts import RankSlot, assign_slots, parse_hosts
+from remesh.carried.hosts.host_list import RankSlot, assign_slots, parse_hosts
 from remesh.carried.hosts.imaging import IMAGE, dump_into
 from remesh.carried.hosts.interfaces import choose_interface
 from remesh.carried.hosts.outputs import Output, open_outputs
@@ -42,13 +43,13 @@ from remesh.carried.images import (
     start_hashing_ahead,
     start_upper,
 )
-from remesh.carried.rounds.control import Control
 from remesh.carried.rounds.job_folder import Checkpoint, JobFolder, rank_name
+from remesh.carried.rounds.leader_line import Control
 from remesh.carried.rounds.status import Activity, Status
-from remesh.carried.torch.callers import Callers
 from remesh.carried.torch.devices import DEVICE_PREFIX, DeviceMemory, can_withdraw
 from remesh.carried.torch.environment import program_command
 from remesh.carried.torch.notice import GROWTH_PREFIX, INTERFACE_VARIABLE, Notice, write_notice
+from remesh.carried.torch.program_lines import Callers
 from remesh.foundation.errors import Error, PeerError
 from remesh.foundation.files import flush
 from remesh.wire.messages import Line, Message
@@ -421,7 +422,7 @@ class Keeper:
 
 def main(arguments: list[str]) -> int:
     """Be a rank's keeper until the job ends; returns the exit status of the process."""
-    parser = argparse.ArgumentParser(prog="remesh.carried.torch.keeper")
+    parser = argparse.ArgumentParser(prog="remesh.carried.torch.rank_keeper")
     parser.add_argument("job", type=Path)
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--coordinator", required=True)

@@ -14,10 +14,10 @@ import os
 import socket
 import threading
 
-from remesh.elasticity.snapshots.header import read_step
-from remesh.elasticity.snapshots.shared_memory import SnapshotBuffer
 from remesh.elasticity.snapshots.shelves import Key, decide_retired
-from remesh.elasticity.snapshots.wire import SEND_TIMEOUT_S, Parcel, receive_parcel, report_kept
+from remesh.elasticity.snapshots.snapshot_header import read_step
+from remesh.elasticity.snapshots.snapshot_memory import SnapshotBuffer
+from remesh.elasticity.snapshots.snapshot_transfer import SEND_TIMEOUT_S, Parcel, receive_parcel, report_kept
 from remesh.foundation.errors import FormatError, PeerError
 from remesh.wire.listening import listen_at
 from remesh.wire.messages import Line

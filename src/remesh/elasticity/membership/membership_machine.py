@@ -62,9 +62,9 @@ from remesh.elasticity.membership.instructions import (
     WorkerStepped,
     WorkerSuspects,
 )
-from remesh.elasticity.membership.meeting import AgentMeeting, Losses, conclude
 from remesh.elasticity.membership.phase_state import WAKE_NODES, PhaseState
 from remesh.elasticity.membership.phases import ALLOWED, Deed, Phase
+from remesh.elasticity.membership.rendezvous_state import AgentMeeting, Losses, conclude
 from remesh.elasticity.membership.roster import Occupant, Roster, WorkerState
 from remesh.elasticity.membership.rules import AgentRules
 from remesh.elasticity.membership.view import Wants
