@@ -47,7 +47,7 @@ def _errors(job: Job) -> str:
 def test_it_ends_its_job_and_says_why(
     job: Job, tmp_path: Path, kind: str, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leader, "_ALONE_S", 1.0)
+    monkeypatch.setattr(leader, "_OTHERS_TIMEOUT_S", 1.0)
     assert _run(job, tmp_path, compiled("faults", "mpich", tmp_path), kind) == "failed"
     assert re.search(told, _errors(job)), _errors(job)
 
@@ -55,7 +55,7 @@ def test_it_ends_its_job_and_says_why(
 def test_a_program_of_sessions_ends_mpi_with_its_last_one(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leader, "_ALONE_S", 1.0)
+    monkeypatch.setattr(leader, "_OTHERS_TIMEOUT_S", 1.0)
     assert _run(job, tmp_path, compiled("faults", "mpich", tmp_path), "session") == "finished", job.events
 
 

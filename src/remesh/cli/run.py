@@ -36,7 +36,7 @@ from remesh.elasticity.telemetry.metrics import Metrics
 from remesh.elasticity.telemetry.metrics_server import MetricsServer
 from remesh.foundation.exit_codes import ExitCode, of_signal
 
-NAME_PATIENCE_S = 60.0
+NAME_TIMEOUT_S = 60.0
 """How long the host of the meeting may be unknown to this machine's resolver."""
 _TYPES = {WHOLE: click.INT, REAL: click.FLOAT}
 
@@ -118,7 +118,7 @@ def run_request(request: Request) -> Outcome:
 
 
 def _wait_for_names(request: Request) -> None:
-    wait_for_names(endpoints_of(request), NAME_PATIENCE_S, _tell)
+    wait_for_names(endpoints_of(request), NAME_TIMEOUT_S, _tell)
 
 
 def _tell(text: str) -> None:

@@ -23,7 +23,7 @@ from remesh.foundation.options import check_option, check_options, check_range
 from remesh.foundation.settings import LINK, SLOT
 
 _DOING = "starting an elastic job"
-_LEAST_S = 0.001
+_LEAST_TIMEOUT_S = 0.001
 """Process groups count their timeouts in milliseconds."""
 
 
@@ -63,7 +63,13 @@ def elastic(
     try:
         check_options(_DOING, tuning, Tuning)
         check_option(_DOING, "save_every", save_every, int | None)
-        check_range(_DOING, "timeout_s", tuning.get("timeout_s", _LEAST_S), least=_LEAST_S, most=threading.TIMEOUT_MAX)
+        check_range(
+            _DOING,
+            "timeout_s",
+            tuning.get("timeout_s", _LEAST_TIMEOUT_S),
+            least=_LEAST_TIMEOUT_S,
+            most=threading.TIMEOUT_MAX,
+        )
         for name, every in (("save_every", save_every), ("snapshot_every", tuning.get("snapshot_every"))):
             if every is not None:
                 check_range(_DOING, name, every, least=1)

@@ -25,7 +25,7 @@ from remesh.wire.token import Token
 
 ORPHANED = 70
 """Exit code of a worker whose agent is gone (EX_SOFTWARE of sysexits.h)."""
-_CONNECT_S = 120.0
+_CONNECT_TIMEOUT_S = 120.0
 """An agent that looks for another store answers nobody meanwhile; one that is gone refuses at once."""
 
 
@@ -38,7 +38,7 @@ def connect_agent(link: str) -> Line:
     """A line to this worker's agent. ConfigError when no agent is there."""
     try:
         token = Token("", token_path(Path(link)).read_bytes())
-        return Line.connect([link], token, "joining the job", connect_s=_CONNECT_S)
+        return Line.connect([link], token, "joining the job", connect_s=_CONNECT_TIMEOUT_S)
     except (OSError, PeerError) as error:
         raise ConfigError(
             f"joining the job: no agent answers at {link} ({error}); start the script with `remesh run`"

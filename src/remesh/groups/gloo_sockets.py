@@ -25,7 +25,7 @@ Socket = tuple[int, int]
 _LOOP_NAMES = ("gloo_tcp_loop", "gloo_tls_loop")
 _WATCHED = re.compile(r"^tfd:\s+(\d+)", re.MULTILINE)
 _NUM_LOOKS = 5000
-_PAUSE_S = 2e-4
+_POLL_S = 2e-4
 """A loop that handles an event is back in its call soon; on a busy machine, within the second that this makes."""
 
 
@@ -119,7 +119,7 @@ def _descriptor_of(loop: str) -> int | None:
             return None
         if len(call) > 1 and "[eventpoll]" in _target(str(int(call[1], 16))):
             return int(call[1], 16)
-        time.sleep(_PAUSE_S)
+        time.sleep(_POLL_S)
     return None
 
 

@@ -49,7 +49,7 @@ from remesh.foundation.torch_private import (
 from remesh.groups.aborts import Aborts
 from remesh.groups.gloo_sockets import Socket, Surroundings, cut_connections, look_around, open_sockets, pick_gloos
 
-_LOOK_S = 0.05
+_POLL_S = 0.05
 PRETENCE = "pretence"
 """Name of the backend whose groups move nothing."""
 _pretences: list[Any] = []
@@ -155,7 +155,7 @@ class LowerHalf:
     def _keep_cutting(self, before: Surroundings) -> None:
         """Cut what groups that are still being made open from now on, until they are made or given up."""
         while True:
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
             with self._lock:
                 if self._before is not before:
                     return

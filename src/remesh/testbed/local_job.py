@@ -24,7 +24,7 @@ from remesh.testbed.quiet_limit import QuietLimit
 from remesh.wire.free_ports import free_port
 
 POLL_S = 0.01
-_END_S = 5.0
+_END_GRACE_S = 5.0
 """How long an agent that is interrupted has to end."""
 
 _WORKER = "worker-"
@@ -75,7 +75,7 @@ class LocalJob:
             agent.send_signal(signal.SIGINT)
         for node, agent in running.items():
             try:
-                agent.wait(_END_S)
+                agent.wait(_END_GRACE_S)
             except subprocess.TimeoutExpired:
                 self.kill_node(node)
 

@@ -24,14 +24,14 @@ _PRELOADED = (
     "remesh.elasticity.training.training_worker",
     _BODIES,
 )
-START_LIMIT_S = 60.0
-LOOK_S = 1.0
+START_TIMEOUT_S = 60.0
+START_POLL_S = 1.0
 """Between looks at the progress of what is being started."""
 _JOIN_TIMEOUT_S = 5.0
 _EXIT_TIMEOUT_S = 60.0
 """A process whose pipe has ended is on its way out; the fork server tells how, when it gets to it."""
 _STACKS_TIMEOUT_S = 30.0
-_STACKS_QUIET_S = 0.5
+_STACKS_GRACE_S = 0.5
 """Stacks are written line by line; on a busy machine there may be a pause between two."""
 _STACKS_POLL_S = 0.05
 
@@ -48,7 +48,7 @@ def fork_server() -> ForkServerContext:
 def start_limit(pids: Iterable[int | None]) -> QuietLimit:
     """The time that processes which are being started may make no progress."""
     started = [pid for pid in pids if pid is not None]
-    return QuietLimit(lambda: sum(work_of(pid) for pid in started), START_LIMIT_S)
+    return QuietLimit(lambda: sum(work_of(pid) for pid in started), START_TIMEOUT_S)
 
 
 class StoreHost:
@@ -61,9 +61,9 @@ class StoreHost:
         self._process.start()
         theirs.close()
         limit = start_limit([self._process.pid])
-        while not self._pipe.poll(LOOK_S):
+        while not self._pipe.poll(START_POLL_S):
             if limit.is_over():
-                raise self._not_listening(folder, f"did nothing for {START_LIMIT_S:.0f} s")
+                raise self._not_listening(folder, f"did nothing for {START_TIMEOUT_S:.0f} s")
         try:
             self.place: tuple[str, int] = (address, pickle.loads(self._pipe.recv_bytes()))
         except EOFError as error:
@@ -137,7 +137,7 @@ class RankWorker:
         os.kill(self.pid, signal.SIGUSR1)
         deadline_s = time.monotonic() + _STACKS_TIMEOUT_S
         latest = ""
-        more = QuietLimit(lambda: len(latest), _STACKS_QUIET_S)
+        more = QuietLimit(lambda: len(latest), _STACKS_GRACE_S)
         # They are complete when nothing more comes.
         while time.monotonic() < deadline_s and not (more.is_over() and latest):
             time.sleep(_STACKS_POLL_S)

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from remesh.foundation.errors import Error
-from remesh.testbed.rank_process import LOOK_S, RankWorker, start_limit
+from remesh.testbed.rank_process import START_POLL_S, RankWorker, start_limit
 
 _GRACE_S = 5.0
 """How long the other ranks may go on once one has failed; a broken group wakes most of them at once."""
@@ -134,7 +134,7 @@ class RankRun:
         coming = set(waiting.values())
         limit, deadline_s = start_limit(worker.pid for worker in self.workers), math.inf
         while waiting and time.monotonic() < deadline_s and not (coming and limit.is_over()):
-            look_s = min(LOOK_S if coming else math.inf, deadline_s - time.monotonic())
+            look_s = min(START_POLL_S if coming else math.inf, deadline_s - time.monotonic())
             for pipe in wait(list(waiting), max(look_s, 0.0)):
                 rank = waiting[pipe]
                 report = self._hear(rank)

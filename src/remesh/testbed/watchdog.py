@@ -13,7 +13,7 @@ from pathlib import Path
 
 _SOURCE = os.fspath(Path(__file__).resolve().parents[2])
 """The folder that holds the package."""
-_DISMISSAL_S = 10.0
+_END_GRACE_S = 10.0
 
 
 class Watchdog:
@@ -35,7 +35,7 @@ class Watchdog:
         assert self.process.stdin is not None
         self.process.stdin.close()
         try:
-            self.process.wait(_DISMISSAL_S)
+            self.process.wait(_END_GRACE_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

@@ -41,7 +41,7 @@ NONCE_BYTES: Final = 32
 _HEAD: Final = struct.Struct(f"!I{MAC_BYTES}s")
 _NUMBER: Final = struct.Struct("!Q")
 _CONNECT_TIMEOUT_S: Final = 20.0
-SILENCE_S: Final = 30
+SILENCE_TIMEOUT_S: Final = 30
 """After which a host that does not answer is taken for lost. Its kernel answers, whatever its programs do."""
 _CHUNK_BYTES: Final = 1 << 20
 
@@ -146,15 +146,15 @@ def make_nonce() -> bytes:
 
 
 def set_up(connection: socket.socket) -> None:
-    """Send at once, and break when the other end has not answered for `SILENCE_S`: a lost host says nothing."""
+    """Send at once, and break when the other end has not answered for `SILENCE_TIMEOUT_S`: a lost host says nothing."""
     if connection.family == socket.AF_UNIX:
         return
     options = {
         socket.TCP_NODELAY: 1,
-        socket.TCP_KEEPIDLE: max(SILENCE_S // 3, 1),
-        socket.TCP_KEEPINTVL: max(SILENCE_S // 6, 1),
+        socket.TCP_KEEPIDLE: max(SILENCE_TIMEOUT_S // 3, 1),
+        socket.TCP_KEEPINTVL: max(SILENCE_TIMEOUT_S // 6, 1),
         socket.TCP_KEEPCNT: 4,
-        socket.TCP_USER_TIMEOUT: SILENCE_S * 1000,
+        socket.TCP_USER_TIMEOUT: SILENCE_TIMEOUT_S * 1000,
     }
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in options.items():

@@ -18,7 +18,7 @@ from remesh.foundation.errors import Error
 from remesh.wire.messages import Conversation, Message, Role, make_nonce, set_up
 from remesh.wire.token import Token
 
-_PROOF_LIMIT_S = 20.0
+_PROOF_TIMEOUT_S = 20.0
 """For a caller to show that it knows the token."""
 MAX_STRANGERS = 64
 """Callers who have not shown it yet; more wait in the kernel's queue until some have, or are hung up on."""
@@ -100,8 +100,8 @@ class Server:
             # Before it is judged: what it has read while this process was busy elsewhere counts.
             self._flush(caller)
             now_s = time.monotonic()
-            if not caller.is_known and now_s - caller.came_s > _PROOF_LIMIT_S:
-                self._hang_up(caller, f"somebody who did not show the token within {_PROOF_LIMIT_S:g} s")
+            if not caller.is_known and now_s - caller.came_s > _PROOF_TIMEOUT_S:
+                self._hang_up(caller, f"somebody who did not show the token within {_PROOF_TIMEOUT_S:g} s")
             elif now_s - caller.unread_s > self._patience_s:
                 self._give_up(caller, f"did not read a message for {self._patience_s:g} s")
 

@@ -388,7 +388,7 @@ def test_engines_that_answer_first_hide_no_error_that_all_ranks_raise(met: Error
         raise met
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store_meeting, "ThreadPoolExecutor", _AnsweredAtOnce)
+        patch.setattr(store_meeting, "PooledExecutor", _AnsweredAtOnce)
         with pytest.raises((ConfigError, RuntimeError), match=told):
             store_meeting.act_while_asking(act, ask)
 

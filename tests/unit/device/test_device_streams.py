@@ -200,7 +200,7 @@ def test_what_inference_mode_has_made_is_filled_in_it_by_a_thread() -> None:
 def test_threads_that_read_a_checkpoint_follow_the_caller(
     streams: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    remesh.save({"w": torch.arange(1 << 18)}, tmp_path / "c")
+    remesh.save({"w": torch.arange(1 << 18, dtype=torch.float64)}, tmp_path / "c")
     use_a_side_stream(streams)
     real, seen = fetch._ChunkFill._spread, set()
 

@@ -18,8 +18,8 @@ from remesh.elasticity.membership.instructions import (
     WorkerReady,
     WorkerSuspects,
 )
-from remesh.elasticity.membership.membership_machine import REPLACE_AFTER_S, AgentMachine, Phase
-from remesh.elasticity.membership.phase_state import HURRY_FOR_S, LOOK_S, WAKE_NODES, PhaseState
+from remesh.elasticity.membership.membership_machine import REPLACE_GRACE_S, AgentMachine, Phase
+from remesh.elasticity.membership.phase_state import HURRY_FOR_S, STAY_POLL_S, WAKE_NODES, PhaseState
 from remesh.elasticity.membership.rules import AgentRules
 from remesh.elasticity.model.generation import MeetingRules, WorkerReport
 from remesh.elasticity.model.mesh_policy import make_template
@@ -341,7 +341,7 @@ def test_a_dead_worker_is_replaced_a_moment_later_while_others_of_its_node_go_on
     machine = AgentMachine(0, "a", AgentRules(2, 3, meeting, leave_timeout_s=10.0, exit_timeout_s=5.0))
     assert machine.start(0.0) == [StartWorker(0), StartWorker(1)]
     first = [one for one in machine.handle(WorkerExited(0, -9), 1.0) if isinstance(one, StartWorker)]
-    assert first == [StartWorker(0, REPLACE_AFTER_S)]
+    assert first == [StartWorker(0, REPLACE_GRACE_S)]
     alone = make_machine()
     assert StartWorker(0, 0.0) in alone.handle(WorkerExited(0, -9), 1.0)
 
@@ -352,5 +352,5 @@ def test_agents_hurry_for_a_moment_while_a_plan_is_wanted_unless_there_are_many(
 ) -> None:
     stay = PhaseState(Phase.MEETING, since_s=10.0)
     assert stay.look_again_s(10.1, num_nodes) == pytest.approx(expected_s)
-    assert stay.look_again_s(10.0 + 1.01 * HURRY_FOR_S, num_nodes) == LOOK_S
-    assert PhaseState(Phase.RUNNING, since_s=10.0).look_again_s(10.1, num_nodes) == LOOK_S
+    assert stay.look_again_s(10.0 + 1.01 * HURRY_FOR_S, num_nodes) == STAY_POLL_S
+    assert PhaseState(Phase.RUNNING, since_s=10.0).look_again_s(10.1, num_nodes) == STAY_POLL_S

@@ -14,8 +14,8 @@ from remesh.elasticity.model.generation import Generation, NodeInfo
 from remesh.elasticity.model.rank_assignment import MeshMember
 from remesh.elasticity.node.store_side import BEAT_INTERVAL_S, BEATS_LOST, Heartbeats
 from remesh.elasticity.store.card import JobCard
-from remesh.elasticity.store.home import MOVE_TIMEOUT_S, SILENT_PAUSE_S, Address, MovingNode, StoreHome
-from remesh.elasticity.store.store_servers import STORE_SILENCE_S, StoreWatch
+from remesh.elasticity.store.home import MOVE_TIMEOUT_S, SILENT_POLL_S, Address, MovingNode, StoreHome
+from remesh.elasticity.store.store_servers import STORE_SILENCE_TIMEOUT_S, StoreWatch
 from remesh.elasticity.training.place import JobOptions
 from remesh.wire.token import Token
 
@@ -49,7 +49,7 @@ def test_a_machine_that_stood_still_as_a_whole_takes_no_node_for_dead() -> None:
 
 def test_an_answer_is_not_given_up_by_an_agent_that_stood_still_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     watch, cuts = StoreWatch(), list[str]()
-    with watch.over(STORE_SILENCE_S, lambda: cuts.append("cut")):
+    with watch.over(STORE_SILENCE_TIMEOUT_S, lambda: cuts.append("cut")):
         now_s = time.monotonic()
         monkeypatch.setattr(time, "monotonic", lambda: now_s + 60)
         watch.look()
@@ -71,7 +71,7 @@ def test_a_node_that_answers_again_while_the_store_is_looked_for_is_not_told_dea
     monkeypatch.setattr("remesh.elasticity.store.home.is_listening", lambda *_: answers["is_listening"])
     monkeypatch.setattr(StoreHome, "_store_of", lambda *_: SimpleNamespace(get=lambda _key: None))
     assert home._ask(1, me) == SILENT and home.silent.keys() == {1}
-    now_s, answers["is_listening"] = now_s + SILENT_PAUSE_S, True
+    now_s, answers["is_listening"] = now_s + SILENT_POLL_S, True
     assert isinstance(home._ask(1, me), Standby)
     assert not home.silent
 

@@ -162,7 +162,7 @@ def test_who_calls_as_the_tunnels_end_is_let_go(ours: Tls) -> None:
 def test_callers_who_never_shake_hands_do_not_keep_others_out_for_long(
     ours: Tls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tunnel, "HANDSHAKE_S", 1.0)  # in which the others must have theirs
+    monkeypatch.setattr(tunnel, "HANDSHAKE_TIMEOUT_S", 1.0)  # in which the others must have theirs
     with serve(ours) as served, contextlib.ExitStack() as stack:
         for _ in range(2 * MAX_HANDSHAKES):
             stack.enter_context(socket.create_connection(("127.0.0.1", served.port), TIMEOUT_S))

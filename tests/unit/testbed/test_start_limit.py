@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from remesh.testbed import quiet_limit, rank_process
-from remesh.testbed.rank_process import START_LIMIT_S, start_limit
+from remesh.testbed.rank_process import START_TIMEOUT_S, start_limit
 
 
 def test_a_start_is_over_when_nothing_has_moved_for_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -14,12 +14,12 @@ def test_a_start_is_over_when_nothing_has_moved_for_too_long(monkeypatch: pytest
     monkeypatch.setattr(rank_process, "work_of", lambda pid: work[pid])
     limit = start_limit([1, None, 2])
     for _ in range(10):  # slow, but one of them gets on
-        now_s += 0.9 * START_LIMIT_S
+        now_s += 0.9 * START_TIMEOUT_S
         work[2] += 1
         assert not limit.is_over()
-    now_s += 0.9 * START_LIMIT_S
+    now_s += 0.9 * START_TIMEOUT_S
     assert not limit.is_over()
-    now_s += 0.2 * START_LIMIT_S
+    now_s += 0.2 * START_TIMEOUT_S
     assert limit.is_over()
     work[1] += 1
     assert not limit.is_over()

@@ -68,7 +68,7 @@ def test_who_has_shown_the_token_is_heard_and_told(stage: Stage) -> None:
 
 def test_who_does_not_show_the_token_in_time_is_hung_up_on(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     (known, _), silent = stage.call_with_proof(), stage.call()
-    monkeypatch.setattr(server, "_PROOF_LIMIT_S", 0.0)
+    monkeypatch.setattr(server, "_PROOF_TIMEOUT_S", 0.0)
     stage.server.poll(0)
     assert silent.recv(NONCE_BYTES) and not silent.recv(1)
     assert stage.caller.socket.getpeername() == known.getsockname()
@@ -142,7 +142,7 @@ def test_many_who_say_nothing_keep_others_waiting_and_no_known_one_from_being_he
     stage.server.poll(10)
     assert stage.heard == [{"type": "look"}]
     with monkeypatch.context() as patch:
-        patch.setattr(server, "_PROOF_LIMIT_S", 0.0)  # the strangers' time is over
+        patch.setattr(server, "_PROOF_TIMEOUT_S", 0.0)  # the strangers' time is over
         stage.server.poll(0)
     stage.server.poll(10)
     assert len(stage.gone) == 3 and len(stage.server.callers) == 2

@@ -24,7 +24,7 @@ from remesh.carried.images.write.dump import dump_image
 from remesh.foundation.errors import Error
 from remesh.foundation.linux.calls import as_subreaper
 
-_PATIENCE_S: Final = 30.0
+_PROBE_TIMEOUT_S: Final = 30.0
 _PROBE: Final = "import os, time\nprint('up', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.01)"
 
 
@@ -127,7 +127,7 @@ def _image_and_restore(folder: Path) -> str:
     site = Site(*map(str, paths))
     upper = start_upper(Command((sys.executable, "-S", "-c", _PROBE), {}, str(folder)), site)
     try:
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + _PROBE_TIMEOUT_S
         while not paths[1].read_text() and upper.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)
         with freeze(upper.pid) as frozen:
@@ -142,7 +142,7 @@ def _image_and_restore(folder: Path) -> str:
         upper.close()
     upper = restore_upper(folder / "image", site)
     try:
-        upper.wait(_PATIENCE_S)
+        upper.wait(_PROBE_TIMEOUT_S)
     finally:
         upper.close()
     return why_not

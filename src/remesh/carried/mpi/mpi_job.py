@@ -37,10 +37,10 @@ from remesh.carried.rounds.signals import obeying_signals
 from remesh.foundation.errors import StorageError
 from remesh.testbed.inside import HostEntry, command_inside
 
-_STEP_S = 0.1
-_LEAVE_S = 15.0
+_POLL_S = 0.1
+_RANKS_GRACE_S = 15.0
 """Time after the outcome in which ranks give MPI back what is its own."""
-_GRACE_S = 5.0
+_LAUNCHER_GRACE_S = 5.0
 """Time between the polite end of a launcher and the forced one."""
 _BRIDGE = "core"
 """Interface of a testbed's switch, where launchers run."""
@@ -152,19 +152,19 @@ def run_job_once(
 
 def _lead(coordinator: Coordinator, launcher: subprocess.Popen[bytes], watch: Watch | None) -> JobOutcome:
     while coordinator.outcome is None:
-        coordinator.step(_STEP_S if watch is None else _STEP_S / 10)
+        coordinator.step(_POLL_S if watch is None else _POLL_S / 10)
         if watch is not None:
             watch(coordinator)
         if coordinator.outcome is None and launcher.poll() is not None:
             # The last messages of the ranks may still be on their way.
             deadline_s = time.monotonic() + 1.0
             while coordinator.outcome is None and time.monotonic() < deadline_s:
-                coordinator.step(_STEP_S)
+                coordinator.step(_POLL_S)
             what = "before every rank had come up" if not coordinator.all_ready else "while the job ran"
             coordinator.fail(f"the launcher ended with exit status {launcher.returncode} {what}; see what it printed")
-    deadline_s = time.monotonic() + (_LEAVE_S if coordinator.outcome.exit_code == 0 else 1.0)
+    deadline_s = time.monotonic() + (_RANKS_GRACE_S if coordinator.outcome.exit_code == 0 else 1.0)
     while launcher.poll() is None and time.monotonic() < deadline_s:
-        coordinator.step(_STEP_S / 5)
+        coordinator.step(_POLL_S / 5)
     assert coordinator.outcome is not None
     return coordinator.outcome
 
@@ -237,5 +237,5 @@ def _end_launcher(launcher: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(launcher.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            launcher.wait(_GRACE_S)
+            launcher.wait(_LAUNCHER_GRACE_S)
             return

@@ -32,7 +32,7 @@ _RETRY_AFTER_S = {Obstacle.NO_CUT: (1.0,) * 4, Obstacle.REFUSED: (0.1, 0.2, 0.4,
 
 A refusal stops nobody, and most are of a moment: a child that is about to run a program, a file an import has open.
 """
-_REMOVAL_LOOK_S = 0.005
+_REMOVAL_POLL_S = 0.005
 """Time between looks at a removal that a round waits for."""
 
 
@@ -147,7 +147,7 @@ class Checkpointing:
     def patience_s(self, longest_s: float, now_s: float) -> float:
         """How long the leader may wait for messages before something here is due."""
         if self._removal is not None and self._wanted is not None:
-            longest_s = min(longest_s, _REMOVAL_LOOK_S)
+            longest_s = min(longest_s, _REMOVAL_POLL_S)
         return max(min([longest_s, *(moment - now_s for moment, _ in self._due)]), 0.0)
 
     def do_what_is_due(self, now_s: float, *, may_begin: bool) -> None:

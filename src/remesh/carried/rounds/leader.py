@@ -28,7 +28,7 @@ from remesh.foundation.exit_codes import ExitCode, of_signal
 from remesh.wire.messages import Message
 from remesh.wire.server import Peer, Server
 
-_ALONE_S = 60.0
+_OTHERS_TIMEOUT_S = 60.0
 """Time for all ranks to end once one has ended without a word to the others, who may wait for it for ever.
 
 Launchers of MPI end the others at once, or, where none of them waits, let all end so; nobody knows who will wait.
@@ -104,7 +104,7 @@ class Coordinator:
             self.fail(
                 f"ranks {missing} have not come up after {self._settings.start_limit_s:g} s; see what they printed"
             )
-        if self._deserted is not None and now_s - self._deserted[0] > _ALONE_S:
+        if self._deserted is not None and now_s - self._deserted[0] > _OTHERS_TIMEOUT_S:
             self.fail(self._deserted[1])
         self._server.poll(self._checkpointing.patience_s(timeout_s, now_s))
         self._checkpointing.do_what_is_due(time.monotonic(), may_begin=self.all_ready and self.outcome is None)
@@ -224,8 +224,8 @@ class Coordinator:
         if omitted and self._deserted is None:
             self._deserted = (
                 time.monotonic(),
-                f"{program} ended with exit status {code} without {omitted}, and {_ALONE_S:g} s later others still "
-                "run, which may wait for it; let every rank call it",
+                f"{program} ended with exit status {code} without {omitted}, and {_OTHERS_TIMEOUT_S:g} s later others "
+                "still run, which may wait for it; let every rank call it",
             )
         if code:
             how = f"was killed by signal {-code}" if code < 0 else f"ended with exit status {code}"

@@ -23,9 +23,9 @@ from remesh.carried.rounds.clock import MAX_RAISES, Verdict, decide_by_clock
 from remesh.carried.rounds.drain import find_traffic, is_drained
 from remesh.carried.rounds.status import Status
 
-PAUSE_S = 0.002
+WAVE_POLL_S = 0.002
 """Time between a wave that did not decide and the next one."""
-PATIENCE_S = 0.1
+STUCK_TIMEOUT_S = 0.1
 """Time without any change after which the clock takes the ranks for stuck."""
 
 
@@ -194,7 +194,7 @@ class Round:
 
     def _judge_counts(self, wave: tuple[Status, ...], now_s: float) -> tuple[Round, tuple[Instruction, ...]]:
         targets = None if self.targets is None else dict(self.targets)
-        verdict = decide_by_clock(wave, targets, is_stuck=now_s - self.changed_s >= PATIENCE_S)
+        verdict = decide_by_clock(wave, targets, is_stuck=now_s - self.changed_s >= STUCK_TIMEOUT_S)
         known = replace(self, reason=verdict.reason)
         if verdict.aligned:
             return replace(known, phase=RoundPhase.CLOSE)._ask(verdict.targets, after_s=0.0)
@@ -221,4 +221,4 @@ class Round:
 
 def _pause(state: Round, now_s: float) -> float:
     """The pause before the next wave: short at first, longer the longer nothing changes, at most 25 times as long."""
-    return PAUSE_S * min(1.0 + (now_s - state.changed_s) / PAUSE_S, 25.0)
+    return WAVE_POLL_S * min(1.0 + (now_s - state.changed_s) / WAVE_POLL_S, 25.0)

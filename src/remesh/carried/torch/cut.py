@@ -21,11 +21,11 @@ from remesh.groups.aborts import Aborts
 from remesh.groups.gloo_sockets import Surroundings, cut_connections, gloo_loops, open_sockets, pick_gloos
 
 _NOTHING: Final = Surroundings(frozenset(), frozenset())
-_COLLECT_AFTER_S: Final = 0.2
+_COLLECT_GRACE_S: Final = 0.2
 """How long gloo's threads are waited for before unreachable objects are collected: most groups are in no cycle."""
-_GONE_LIMIT_S: Final = 10.0
-_ABORT_LIMIT: Final = timedelta(seconds=30)
-_PAUSE_S: Final = 0.002
+_GONE_TIMEOUT_S: Final = 10.0
+_ABORT_TIMEOUT: Final = timedelta(seconds=30)
+_POLL_S: Final = 0.002
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +124,14 @@ class GroupsAtCut:
             # gloo has no other way to end a wait.
             cut_connections(pick_gloos(open_sockets(), _NOTHING))
         try:
-            Aborts([abort for group in live if (abort := group.find_abort()) is not None]).wait(_ABORT_LIMIT)
+            Aborts([abort for group in live if (abort := group.find_abort()) is not None]).wait(_ABORT_TIMEOUT)
         except PeerError as error:
             return str(error)
-        have_all = [group.shed(_GONE_LIMIT_S) for group in live]
-        have_all += [group.forget(_GONE_LIMIT_S) for group in destroyed]
+        have_all = [group.shed(_GONE_TIMEOUT_S) for group in live]
+        have_all += [group.forget(_GONE_TIMEOUT_S) for group in destroyed]
         self._link.drop()
         if not all(have_all):
-            return f"something is still waited for {_GONE_LIMIT_S:g} s after the connections of its group were cut"
+            return f"something is still waited for {_GONE_TIMEOUT_S:g} s after the connections of its group were cut"
         return _wait_until_gone()
 
     def grow(self, prefix: str, address: tuple[str, int], ended: Sequence[int]) -> None:
@@ -161,10 +161,10 @@ def _wait_until_gone() -> str:
     began_s, has_collected = time.monotonic(), False
     while gloo_loops():
         waited_s = time.monotonic() - began_s
-        if waited_s > _COLLECT_AFTER_S and not has_collected:
+        if waited_s > _COLLECT_GRACE_S and not has_collected:
             gc.collect()
             has_collected = True
-        if waited_s > _GONE_LIMIT_S:
-            return f"groups are still there {_GONE_LIMIT_S:g} s after they were destroyed: something refers to them"
-        time.sleep(_PAUSE_S)
+        if waited_s > _GONE_TIMEOUT_S:
+            return f"groups are still there {_GONE_TIMEOUT_S:g} s after they were destroyed: something refers to them"
+        time.sleep(_POLL_S)
     return ""

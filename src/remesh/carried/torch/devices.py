@@ -29,7 +29,7 @@ from remesh.foundation.linux.procfs import read_descriptors
 
 DEVICE_PREFIX: Final = "/dev/nvidia"
 """How the names of NVIDIA's devices begin."""
-_STUCK_S: Final = 300.0
+_STEP_TIMEOUT_S: Final = 300.0
 """A step may copy all of a device: at 1 GB/s, 80 GB take 80 s."""
 
 
@@ -128,9 +128,11 @@ def _lines_of(asked: subprocess.Popen[bytes]) -> Iterator[bytes]:
     assert asked.stdout is not None
     found, last_s = b"", time.monotonic()
     while True:
-        ready, _, _ = select.select([asked.stdout], [], [], max(0.0, last_s + _STUCK_S - time.monotonic()))
+        ready, _, _ = select.select([asked.stdout], [], [], max(0.0, last_s + _STEP_TIMEOUT_S - time.monotonic()))
         if not ready:
-            raise ConfigError(f"NVIDIA's driver got nowhere for {_STUCK_S:.0f} s; see what `nvidia-smi` says of it")
+            raise ConfigError(
+                f"NVIDIA's driver got nowhere for {_STEP_TIMEOUT_S:.0f} s; see what `nvidia-smi` says of it"
+            )
         new = os.read(asked.stdout.fileno(), 1 << 16)
         if not new:
             return

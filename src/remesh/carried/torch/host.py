@@ -18,8 +18,8 @@ from remesh.carried.hosts.host_list import Host, assign_slots, count_ranks, pars
 from remesh.carried.rounds.job_folder import JobFolder
 from remesh.foundation.errors import ConfigError, Error
 
-_PAUSE_S: Final = 0.05
-_LEAVE_S: Final = 10.0
+_POLL_S: Final = 0.05
+_KEEPERS_GRACE_S: Final = 10.0
 """After the failure of one keeper the others have this long to end by themselves."""
 
 
@@ -67,11 +67,11 @@ def _wait(keepers: Sequence[subprocess.Popen[bytes]]) -> None:
     while any(keeper.poll() is None for keeper in keepers):
         has_failed = any(keeper.returncode for keeper in keepers)
         if has_failed and until_s is None:
-            until_s = time.monotonic() + _LEAVE_S
+            until_s = time.monotonic() + _KEEPERS_GRACE_S
         if until_s is not None and time.monotonic() >= until_s:
             for keeper in keepers:
                 keeper.kill()
-        time.sleep(_PAUSE_S)
+        time.sleep(_POLL_S)
 
 
 if __name__ == "__main__":

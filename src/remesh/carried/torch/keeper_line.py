@@ -25,8 +25,8 @@ from remesh.foundation.threads import make_thread
 from remesh.wire.messages import Line, Message
 from remesh.wire.token import Token
 
-_NOTICE_PAUSE_S: Final = 0.002
-_GOODBYE_LIMIT_S: Final = 5.0
+_NOTICE_POLL_S: Final = 0.002
+_GOODBYE_GRACE_S: Final = 5.0
 """How long a program that ends at once waits for its goodbye, while there is no cut."""
 
 
@@ -87,9 +87,9 @@ class ControlThread:
         speaker = make_thread("goodbye", self.send_goodbye, daemon=True)
         with contextlib.suppress(RuntimeError):  # Python is about to end, and starts no thread
             speaker.start()
-            speaker.join(_GOODBYE_LIMIT_S)
+            speaker.join(_GOODBYE_GRACE_S)
             while speaker.is_alive() and self._gate.is_closed:
-                speaker.join(_GOODBYE_LIMIT_S)
+                speaker.join(_GOODBYE_GRACE_S)
 
     def descriptors(self) -> list[int]:
         """The descriptor of the line to the keeper, while there is one."""
@@ -159,5 +159,5 @@ class ControlThread:
 
 def _next_notice(place: Path, after: int) -> Notice:
     while (found := read_notice(place, after)) is None:
-        time.sleep(_NOTICE_PAUSE_S)
+        time.sleep(_NOTICE_POLL_S)
     return found

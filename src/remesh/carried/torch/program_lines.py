@@ -15,7 +15,7 @@ from remesh.wire.messages import Line, Message
 from remesh.wire.token import Token
 
 _LOOPBACK: Final = "127.0.0.1"
-_PROOF_S: Final = 20.0
+_PROOF_TIMEOUT_S: Final = 20.0
 
 
 class Callers:
@@ -67,7 +67,7 @@ class Callers:
 
     def _hear(self, connection: socket.socket) -> None:
         with contextlib.suppress(Error, OSError), connection:
-            line = Line.answer(connection, self._token, patience_s=_PROOF_S)
+            line = Line.answer(connection, self._token, patience_s=_PROOF_TIMEOUT_S)
             while (message := line.receive(float(threading.TIMEOUT_MAX))) is not None:
                 self._hand_on(message, line)
         with self._taking:

@@ -16,7 +16,7 @@ from remesh.foundation.errors import PeerError
 from remesh.wire.messages import Line, Message
 from remesh.wire.token import Token
 
-_TURN_S: Final = 0.05
+_REQUEST_POLL_S: Final = 0.05
 """The longest time that a request of the program waits in the server before the gate is checked again."""
 _DEFAULT_TIMEOUT: Final = timedelta(minutes=30)
 
@@ -82,7 +82,7 @@ class CarriedStore(Store):
         self._prefix = prefix
         self._link = link
         self._ask = link.ask_now if of_control else link.ask
-        self._turn_s = math.inf if of_control else _TURN_S
+        self._turn_s = math.inf if of_control else _REQUEST_POLL_S
         self.set_timeout(_DEFAULT_TIMEOUT)
         link.stores.append(self)
 

@@ -54,12 +54,12 @@ from remesh.foundation.errors import Error, PeerError
 from remesh.foundation.files import flush
 from remesh.wire.messages import Line, Message
 
-_LOOK_S: Final = 0.05
+_POLL_S: Final = 0.05
 """The time between looks at the program's output and health."""
-_SETTLE_S: Final = 2.0
+_SETTLE_TIMEOUT_S: Final = 2.0
 """The time within which threads and descriptors that a program has let go of must be gone."""
-_SETTLE_PAUSE_S: Final = 0.02
-_LAST_WORDS_S: Final = 5.0
+_SETTLE_POLL_S: Final = 0.02
+_LAST_LINE_GRACE_S: Final = 5.0
 """How long an ended program's line is heard to its end: a child that has inherited it may hold it open."""
 _PASSING: Final = ("socket:", "[eventpoll]", "[eventfd]", "pipe:")
 """Descriptors that groups and our own lines have while the program runs; checked only once those are shed, as devices
@@ -196,10 +196,10 @@ class Keeper:
         next_look_s = 0.0
         while True:
             with contextlib.suppress(queue.Empty):
-                if not self._obey(self._events.get(timeout=_LOOK_S)):
+                if not self._obey(self._events.get(timeout=_POLL_S)):
                     return
             if time.monotonic() >= next_look_s:
-                next_look_s = time.monotonic() + _LOOK_S
+                next_look_s = time.monotonic() + _POLL_S
                 self._look()
 
     def _look(self) -> None:
@@ -227,7 +227,7 @@ class Keeper:
     def _may_hear_more(self) -> bool:
         """Whether the last words of the program, which has ended, may still be on their way."""
         self._gone_s = self._gone_s or time.monotonic()
-        if time.monotonic() > self._gone_s + _LAST_WORDS_S:
+        if time.monotonic() > self._gone_s + _LAST_LINE_GRACE_S:
             return False
         return not self._callers.is_silent() or not self._events.empty()
 
@@ -354,9 +354,9 @@ class Keeper:
         self._report_imaged("", report)
 
     def _wait_until_imageable(self, pid: int) -> None:
-        until_s = time.monotonic() + _SETTLE_S
+        until_s = time.monotonic() + _SETTLE_TIMEOUT_S
         while (refusals := check_imageable(pid)) and time.monotonic() < until_s:
-            time.sleep(_SETTLE_PAUSE_S)
+            time.sleep(_SETTLE_POLL_S)
         if refusals:
             raise NotImageable(f"imaging the program of rank {self._rank}", refusals)
 

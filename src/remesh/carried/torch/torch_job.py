@@ -39,8 +39,8 @@ from remesh.foundation.files import write_new
 KIND: Final = "torch"
 """The kind of these jobs: the verb that they belong to."""
 _STORE_FILE: Final = "store.json"
-_STEP_S: Final = 0.05
-_LEAVE_S: Final = 15.0
+_POLL_S: Final = 0.05
+_KEEPERS_GRACE_S: Final = 15.0
 """After the outcome keepers have this long to end by themselves."""
 
 
@@ -149,17 +149,17 @@ def _start_hosts(
 
 def _lead(coordinator: Coordinator, starters: Mapping[str, subprocess.Popen[bytes]]) -> JobOutcome:
     while coordinator.outcome is None:
-        coordinator.step(_STEP_S)
+        coordinator.step(_POLL_S)
         for host, starter in starters.items():
             if coordinator.outcome is None and starter.poll() not in (None, 0):
                 # What its ranks said last may still be on its way.
-                coordinator.step(_STEP_S)
+                coordinator.step(_POLL_S)
                 coordinator.fail(
                     f"what keeps the ranks of host {host} ended with status {starter.returncode}; see what it printed"
                 )
-    until_s = time.monotonic() + _LEAVE_S
+    until_s = time.monotonic() + _KEEPERS_GRACE_S
     while any(starter.poll() is None for starter in starters.values()) and time.monotonic() < until_s:
-        coordinator.step(_STEP_S / 5)
+        coordinator.step(_POLL_S / 5)
     assert coordinator.outcome is not None
     return coordinator.outcome
 

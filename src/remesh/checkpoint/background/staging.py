@@ -28,7 +28,7 @@ from remesh.device.cuda_devices import CUDA
 from remesh.device.queued_copies import Devices, LockedMemory, QueuedCopy
 
 _ALIGNMENT_BYTES = 64
-_LONGEST_WAIT_S = 1800.0
+_ROOM_TIMEOUT_S = 1800.0
 _COPYING = "copying tensors of a device for a save"
 
 
@@ -172,10 +172,10 @@ class StagingBuffers:
                 f"{self._max_bytes} (max_staged_bytes); raise the cap, or save synchronously"
             )
         limit = self._max_bytes - num_bytes
-        if not self._changed.wait_for(lambda: self._used_bytes <= limit, _LONGEST_WAIT_S):
+        if not self._changed.wait_for(lambda: self._used_bytes <= limit, _ROOM_TIMEOUT_S):
             raise CheckpointingException(
                 f"copying tensors for a background save: {self._used_bytes} bytes of earlier saves are still not "
-                f"written after {_LONGEST_WAIT_S:.0f} s, expected at most {limit} to make room for {num_bytes}; "
+                f"written after {_ROOM_TIMEOUT_S:.0f} s, expected at most {limit} to make room for {num_bytes}; "
                 "schedule the requests that save returns, or raise max_staged_bytes"
             )
 

@@ -33,7 +33,7 @@ from remesh.checkpoint.checkpoint_errors import CheckpointingException
 from remesh.comm.gather import gather_from
 from remesh.foundation.thread_pool import PooledExecutor
 
-_ENDING_S = 30.0
+_END_GRACE_S = 30.0
 
 
 def _ignore_progress(written_bytes: int) -> None:
@@ -235,7 +235,7 @@ class _Worker:
         """Let it end after what it is doing; returns its exit status."""
         self._channel.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return self._process.wait(_ENDING_S)
+            return self._process.wait(_END_GRACE_S)
         self._process.kill()
         return self._process.wait()
 

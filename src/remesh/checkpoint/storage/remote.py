@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 NUM_ATTEMPTS = 5
-FIRST_PAUSE_S = 0.2
+FIRST_POLL_S = 0.2
 """Doubled after each attempt: with five, three seconds of pauses in all."""
 _SILENT_S = 30.0
 """After so long without an answer the log says so."""
@@ -303,7 +303,7 @@ def _path_of(path: RemotePath) -> str:
 
 def _tried(doing: str, act: Callable[[], T]) -> T:
     """What ``act`` returns, after so many attempts as it takes, up to `NUM_ATTEMPTS`."""
-    pause_s = FIRST_PAUSE_S
+    pause_s = FIRST_POLL_S
     for attempt in range(1, NUM_ATTEMPTS):
         try:
             return act()

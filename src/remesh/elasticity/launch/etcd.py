@@ -28,9 +28,9 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 DEFAULT_PORT = 2379
 REQUEST_TIMEOUT_S = 10.0
-PATIENCE_S = 60.0
+ETCD_TIMEOUT_S = 60.0
 """How long a server may leave all requests without an answer."""
-POLL_S = 0.02
+ETCD_POLL_S = 0.02
 MAX_VALUE_BYTES = 1 << 20
 """A larger value is not ours: rendezvous states of 16,384 nodes stay below."""
 
@@ -104,14 +104,14 @@ class EtcdClient:
                     now_s = time.monotonic()
                     if self._silent_since_s is None:
                         self._silent_since_s = now_s
-                    if now_s - self._silent_since_s > PATIENCE_S or not self._may_come(error):
+                    if now_s - self._silent_since_s > ETCD_TIMEOUT_S or not self._may_come(error):
                         raise RendezvousConnectionError(
                             f"asking etcd at {self._host}:{self._port}: {type(error).__name__}: {error}"
                         ) from None
                 else:
                     self._has_answered, self._silent_since_s = True, None
                     return answer
-                time.sleep(POLL_S)
+                time.sleep(ETCD_POLL_S)
 
     def _may_come(self, error: Exception) -> bool:
         """Whether an answer may still come. Where none has been yet, only of a server that is there, and takes long."""
@@ -226,7 +226,7 @@ class EtcdStore(dist.Store):
                 raise LookupError(
                     f"waiting for keys {list(keys)} on etcd: not there after {timeout.total_seconds():g} s"
                 )
-            time.sleep(POLL_S)
+            time.sleep(ETCD_POLL_S)
 
 
 def connect_etcd(parameters: RendezvousParameters) -> tuple[EtcdBackend, EtcdStore]:

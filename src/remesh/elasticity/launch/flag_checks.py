@@ -20,7 +20,7 @@ _FROM_ONE = ("monitor_interval", "join_timeout", "leave_timeout", "hang_timeout"
 """Where 0 would mean never, or at once, which nobody means."""
 _MAX_PORT = 65535
 _NUMERIC_KEYS = ("timeout", "interval", "attempt")
-_LOOK_UP_PAUSE_S = 0.5
+_LOOK_UP_POLL_S = 0.5
 
 
 def check_numbers(values: Mapping[str, Any], flags: Iterable[Flag]) -> None:
@@ -97,7 +97,7 @@ def wait_for_names(endpoints: Sequence[str], patience_s: float, tell: Callable[[
         if not told:
             told = True
             tell(f"cannot look up the host of {', '.join(errors)}; trying again for {patience_s:g} s")
-        time.sleep(min(_LOOK_UP_PAUSE_S, max(0.0, deadline_s - time.monotonic())))
+        time.sleep(min(_LOOK_UP_POLL_S, max(0.0, deadline_s - time.monotonic())))
 
 
 def unquoted(text: str) -> str:

@@ -56,7 +56,7 @@ _ENDED = "remesh/ended"
 _FAILURES = "remesh/failures/"
 _HEARD = "remesh/heard"
 _ORDER = "remesh/order"
-FAREWELL_S = 15.0
+FAREWELL_GRACE_S = 15.0
 """How long an agent whose workers failed for good waits until the others know, for it may host their store.
 
 As long as torch's meeting waits for a sign of life: a node that is silent for longer counts as lost.
@@ -157,7 +157,7 @@ class SharedEnd(ForwardingRendezvous):
         """Let the others know of the failures that ended the job here, and wait until they do."""
         if self._round is None:
             return
-        store, deadline_s = self._round.store, time.monotonic() + FAREWELL_S
+        store, deadline_s = self._round.store, time.monotonic() + FAREWELL_GRACE_S
         # Who hosts the store may have failed as well, and be gone: that is no cause.
         with contextlib.suppress(*_STORE_GONE):
             # The store counts, for clocks of hosts differ.

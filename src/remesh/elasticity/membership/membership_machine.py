@@ -77,11 +77,11 @@ from remesh.elasticity.model.generation import (
 from remesh.elasticity.model.outcome import Category, Outcome, shortened
 from remesh.foundation.exit_codes import ExitCode
 
-PATIENCE_S = 0.5
+QUIET_TIMEOUT_S = 0.5
 """How long a meeting may take before those who wait for its leader look whether it lives."""
 
 
-REPLACE_AFTER_S = 0.5
+REPLACE_GRACE_S = 0.5
 """How long after a worker's death a process is started in its place: survivors usually train again by then."""
 
 
@@ -271,7 +271,7 @@ class AgentMachine:
             return self._follow(view.leader, now_s)
         decision = conclude(view, self._losses, self.rules.meeting, waited_s)
         if isinstance(decision, Wait):
-            is_new = now_s - self._in_phase.since_s > PATIENCE_S and self._in_phase.first(
+            is_new = now_s - self._in_phase.since_s > QUIET_TIMEOUT_S and self._in_phase.first(
                 Deed.TELL_WAITING, decision.reason
             )
             told = [Note("waiting", {"generation": meeting.number, "reason": decision.reason})] if is_new else []
@@ -285,7 +285,7 @@ class AgentMachine:
         view = self._view
         assert view is not None
         if leader not in self._losses.proofs and view.here.get(leader) != ():
-            is_late = now_s - self._in_phase.since_s > PATIENCE_S
+            is_late = now_s - self._in_phase.since_s > QUIET_TIMEOUT_S
             return self._in_phase.probe((leader,), now_s) if is_late else []
         self._meeting.turn += 1
         self._view = replace(view, leader=None)
@@ -483,7 +483,7 @@ class AgentMachine:
             self.restarts_left -= 1
             self._roster.workers[slot] = Occupant()
             # It takes seconds of a processor; the others of this node need theirs to go on.
-            return [*out, StartWorker(slot, REPLACE_AFTER_S if len(self._roster.alive()) > 1 else 0.0)]
+            return [*out, StartWorker(slot, REPLACE_GRACE_S if len(self._roster.alive()) > 1 else 0.0)]
         if not self._roster.alive():
             # The node leaves; the others see its agent gone and go on without it.
             text = f"{self.name} has no worker and no restart left, the last was killed by {name}"

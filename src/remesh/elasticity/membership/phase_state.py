@@ -11,7 +11,7 @@ from remesh.elasticity.membership.phases import DEEDS, Deed, Phase
 FIRST_PROBE_S, MAX_PROBE_S = 0.05, 1.0
 """How long an agent waits between two looks whether somebody lives: doubled each time, up to the second."""
 
-LOOK_S = 0.01
+STAY_POLL_S = 0.01
 """How often an agent looks for news of the others, through all of a job."""
 HURRY_S, HURRY_FOR_S = 0.001, 0.5
 """How often it does while workers wait for a plan, and for how long at most."""
@@ -49,8 +49,8 @@ class PhaseState:
     def look_again_s(self, now_s: float, num_nodes: int) -> float:
         """How soon to look for news again."""
         if self.phase not in (Phase.LEAVING, Phase.MEETING) or now_s - self.since_s > HURRY_FOR_S:
-            return LOOK_S
-        return min(LOOK_S, HURRY_S + (LOOK_S - HURRY_S) * num_nodes / CALM_NODES)
+            return STAY_POLL_S
+        return min(STAY_POLL_S, HURRY_S + (STAY_POLL_S - HURRY_S) * num_nodes / CALM_NODES)
 
     def probe(self, indices: Sequence[int], now_s: float) -> list[Instruction]:
         """Look whether these nodes live, if it is time to."""

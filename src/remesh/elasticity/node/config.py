@@ -13,7 +13,7 @@ from remesh.elasticity.store.home import Address
 from remesh.wire.tls import Tls
 from remesh.wire.token import Token
 
-MAX_CONNECT_S = 60.0
+MAX_CONNECT_TIMEOUT_S = 60.0
 """How long the store may take to answer, as torchrun's default; a shorter join timeout shortens it."""
 
 DEFAULT_THREADS = "1"
@@ -54,6 +54,6 @@ class AgentConfig:
             local_address=self.local_address,
             card=self.card,
             token=self.token,
-            connect_timeout_s=min(self.rules.meeting.join_timeout_s, MAX_CONNECT_S),
+            connect_timeout_s=min(self.rules.meeting.join_timeout_s, MAX_CONNECT_TIMEOUT_S),
             tls=self.tls,
         )

@@ -15,7 +15,7 @@ from torch.distributed.elastic.utils import macros
 
 from remesh.foundation.settings import SLOT
 
-END_TIMEOUT_S = 5
+END_GRACE_S = 5
 """How long a killed process may take to be gone."""
 
 
@@ -101,7 +101,7 @@ class WorkerProcesses:
         """SIGKILL all that still run, and wait until they are gone."""
         for slot, context in list(self._contexts.items()):
             self.kill(slot)
-            context.wait(END_TIMEOUT_S, period=0.01)
+            context.wait(END_GRACE_S, period=0.01)
 
 
 def _traceback_of(failure: ProcessFailure) -> str:

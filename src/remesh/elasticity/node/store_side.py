@@ -30,9 +30,9 @@ BEATS_LOST = 10
 """A node whose heartbeat does not change for this many looks, one in each interval, is dead: 5 s, as TorchElastic's
 keep-alive. Looks are counted and not seconds: an agent that was stopped, or waited for the store, has not looked, and
 the others may have been held up by the same."""
-EXIT_BARRIER_S = 300.0
+EXIT_BARRIER_TIMEOUT_S = 300.0
 """How long an agent that is done waits for the others, as TorchElastic's exit barrier."""
-_LOOK_S = 0.01
+_POLL_S = 0.01
 
 
 class MovedBeforeError(Exception):
@@ -177,7 +177,7 @@ class StoreSide:
 
     def send_goodbye(self) -> None:
         """Stay until every other agent has finished too: one of us may host the store that all need to the end."""
-        deadline_s = time.monotonic() + EXIT_BARRIER_S
+        deadline_s = time.monotonic() + EXIT_BARRIER_TIMEOUT_S
         with contextlib.suppress(RuntimeError):
             self.shared.put(f"bye/{self.index}", {})
             others = [index for index in self._reader.read_nodes(self.shared) if index != self.index]
@@ -187,7 +187,7 @@ class StoreSide:
                     for index in others
                     if self.shared.get(f"bye/{index}") is None and self._is_listening(index) is not False
                 ]
-                time.sleep(_LOOK_S)
+                time.sleep(_POLL_S)
 
     def _is_listening(self, index: int) -> bool | None:
         """Whether a node's agent accepts a connection; None when nothing answers."""

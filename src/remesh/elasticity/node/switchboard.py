@@ -37,7 +37,7 @@ from remesh.wire.token import Token
 
 SEND_TIMEOUT_S = 5.0
 """How long a worker may leave a message unread."""
-_CALL_S = 1.0
+_CALL_TIMEOUT_S = 1.0
 """How long a connection that wakes an agent may take: later it has looked by itself."""
 
 
@@ -107,7 +107,7 @@ class Switchboard:
     def wait(self, timeout_s: float) -> list[Heard]:
         """The messages that come within this time; they are polled at least once."""
         self._server.poll(timeout_s)
-        while self._calls and time.monotonic() - self._calls[0][0] > _CALL_S:
+        while self._calls and time.monotonic() - self._calls[0][0] > _CALL_TIMEOUT_S:
             self._calls.popleft()[1].close()
         heard, self._heard = self._heard, []
         return heard

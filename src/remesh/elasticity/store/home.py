@@ -41,7 +41,7 @@ from remesh.elasticity.store.card import JobCard
 from remesh.elasticity.store.endpoint import join_endpoint, split_endpoint
 from remesh.elasticity.store.shared import JobStore
 from remesh.elasticity.store.store_servers import (
-    STORE_SILENCE_S,
+    STORE_SILENCE_TIMEOUT_S,
     StoreClient,
     StoreServer,
     StoreWatch,
@@ -56,9 +56,9 @@ from remesh.wire.tls import Tls
 from remesh.wire.token import Token
 
 ASK_TIMEOUT_S = 1.0
-"""How long another store may take to take a connection; the old one longer each time, up to STORE_SILENCE_S."""
-ROUND_S = 0.02
-SILENT_PAUSE_S = 3.0
+"""How long another store may take to take a connection; the old one longer each time, up to STORE_SILENCE_TIMEOUT_S."""
+ROUND_POLL_S = 0.02
+SILENT_POLL_S = 3.0
 MOVE_TIMEOUT_S = 30.0
 """How long an agent without a store looks for another one."""
 KNOCK_INTERVAL_S = 1.0
@@ -169,7 +169,7 @@ class StoreHome:
                 found, error = None, failed
             if found is not None:
                 return found
-            time.sleep(ROUND_S)
+            time.sleep(ROUND_POLL_S)
         endpoints = ", ".join(self.address.endpoints)
         if refusals := self.take_refusals():
             raise PeerError(
@@ -209,7 +209,7 @@ class StoreHome:
         for number, endpoint in enumerate(self.address.endpoints):
             if not self._probe(*split_endpoint(endpoint)):
                 continue
-            client = self._connect(endpoint, self.address.connect_timeout_s, STORE_SILENCE_S)
+            client = self._connect(endpoint, self.address.connect_timeout_s, STORE_SILENCE_TIMEOUT_S)
             first = client if number == 0 else first
             if client.store.check([f"remesh/{self.address.run_id}/{CARD_KEY}"]):
                 token = show_card(client.store, self.address.token, self.address.card)
@@ -251,12 +251,12 @@ class StoreHome:
             with contextlib.suppress(RuntimeError, OSError):
                 if (found := self._move_once(me, bases)) is not None:
                     return found
-            time.sleep(ROUND_S)
+            time.sleep(ROUND_POLL_S)
         return None
 
     def follow(self, me: MovingNode, place: Place, endpoint: str) -> JobStore:
         """Go where the job is told to have moved. RuntimeError or OSError when nothing answers there."""
-        client = self._connect(endpoint, ASK_TIMEOUT_S, STORE_SILENCE_S)
+        client = self._connect(endpoint, ASK_TIMEOUT_S, STORE_SILENCE_TIMEOUT_S)
         self._bring(client, me)
         store = self._enter(client)
         if self.place < place:
@@ -297,7 +297,7 @@ class StoreHome:
                     return self._enter(old)
                 if self._probe(*split_endpoint(self.endpoint)) is False:
                     return None
-            time.sleep(ROUND_S)
+            time.sleep(ROUND_POLL_S)
         return None
 
     def _try_old(self) -> StoreClient | None:
@@ -305,9 +305,9 @@ class StoreHome:
         if self._fell_silent(-1) or not self._probe(*where):
             return None
         assert self._token is not None
-        patience_s = min(ASK_TIMEOUT_S * 2 ** self._num_silences.get(where, 0), STORE_SILENCE_S)
+        patience_s = min(ASK_TIMEOUT_S * 2 ** self._num_silences.get(where, 0), STORE_SILENCE_TIMEOUT_S)
         try:
-            client = self._connect(self.endpoint, patience_s, STORE_SILENCE_S)
+            client = self._connect(self.endpoint, patience_s, STORE_SILENCE_TIMEOUT_S)
             opened = _read_open(self._face(client, self._token))
         except (RuntimeError, OSError):
             self.silent[-1] = time.monotonic()
@@ -349,7 +349,7 @@ class StoreHome:
 
     def _fell_silent(self, node: int) -> bool:
         """Whether a node (-1: the old store) did not answer a moment ago; it is not asked again so soon."""
-        return time.monotonic() - self.silent.get(node, -SILENT_PAUSE_S) < SILENT_PAUSE_S
+        return time.monotonic() - self.silent.get(node, -SILENT_POLL_S) < SILENT_POLL_S
 
     def _client_of(self, node: int, me: MovingNode) -> StoreClient:
         if node not in self._clients:

@@ -7,7 +7,7 @@ that appeared while it connected.
 A host that is slow for a moment is tried again, until it refuses connections, which proves that the store is gone, or
 until the caller has lost interest:
 
-    try, cut after TRY_S ──> answered: done
+    try, cut after TRY_TIMEOUT_S ──> answered: done
                              refused, or is_over(): raise
                              patience_s over: raise
                              else try again
@@ -31,10 +31,10 @@ from remesh.foundation.threads import make_thread
 from remesh.groups.gloo_sockets import Socket, cut_connections, open_sockets
 from remesh.wire.listening import is_listening
 
-TRY_S = 5.0
+TRY_TIMEOUT_S = 5.0
 """How long one attempt to connect may take. A connection whose first packet was lost comes about no sooner by waiting:
 its kernel doubles its pauses."""
-_LOOK_S = 0.05
+_POLL_S = 0.05
 
 
 class StoreLine:
@@ -50,7 +50,7 @@ class StoreLine:
         patience_s: float,
         timeout_s: float,
         is_over: Callable[[], bool] = lambda: False,
-        try_s: float = TRY_S,
+        try_s: float = TRY_TIMEOUT_S,
     ) -> None:
         host, self._port = split_endpoint(endpoint)
         self.endpoint = endpoint
@@ -99,9 +99,9 @@ class StoreLine:
 
         def watch() -> None:
             num_looks = 0
-            while not is_done.wait(_LOOK_S):
+            while not is_done.wait(_POLL_S):
                 num_looks += 1
-                if (num_looks * _LOOK_S > try_s or is_over()) and (found := self._new_since(before)):
+                if (num_looks * _POLL_S > try_s or is_over()) and (found := self._new_since(before)):
                     was_cut.set()
                     cut_connections(found)
 

@@ -22,9 +22,9 @@ from remesh.elasticity.store.endpoint import is_loopback, split_endpoint
 from remesh.foundation.threads import make_thread
 from remesh.foundation.torch_private import matches_machine_hostname
 
-STORE_SILENCE_S = 5.0
+STORE_SILENCE_TIMEOUT_S = 5.0
 """A request that takes longer was made to a host that is gone, or stopped: as long as heartbeats may be missing."""
-_WATCH_INTERVAL_S = 0.25
+_WATCH_POLL_S = 0.25
 
 
 class StoreServer:
@@ -92,7 +92,7 @@ class StoreWatch:
     def over(self, limit_s: float, cut: Callable[[], None]) -> Iterator[None]:
         """Call ``cut`` from another thread if what is done inside takes longer than ``limit_s``."""
         number = next(self._numbers)
-        self._pending[number] = _WatchedRequest(math.ceil(limit_s / _WATCH_INTERVAL_S), cut)
+        self._pending[number] = _WatchedRequest(math.ceil(limit_s / _WATCH_POLL_S), cut)
         try:
             yield
         finally:
@@ -106,7 +106,7 @@ class StoreWatch:
             request.num_looks_left -= 1
 
     def _run(self) -> None:
-        while not self._ended.wait(_WATCH_INTERVAL_S):
+        while not self._ended.wait(_WATCH_POLL_S):
             self.look()
 
 

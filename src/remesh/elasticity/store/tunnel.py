@@ -28,12 +28,12 @@ from remesh.elasticity.store.endpoint import split_endpoint
 from remesh.foundation.threads import make_thread
 from remesh.wire.tls import Tls
 
-HANDSHAKE_S = 5.0
+HANDSHAKE_TIMEOUT_S = 5.0
 """How long a handshake may take, and a connection to a peer."""
 MAX_HANDSHAKES = 64
 """Callers who have not shown a certificate yet; more are dropped until some have."""
 CHUNK_BYTES = 1 << 16
-LINGER_S = 5.0
+LINGER_GRACE_S = 5.0
 """How long what was written may take to go out after the other side has ended."""
 _MAX_NOTES = 100
 # In TLS 1.3 a caller does not hear whether its certificate was taken; asyncio does not send the alert that would tell.
@@ -168,7 +168,7 @@ class Tunnels:
         """A connection that was accepted, after its handshake if it has one."""
         reader = asyncio.StreamReader(loop=self._loop)
         protocol = asyncio.StreamReaderProtocol(reader, loop=self._loop)
-        limit_s = None if context is None else HANDSHAKE_S
+        limit_s = None if context is None else HANDSHAKE_TIMEOUT_S
         transport, _ = await self._loop.connect_accepted_socket(
             lambda: protocol, caller, ssl=context, ssl_handshake_timeout=limit_s
         )
@@ -185,7 +185,7 @@ class Tunnels:
         try:
             # Names in certificates are not compared.
             connecting = asyncio.open_connection(host, port, ssl=self._client_context, server_hostname="")
-            outside = self._keep(_TunnelStream(*await asyncio.wait_for(connecting, HANDSHAKE_S)))
+            outside = self._keep(_TunnelStream(*await asyncio.wait_for(connecting, HANDSHAKE_TIMEOUT_S)))
             if not await self._carry(inside, outside):
                 self._note(doing, _SAID_NOTHING)
         except OSError as error:
@@ -197,7 +197,7 @@ class Tunnels:
         """Each refusal once in a while, however often it is repeated; a caller who only looked is none."""
         if error is not _SAID_NOTHING and isinstance(error, (ConnectionError, ssl.SSLEOFError)):
             return
-        note = Refusal(doing, str(error) or f"no TLS handshake within {HANDSHAKE_S:g} s")
+        note = Refusal(doing, str(error) or f"no TLS handshake within {HANDSHAKE_TIMEOUT_S:g} s")
         now_s = time.monotonic()
         if now_s - self._last_noted_s.get(note, -60.0) >= 60.0:
             if len(self._last_noted_s) >= _MAX_NOTES:
@@ -224,7 +224,7 @@ class Tunnels:
         # asyncio's encrypted transports cannot be aborted any more when they are closed twice.
         if not stream.writer.is_closing():
             stream.writer.close()
-            self._loop.call_later(LINGER_S, stream.writer.transport.abort)
+            self._loop.call_later(LINGER_GRACE_S, stream.writer.transport.abort)
 
     async def _close(self) -> None:
         for listener in self._listeners:

@@ -54,7 +54,7 @@ STORE_TIMEOUT_S = 60.0
 """How long the store may take to answer, unless it is known to be gone or the generation is left: then at once."""
 PROGRESS_INTERVAL_S = 0.5
 """How often a worker tells its agent that it makes steps."""
-STILL_INSIDE_S = 1.0
+STILL_INSIDE_GRACE_S = 1.0
 """How long after a break a worker is thought to be on its way out."""
 _MOST_TOLD = 1000
 """Characters of an error's first line that others are told."""
@@ -378,7 +378,7 @@ class TrainingWorker:
 
     def _tell_if_inside(self, generation: int) -> None:
         """Leave a trace of where this worker sits although its generation is broken: it may be killed for it."""
-        time.sleep(STILL_INSIDE_S)
+        time.sleep(STILL_INSIDE_GRACE_S)
         if self._session is not None and self._generation == generation:
             standing = look_at_main_thread()
             self._log.write("still-inside", generation=generation, place=standing.place, stack=standing.text)

@@ -403,7 +403,7 @@ def test_ranks_that_outstay_one_that_ended_without_a_word_are_given_up_and_it_is
     ranks[1].send(type="ended", code=0, omitted="MPI_Finalize")
     stage.step()
     assert stage.coordinator.outcome is None, "the others may be about to end as well"
-    monkeypatch.setattr(leader, "_ALONE_S", 0.0)
+    monkeypatch.setattr(leader, "_OTHERS_TIMEOUT_S", 0.0)
     stage.step()
     outcome = stage.coordinator.outcome
     assert outcome is not None and outcome.state == "failed" and outcome.exit_code == 1

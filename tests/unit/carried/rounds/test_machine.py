@@ -11,7 +11,7 @@ from remesh.carried.rounds.answers import Answers
 from remesh.carried.rounds.clock import decide_by_clock
 from remesh.carried.rounds.drain import compute_missing, find_traffic, is_drained
 from remesh.carried.rounds.round_machine import (
-    PATIENCE_S,
+    STUCK_TIMEOUT_S,
     Ask,
     Commit,
     End,
@@ -207,7 +207,7 @@ def test_nothing_that_moves_raises_the_targets_of_who_is_held() -> None:
         ask = told[0]
         for status in wave:
             state, told = state.on_status(status, ask.wave, number * 0.01)
-    assert raised_at is not None and raised_at >= PATIENCE_S
+    assert raised_at is not None and raised_at >= STUCK_TIMEOUT_S
 
 
 def test_late_answers_are_passed_over() -> None:

@@ -57,7 +57,7 @@ def _nodes() -> tuple[_Node, _Node]:
 def test_a_failure_that_ends_the_job_is_known_on_the_other_node_at_its_next_look(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("remesh.elasticity.launch.restart.FAREWELL_S", 0.0)
+    monkeypatch.setattr("remesh.elasticity.launch.restart.FAREWELL_GRACE_S", 0.0)
     first, second = _nodes()
     assert second.handler.num_nodes_waiting() == 0
     first.shared.share([FAILURE])
@@ -69,7 +69,7 @@ def test_a_failure_that_ends_the_job_is_known_on_the_other_node_at_its_next_look
 
 def test_a_node_that_would_restart_when_the_job_has_ended_is_given_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its workers failed as well, after those of the node that had no restart left and has closed the meeting."""
-    monkeypatch.setattr("remesh.elasticity.launch.restart.FAREWELL_S", 0.0)
+    monkeypatch.setattr("remesh.elasticity.launch.restart.FAREWELL_GRACE_S", 0.0)
     first, second = _nodes()
     first.shared.share([FAILURE])
     second.meeting.closed = True

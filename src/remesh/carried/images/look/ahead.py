@@ -33,7 +33,7 @@ from remesh.foundation.linux.procfs import read_areas, read_descriptors
 from remesh.foundation.thread_pool import PooledExecutor
 from remesh.foundation.threads import make_thread
 
-_PAUSES_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+_POLLS_S: Final = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 """Pauses between looks: a program loads most libraries as it starts, some later. A later look finds hashes known."""
 _NICE: Final = 10
 """A tenth of a processor where all are busy: at the lowest priority, hashes take a minute beside ranks that compute."""
@@ -83,7 +83,7 @@ def _open_to_read(pid: int) -> Iterator[str]:
             yield f"/proc/{pid}/fd/{each.number}"
 
 
-def start_hashing_ahead(pid: int, pauses_s: Sequence[float] = _PAUSES_S) -> threading.Thread:
+def start_hashing_ahead(pid: int, pauses_s: Sequence[float] = _POLLS_S) -> threading.Thread:
     """Run `hash_ahead` in a thread that leaves most of the processors to others, again after each of these pauses."""
     thread = make_thread("hash-ahead", _hash_aside, pid, pauses_s, daemon=True)
     thread.start()

@@ -41,7 +41,7 @@ from remesh.foundation.linux.unix_sockets import unix_sockets
 _IN_PROCFS: Final = re.compile(r"/proc/\d+(/|$)")
 _HARMLESS_DEVICES: Final = {(1, 3), (1, 5), (1, 7), (1, 8), (1, 9)}  # null, zero, full, random, urandom
 _TTY_MAJORS: Final = {4, 5, *range(136, 144)}
-_BETWEEN_LOOKS_S: Final = 0.01
+_POLL_S: Final = 0.01
 _BLOCK_BYTES: Final = 512  # of what stat counts as blocks
 _NAMESPACES: Final = ("cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts")
 _KCMP_SHARED: Final = {"memory": 1, "descriptors": 2, "working folder": 3, "signal actions": 4}
@@ -66,7 +66,7 @@ def check_imageable(pid: int) -> list[ImageRefusal]:
     first = {each.what for each in _check_tree(tree_of(pid), {}) if not each.is_passing}
     if not first:
         return []
-    time.sleep(_BETWEEN_LOOKS_S)
+    time.sleep(_POLL_S)
     return [each for each in _check_tree(tree_of(pid), {}) if each.what in first and not each.is_passing]
 
 

@@ -11,17 +11,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-_TURN_S: Final = 0.0005
+_SWITCH_INTERVAL_S: Final = 0.0005
 
 
 @contextmanager
 def short_switch_interval() -> Iterator[None]:
     """Switch threads of this process at short intervals within the block; ``@short_switch_interval()`` in a call."""
     before_s = sys.getswitchinterval()
-    if before_s <= _TURN_S:
+    if before_s <= _SWITCH_INTERVAL_S:
         yield
         return
-    sys.setswitchinterval(_TURN_S)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
         yield
     finally:

@@ -60,7 +60,7 @@ _MREMAP_TO: Final = 0x1 | 0x2  # MAYMOVE | FIXED
 _AT_FDCWD: Final = -100
 _CLONE_THREAD: Final = 0x100 | 0x200 | 0x400 | 0x800 | 0x10000 | 0x40000  # VM FS FILES SIGHAND THREAD SYSVSEM
 _PR_SET_DUMPABLE: Final = 4
-_ID_PATIENCE_S: Final = 5.0
+_ID_TIMEOUT_S: Final = 5.0
 _MAX_UNSIGNED: Final = (1 << 32) - 1
 _MM_MAP: Final = struct.Struct("<12QIi")
 _LOWEST_ADDRESS: Final = 0x10000
@@ -270,7 +270,7 @@ def _make_thread(leader: Tracee, thread: ThreadState, scratch: int) -> Tracee:
 
 def _wait_until_free(tid: int) -> None:
     """Wait until an id is free: threads of this process that read pages keep theirs a moment after their last word."""
-    deadline_s = time.monotonic() + _ID_PATIENCE_S
+    deadline_s = time.monotonic() + _ID_TIMEOUT_S
     while os.path.exists(f"/proc/{tid}") and time.monotonic() < deadline_s:
         time.sleep(0.001)
 

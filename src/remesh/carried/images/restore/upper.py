@@ -24,7 +24,7 @@ from remesh.foundation.errors import ConfigError, FormatError, StorageError
 from remesh.foundation.linux import procfs
 from remesh.foundation.linux.calls import PR_SET_CHILD_SUBREAPER, prctl
 
-_END_TIMEOUT_S: Final = 30.0
+_END_GRACE_S: Final = 30.0
 
 
 class Upper:
@@ -65,7 +65,7 @@ class Upper:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._init_pid, signal.SIGKILL)
             bury(self.pid)
-            select.select([self._pidfd], [], [], _END_TIMEOUT_S)
+            select.select([self._pidfd], [], [], _END_GRACE_S)
             self._status = self._read_status()
 
     def close(self) -> None:
@@ -79,7 +79,7 @@ class Upper:
     def _read_status(self) -> int:
         """Read the status from init, which says nothing if it was killed itself, and all others with it."""
         status = -signal.SIGKILL
-        for line in _lines(self._news, _END_TIMEOUT_S):
+        for line in _lines(self._news, _END_GRACE_S):
             if line.get("event") == "ended":
                 status = int(line["status"])
         with contextlib.suppress(ChildProcessError):

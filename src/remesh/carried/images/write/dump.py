@@ -47,7 +47,7 @@ from remesh.foundation.linux.procfs import read_status, seen_from_here
 
 _MAX_TRIALS: Final = 20
 """Limit of trials for a running program: a momentary state, such as a message on its way, is seldom met twice."""
-_PAUSE_S: Final = 0.01
+_POLL_S: Final = 0.01
 
 
 def dump_image(
@@ -86,7 +86,7 @@ def dump_image(
             except NotImageable as error:
                 if not num_left or not all(each.is_passing for each in error.refusals):
                     raise
-        time.sleep(_PAUSE_S)
+        time.sleep(_POLL_S)
     raise AssertionError("the last trial returns or raises")
 
 
