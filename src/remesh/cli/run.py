@@ -35,8 +35,9 @@ from remesh.elasticity.telemetry.events import EventLog
 from remesh.elasticity.telemetry.metrics import Metrics
 from remesh.elasticity.telemetry.metrics_server import MetricsServer
 from remesh.foundation.exit_codes import ExitCode, of_signal
+from remesh.foundation.settings import timeout_s
 
-NAME_TIMEOUT_S = 60.0
+NAME_TIMEOUT_S = timeout_s(60.0)
 """How long the host of the meeting may be unknown to this machine's resolver."""
 _TYPES = {WHOLE: click.INT, REAL: click.FLOAT}
 

@@ -18,14 +18,14 @@ from pathlib import Path
 
 from remesh.elasticity.model.outcome import Category
 from remesh.foundation.errors import ConfigError, FormatError, PeerError
-from remesh.foundation.settings import SLOT
+from remesh.foundation.settings import SLOT, timeout_s
 from remesh.foundation.threads import make_thread
 from remesh.wire.messages import Line, Message
 from remesh.wire.token import Token
 
 ORPHANED = 70
 """Exit code of a worker whose agent is gone (EX_SOFTWARE of sysexits.h)."""
-_CONNECT_TIMEOUT_S = 120.0
+_CONNECT_TIMEOUT_S = timeout_s(120.0)
 """An agent that looks for another store answers nobody meanwhile; one that is gone refuses at once."""
 
 

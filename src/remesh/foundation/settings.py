@@ -10,6 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from remesh.foundation.errors import ConfigError
+
+_MOST: Final = 1000
+
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentVariable:
@@ -38,6 +42,9 @@ JOBS: Final = EnvironmentVariable(
 )
 STORE_TIMEOUT_S: Final = EnvironmentVariable(
     "REMESH_STORE_TIMEOUT_S", "300", "saves and loads", "seconds that a store of objects may take over one call"
+)
+TIMEOUT_FACTOR: Final = EnvironmentVariable(
+    "REMESH_TIMEOUT_FACTOR", "1", "jobs", "multiplies how long connections, handshakes and stores are waited for"
 )
 TOKEN: Final = EnvironmentVariable(
     "REMESH_TOKEN", "", "remesh run, torchrun", "the job's secret, if no --token-file names it"
@@ -83,7 +90,22 @@ WIRE_DIRECT: Final = EnvironmentVariable(
 )
 
 SETTINGS: Final = (
-    *(JOBS, STORE_TIMEOUT_S, TOKEN, *MPIS.values(), SHARED_ARRAYS, SPIN, REDUCTIONS, PURE),
+    *(JOBS, STORE_TIMEOUT_S, TIMEOUT_FACTOR, TOKEN, *MPIS.values(), SHARED_ARRAYS, SPIN, REDUCTIONS, PURE),
     *(LINK, AGENT, NODE, SLOT, EVENTS, CHANNEL, WIRE_PROBES, WIRE_DIRECT),
 )
 """All of them."""
+
+
+def timeout_s(seconds: float) -> float:
+    """How long to wait where this many seconds do on most clusters; a slow one sets `TIMEOUT_FACTOR`."""
+    text = TIMEOUT_FACTOR.read()
+    try:
+        factor = float(text)
+    except ValueError:
+        factor = 0.0
+    if not 0 < factor <= _MOST:
+        raise ConfigError(
+            f"reading {TIMEOUT_FACTOR.name}: found {text!r}, expected a number above 0 and at most {_MOST}; correct it, "
+            "or unset it"
+        )
+    return seconds * factor

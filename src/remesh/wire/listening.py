@@ -13,7 +13,9 @@ import socket
 import struct
 from typing import Final
 
-PROBE_TIMEOUT_S = 0.2
+from remesh.foundation.settings import timeout_s
+
+PROBE_TIMEOUT_S = timeout_s(0.2)
 _IP_RECVERR: Final = 11
 _IPV6_RECVERR: Final = 25
 _FROM_NETWORK: Final = (2, 3)

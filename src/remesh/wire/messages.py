@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from remesh.foundation.errors import FormatError, PeerError
+from remesh.foundation.settings import timeout_s
 from remesh.wire.token import MAC_BYTES, Token
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ MAX_OPENING_BYTES: Final = 4 << 10
 NONCE_BYTES: Final = 32
 _HEAD: Final = struct.Struct(f"!I{MAC_BYTES}s")
 _NUMBER: Final = struct.Struct("!Q")
-_CONNECT_TIMEOUT_S: Final = 20.0
+_CONNECT_TIMEOUT_S: Final = timeout_s(20.0)
 SILENCE_TIMEOUT_S: Final = 30
 """After which a host that does not answer is taken for lost. Its kernel answers, whatever its programs do."""
 _CHUNK_BYTES: Final = 1 << 20

@@ -15,10 +15,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from remesh.foundation.errors import Error
+from remesh.foundation.settings import timeout_s
 from remesh.wire.messages import Conversation, Message, Role, make_nonce, set_up
 from remesh.wire.token import Token
 
-_PROOF_TIMEOUT_S = 20.0
+_PROOF_TIMEOUT_S = timeout_s(20.0)
 """For a caller to show that it knows the token."""
 MAX_STRANGERS = 64
 """Callers who have not shown it yet; more wait in the kernel's queue until some have, or are hung up on."""

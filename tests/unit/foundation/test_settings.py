@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import re
 
-from remesh.foundation.settings import SETTINGS
+import pytest
+
+from remesh.foundation.errors import ConfigError
+from remesh.foundation.settings import SETTINGS, TIMEOUT_FACTOR, timeout_s
 from tests.rules.source_tree import ROOT, SOURCE
 
 _GUIDE = ROOT / "docs" / "cli.md"
@@ -42,3 +45,16 @@ def test_a_setting_has_its_default_where_it_is_not_set() -> None:
         assert each.read({}) == each.default
         assert each.read({each.name: "1"}) == "1"
         assert each.is_on({each.name: "1"})
+
+
+def test_a_slow_cluster_waits_longer_for_all_its_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert timeout_s(5.0) == 5.0
+    monkeypatch.setenv(TIMEOUT_FACTOR.name, "3")
+    assert timeout_s(5.0) == 15.0
+
+
+@pytest.mark.parametrize("text", ["", "fast", "0", "-1", "nan", "inf", "1e9"])
+def test_a_factor_that_is_none_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv(TIMEOUT_FACTOR.name, text)
+    with pytest.raises(ConfigError, match=TIMEOUT_FACTOR.name):
+        timeout_s(5.0)

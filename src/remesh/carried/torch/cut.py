@@ -17,13 +17,14 @@ from remesh.carried.torch.program_store import CarriedStore, StoreLink
 from remesh.carried.torch.reunion import Reunion
 from remesh.carried.torch.works import see_under_way
 from remesh.foundation.errors import PeerError
+from remesh.foundation.settings import timeout_s
 from remesh.groups.aborts import Aborts
 from remesh.groups.gloo_sockets import Surroundings, cut_connections, gloo_loops, open_sockets, pick_gloos
 
 _NOTHING: Final = Surroundings(frozenset(), frozenset())
 _COLLECT_GRACE_S: Final = 0.2
 """How long gloo's threads are waited for before unreachable objects are collected: most groups are in no cycle."""
-_GONE_TIMEOUT_S: Final = 10.0
+_GONE_TIMEOUT_S: Final = timeout_s(10.0)
 _ABORT_TIMEOUT: Final = timedelta(seconds=30)
 _POLL_S: Final = 0.002
 

@@ -10,12 +10,13 @@ from collections.abc import Callable
 from typing import Final
 
 from remesh.foundation.errors import Error
+from remesh.foundation.settings import timeout_s
 from remesh.foundation.threads import make_thread
 from remesh.wire.messages import Line, Message
 from remesh.wire.token import Token
 
 _LOOPBACK: Final = "127.0.0.1"
-_PROOF_TIMEOUT_S: Final = 20.0
+_PROOF_TIMEOUT_S: Final = timeout_s(20.0)
 
 
 class Callers:

@@ -26,9 +26,11 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError, Rend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend, Token
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
+from remesh.foundation.settings import timeout_s
+
 DEFAULT_PORT = 2379
-REQUEST_TIMEOUT_S = 10.0
-ETCD_TIMEOUT_S = 60.0
+REQUEST_TIMEOUT_S = timeout_s(10.0)
+ETCD_TIMEOUT_S = timeout_s(60.0)
 """How long a server may leave all requests without an answer."""
 ETCD_POLL_S = 0.02
 MAX_VALUE_BYTES = 1 << 20

@@ -10,10 +10,11 @@ from torch.distributed.elastic.multiprocessing import Std
 from remesh.elasticity.membership.rules import AgentRules
 from remesh.elasticity.store.card import JobCard
 from remesh.elasticity.store.home import Address
+from remesh.foundation.settings import timeout_s
 from remesh.wire.tls import Tls
 from remesh.wire.token import Token
 
-MAX_CONNECT_TIMEOUT_S = 60.0
+MAX_CONNECT_TIMEOUT_S = timeout_s(60.0)
 """How long the store may take to answer, as torchrun's default; a shorter join timeout shortens it."""
 
 DEFAULT_THREADS = "1"

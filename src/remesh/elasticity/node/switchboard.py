@@ -30,14 +30,15 @@ from remesh.elasticity.membership.instructions import (
 from remesh.elasticity.model.generation import WorkerReport
 from remesh.elasticity.model.outcome import Category
 from remesh.foundation.errors import FormatError
+from remesh.foundation.settings import timeout_s
 from remesh.wire.listening import listen_at
 from remesh.wire.messages import Message
 from remesh.wire.server import Peer, Server
 from remesh.wire.token import Token
 
-SEND_TIMEOUT_S = 5.0
+SEND_TIMEOUT_S = timeout_s(5.0)
 """How long a worker may leave a message unread."""
-_CALL_TIMEOUT_S = 1.0
+_CALL_TIMEOUT_S = timeout_s(1.0)
 """How long a connection that wakes an agent may take: later it has looked by itself."""
 
 

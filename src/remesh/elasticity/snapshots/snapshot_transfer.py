@@ -18,9 +18,10 @@ from dataclasses import asdict, dataclass
 from remesh.elasticity.snapshots.snapshot_header import COMPLETE_AT, HEADER_BYTES
 from remesh.foundation.checksums import crc32
 from remesh.foundation.errors import PeerError
+from remesh.foundation.settings import timeout_s
 from remesh.wire.messages import Line
 
-SEND_TIMEOUT_S = 10.0
+SEND_TIMEOUT_S = timeout_s(10.0)
 """Longest silence on a connection."""
 
 

@@ -50,16 +50,17 @@ from remesh.elasticity.store.store_servers import (
 )
 from remesh.elasticity.store.tunnel import Refusal, Tunnels
 from remesh.foundation.errors import ConfigError, PeerError
+from remesh.foundation.settings import timeout_s
 from remesh.foundation.threads import make_thread
 from remesh.wire.listening import PROBE_TIMEOUT_S, is_listening, listen_at
 from remesh.wire.tls import Tls
 from remesh.wire.token import Token
 
-ASK_TIMEOUT_S = 1.0
+ASK_TIMEOUT_S = timeout_s(1.0)
 """How long another store may take to take a connection; the old one longer each time, up to STORE_SILENCE_TIMEOUT_S."""
 ROUND_POLL_S = 0.02
 SILENT_POLL_S = 3.0
-MOVE_TIMEOUT_S = 30.0
+MOVE_TIMEOUT_S = timeout_s(30.0)
 """How long an agent without a store looks for another one."""
 KNOCK_INTERVAL_S = 1.0
 MAX_KNOCK_INTERVAL_S = 30.0

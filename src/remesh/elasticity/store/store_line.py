@@ -27,11 +27,12 @@ import torch.distributed as dist
 
 from remesh.elasticity.store.endpoint import split_endpoint
 from remesh.foundation.errors import PeerError
+from remesh.foundation.settings import timeout_s
 from remesh.foundation.threads import make_thread
 from remesh.groups.gloo_sockets import Socket, cut_connections, open_sockets
 from remesh.wire.listening import is_listening
 
-TRY_TIMEOUT_S = 5.0
+TRY_TIMEOUT_S = timeout_s(5.0)
 """How long one attempt to connect may take. A connection whose first packet was lost comes about no sooner by waiting:
 its kernel doubles its pauses."""
 _POLL_S = 0.05

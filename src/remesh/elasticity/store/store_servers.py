@@ -19,10 +19,11 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from remesh.elasticity.store.endpoint import is_loopback, split_endpoint
+from remesh.foundation.settings import timeout_s
 from remesh.foundation.threads import make_thread
 from remesh.foundation.torch_private import matches_machine_hostname
 
-STORE_SILENCE_TIMEOUT_S = 5.0
+STORE_SILENCE_TIMEOUT_S = timeout_s(5.0)
 """A request that takes longer was made to a host that is gone, or stopped: as long as heartbeats may be missing."""
 _WATCH_POLL_S = 0.25
 

@@ -25,10 +25,11 @@ from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 from remesh.elasticity.store.endpoint import split_endpoint
+from remesh.foundation.settings import timeout_s
 from remesh.foundation.threads import make_thread
 from remesh.wire.tls import Tls
 
-HANDSHAKE_TIMEOUT_S = 5.0
+HANDSHAKE_TIMEOUT_S = timeout_s(5.0)
 """How long a handshake may take, and a connection to a peer."""
 MAX_HANDSHAKES = 64
 """Callers who have not shown a certificate yet; more are dropped until some have."""

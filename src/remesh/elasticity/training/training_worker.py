@@ -41,7 +41,7 @@ from remesh.elasticity.training.seeds import seed_everything
 from remesh.elasticity.training.session import TrainingSession
 from remesh.elasticity.training_state import HeldState
 from remesh.foundation.errors import FormatError, PeerError
-from remesh.foundation.settings import AGENT, EVENTS, NODE, SLOT
+from remesh.foundation.settings import AGENT, EVENTS, NODE, SLOT, timeout_s
 from remesh.foundation.threads import make_thread
 from remesh.groups.blame import is_network_error
 from remesh.groups.lower import LowerHalf
@@ -50,7 +50,7 @@ from remesh.wire.messages import Line, Message
 from remesh.wire.tls import Tls
 from remesh.wire.token import Token
 
-STORE_TIMEOUT_S = 60.0
+STORE_TIMEOUT_S = timeout_s(60.0)
 """How long the store may take to answer, unless it is known to be gone or the generation is left: then at once."""
 PROGRESS_INTERVAL_S = 0.5
 """How often a worker tells its agent that it makes steps."""
