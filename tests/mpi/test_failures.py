@@ -245,7 +245,7 @@ def test_a_host_that_falls_silent_ends_the_job_by_name_and_the_last_checkpoint_g
     beds: list[Testbed] = []
     make_testbed = mpi_job.make_testbed
     monkeypatch.setattr(mpi_job, "make_testbed", lambda *args: beds.append(make_testbed(*args)) or beds[-1])
-    monkeypatch.setattr(frames, "SILENCE_S", 3)
+    monkeypatch.setattr(frames, "SILENCE_TIMEOUT_S", 3)
 
     def then_cut(coordinator: Coordinator) -> None:
         take(coordinator)

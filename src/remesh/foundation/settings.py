@@ -105,7 +105,7 @@ def timeout_s(seconds: float) -> float:
         factor = 0.0
     if not 0 < factor <= _MOST:
         raise ConfigError(
-            f"reading {TIMEOUT_FACTOR.name}: found {text!r}, expected a number above 0 and at most {_MOST}; correct it, "
-            "or unset it"
+            f"reading {TIMEOUT_FACTOR.name}: found {text!r}, expected a number above 0 and at most {_MOST}; correct "
+            "it, or unset it"
         )
     return seconds * factor

@@ -176,7 +176,7 @@ def test_a_line_to_a_silent_host_breaks_by_itself(stage: Stage) -> None:
     ours = stage.caller.socket
     assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
     silence_s = ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) / 1000
-    assert silence_s == frames.SILENCE_S
+    assert silence_s == frames.SILENCE_TIMEOUT_S
     idle_s, interval_s, count = (
         ours.getsockopt(socket.IPPROTO_TCP, option)
         for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
