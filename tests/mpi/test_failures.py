@@ -87,10 +87,10 @@ def test_a_rank_that_dies_ends_the_job_by_name_and_the_last_checkpoint_goes_on(j
         if coordinator.last_checkpoint is not None:
             _kill(coordinator, 2)
 
-    failed = job.mpi_job("mpich", watch=then_kill)
+    failed = job.stay("mpich", watch=then_kill)
     assert failed.outcome.state == "failed"
     assert "rank 2 on host" in failed.outcome.cause
-    ended = job.mpi_job("openmpi", checkpoint=job.folder.checkpoint(None))
+    ended = job.stay("openmpi", checkpoint=job.folder.checkpoint(None))
     assert ended.outcome.state == "finished", job.events
     assert job.answer == ring.answer
 
@@ -108,7 +108,7 @@ def test_a_rank_that_dies_while_long_messages_wait_for_receives_ends_the_job(job
             if ready_s[-1] - ready_s[0] > 1.0:
                 _kill(coordinator, 1)
 
-    failed = job.mpi_job(Placement(mpi, network), watch=kill_later)
+    failed = job.stay(Placement(mpi, network), watch=kill_later)
     assert failed.outcome.state == "failed" and "rank 1 on host" in failed.outcome.cause
 
 
@@ -119,7 +119,7 @@ def test_messages_that_are_never_received_do_not_keep_ranks_from_leaving(
 ) -> None:
     """MPICH does not free a communicator while messages stand in it."""
     job.create("abandoned", num_ranks=2)
-    ended = job.mpi_job(Placement(mpi, network))
+    ended = job.stay(Placement(mpi, network))
     assert ended.outcome.state == "finished" and job.answer == "answer left", job.events
     assert "rror" not in capfd.readouterr().err
 
@@ -134,8 +134,8 @@ def test_who_has_freed_a_send_waits_in_finalize_until_it_is_received_and_nobody_
             asked.append(True)
             coordinator.request_checkpoint(stop=True)
 
-    assert job.mpi_job("mpich", watch=stop_in_finalize).outcome.state == "stopped", job.events
-    ended = job.mpi_job("openmpi", checkpoint=job.folder.checkpoint(None))
+    assert job.stay("mpich", watch=stop_in_finalize).outcome.state == "stopped", job.events
+    ended = job.stay("openmpi", checkpoint=job.folder.checkpoint(None))
     assert ended.outcome.state == "finished" and job.answer == "answer True", job.events
 
 
@@ -145,7 +145,7 @@ def test_a_rank_that_ends_with_an_exception_ends_the_job_though_others_wait_for_
     program = tmp_path / "program.py"
     program.write_text("from mpi4py import MPI\nassert MPI.COMM_WORLD.rank != 1\nMPI.COMM_WORLD.recv(source=1)\n")
     job.create(Path(sys.executable), program, num_ranks=2)
-    failed = job.mpi_job("openmpi")
+    failed = job.stay("openmpi")
     assert failed.outcome.state == "failed" and "rank 1 on host" in failed.outcome.cause, job.events
 
 
@@ -164,10 +164,10 @@ def test_a_rank_that_dies_while_images_are_written_leaves_the_checkpoint_before(
         if any(path.name.endswith(".part") for path in job.folder.images.iterdir()):
             _kill(coordinator, 1)
 
-    failed = job.mpi_job("mpich", watch=kill_in_the_second)
+    failed = job.stay("mpich", watch=kill_in_the_second)
     assert failed.outcome.state == "failed", job.events
     assert [each.number for each in job.folder.checkpoints()] == [1]
-    ended = job.mpi_job("impi", checkpoint=job.folder.checkpoint(None))
+    ended = job.stay("impi", checkpoint=job.folder.checkpoint(None))
     assert ended.outcome.state == "finished", job.events
     assert job.answer == ring.answer
 
@@ -175,7 +175,7 @@ def test_a_rank_that_dies_while_images_are_written_leaves_the_checkpoint_before(
 @pytest.mark.slow
 def test_a_program_that_fails_ends_the_job_with_its_exit_status(job: Job) -> None:
     job.create("ring", "no number", 0)
-    failed = job.mpi_job("mpich")
+    failed = job.stay("mpich")
     assert failed.outcome.state == "failed"
     assert failed.outcome.exit_code == 1
     assert "ended with exit status 1" in failed.outcome.cause
@@ -184,14 +184,14 @@ def test_a_program_that_fails_ends_the_job_with_its_exit_status(job: Job) -> Non
 @pytest.mark.slow
 def test_a_program_that_never_starts_mpi_fails_its_job_and_says_why(job: Job) -> None:
     job.create(Path("/bin/true"), num_ranks=2)
-    mpi_job = job.mpi_job("mpich")
-    assert mpi_job.outcome.state == "failed" and mpi_job.outcome.exit_code == 1, job.events
-    assert "without having started MPI" in mpi_job.outcome.cause
+    ended = job.stay("mpich")
+    assert ended.outcome.state == "failed" and ended.outcome.exit_code == 1, job.events
+    assert "without having started MPI" in ended.outcome.cause
 
 
 def test_what_cannot_be_imaged_is_refused_by_name_and_the_job_goes_on(job: Job) -> None:
     job.create("loner", 40, 0.1)
-    ended = job.mpi_job("mpich", watch=stop_after(1.5))
+    ended = job.stay("mpich", watch=stop_after(1.5))
     assert ended.outcome.state == "finished", job.events
     assert any("rank 1 cannot be imaged" in line and "socket" in line for line in job.said), job.said
     assert job.folder.checkpoints() == []
@@ -205,7 +205,7 @@ def test_a_full_disk_gives_the_checkpoint_up_and_the_job_goes_on(job: Job, ring:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(job.folder.images)], check=True)
     try:
         watch = ending_once(job, lambda _: any(_NO_IMAGE in line for line in job.said), stop_after(0.4))
-        ended = job.mpi_job("openmpi", watch=watch)
+        ended = job.stay("openmpi", watch=watch)
     finally:
         subprocess.run(["umount", str(job.folder.images)], check=True)
     assert ended.outcome.state == "finished", job.events
@@ -231,7 +231,7 @@ def test_a_leader_that_is_killed_takes_every_rank_with_it_and_the_last_checkpoin
     listed, _ = communicate_patiently(remesh_cli("ls"))
     assert "failed" in listed and "running" not in listed and "its coordinator, process" in listed, listed
     job.folder = JobFolder(tmp_path / "j")
-    ended = job.mpi_job("openmpi", checkpoint=job.folder.checkpoint(None))
+    ended = job.stay("openmpi", checkpoint=job.folder.checkpoint(None))
     assert ended.outcome.state == "finished", job.events
     assert job.answer == ring.answer
 
@@ -254,10 +254,10 @@ def test_a_host_that_falls_silent_ends_the_job_by_name_and_the_last_checkpoint_g
             beds.append(beds[0])
 
     hosts = (Host("a", 2), Host("b", 2))
-    failed = job.mpi_job(Placement("mpich", None, hosts, "full"), watch=then_cut)
+    failed = job.stay(Placement("mpich", None, hosts, "full"), watch=then_cut)
     assert failed.outcome.state == "failed"
     assert "on host b is gone" in failed.outcome.cause
-    ended = job.mpi_job("openmpi", checkpoint=job.folder.checkpoint(None))
+    ended = job.stay("openmpi", checkpoint=job.folder.checkpoint(None))
     assert ended.outcome.state == "finished", job.events
     assert job.answer == ring.answer
 
@@ -352,10 +352,10 @@ def test_rank_0_reads_the_input_file_of_the_command_line_and_goes_on_with_it_aft
 @_slow_in_c
 def test_a_checkpoint_whose_state_was_changed_is_refused(job: Job, ring: Ring) -> None:
     ring.create(job, 0.05, num_ranks=2)
-    assert job.mpi_job("mpich", watch=stop_after(0.3)).outcome.state == "stopped", job.events
+    assert job.stay("mpich", watch=stop_after(0.3)).outcome.state == "stopped", job.events
     state = job.folder.checkpoint(None).rank_folder(1) / "lower.state"
     state.write_bytes(state.read_bytes()[:-1] + b"?")
-    failed = job.mpi_job("mpich", checkpoint=job.folder.checkpoint(None))
+    failed = job.stay("mpich", checkpoint=job.folder.checkpoint(None))
     assert failed.outcome.state == "failed"
     assert "its digest does not match" in failed.outcome.cause
 
@@ -363,7 +363,7 @@ def test_a_checkpoint_whose_state_was_changed_is_refused(job: Job, ring: Ring) -
 @_slow_in_c
 def test_a_manifest_that_was_changed_is_refused_and_a_missing_one_is_no_checkpoint(job: Job, ring: Ring) -> None:
     ring.create(job, 0.05, num_ranks=2)
-    assert job.mpi_job("mpich", watch=stop_after(0.3)).outcome.state == "stopped", job.events
+    assert job.stay("mpich", watch=stop_after(0.3)).outcome.state == "stopped", job.events
     folder = job.folder.checkpoint(None).path
     manifest = folder / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"num_ranks": 2', '"num_ranks": 3'))
