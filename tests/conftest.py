@@ -40,6 +40,10 @@ _unit_test: str | None = None
 _file: Path | None = None
 """Of the test before."""
 _RANKS = RankPool()
+# Scripts that tests start import `tests.support` too.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
 _may_hold_processes = False
 """Whether tests of other tiers have run since garbage was collected."""
 

@@ -40,7 +40,7 @@ def _fail_to_load(environment: Mapping[str, str], place: str) -> str:
     os.environ.update(environment)
     try:
         remesh.load(_state(Shard(0)), place)
-    except remesh.foundation.errors.Error as raised:
+    except remesh.Error as raised:
         return f"{type(raised).__name__}: {raised}"
     return "loaded"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from remesh.elasticity.training.sample_stream import Stream
+from remesh.elasticity.typed_values import decode, encode
 from remesh.testbed.samples import samples_taken
 from tests.procs.forked_job import ForkedJob
 from tests.procs.scripts import tiny
@@ -71,7 +71,7 @@ def test_ranks_read_a_loader_with_workers_in_one_order(make: Callable[[], Any]) 
                 torch.manual_seed(0)  # as every rank enters ``train``
                 streams.append(Stream(make()))
         if position == 15:
-            streams[-1].load_state_dict(json.loads(json.dumps(streams[0].state_dict())))
+            streams[-1].load_state_dict(decode(encode("stream", streams[0].state_dict())))
         batches = []
         for rank, stream in enumerate(streams):
             torch.manual_seed(1000 * rank + position)

@@ -211,7 +211,7 @@ def test_a_conversion_that_fails_leaves_no_checkpoint(source, tmp_path, to, monk
 
     with pytest.raises(CheckpointPathError, match="No space left"):
         convert(gather_contents([open_any(source)]), tmp_path / "t", to, on_bytes=fail)
-    with pytest.raises(remesh.foundation.errors.Error):
+    with pytest.raises(remesh.Error):
         open_any(tmp_path / "t")
     _convert(source, tmp_path / "t", to)
 
