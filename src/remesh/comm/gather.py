@@ -82,8 +82,9 @@ def check_group(group: object) -> None:
     members = dist.group.WORLD if group is None else group
     if members is None or members == dist.GroupMember.NON_GROUP_MEMBER:
         return
-    check_option(doing, "group", members, dist.ProcessGroup)
-    assert isinstance(members, dist.ProcessGroup)
+    if not isinstance(members, dist.ProcessGroup):
+        check_option(doing, "group", members, dist.ProcessGroup)
+        return
     if not is_known_group(members):
         raise ConfigError(f"{doing}: the group was destroyed, expected one that is there; make another one")
     if "fake" in backends_of(members).values():
