@@ -43,7 +43,7 @@ class Agreed:
 
     epoch: str
     kept: dict[str, Any] = field(default_factory=dict)
-    """Values that callers keep for the next time, by name. They follow from what all ranks told, and nothing else."""
+    """Values that callers keep for the next time, by name. They follow from what all ranks sent, and from nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,9 @@ class Agreement(Generic[T]):
     told: list[list[Any]] | None
     """The parts of every rank, by rank; equal parts may be one object. None when all is as remembered."""
     beside: list[Any]
-    """What each rank told beside its parts, by rank."""
+    """What each rank sent beside its parts, by rank."""
     value: T
-    """What this rank's step returned, of which it told the others."""
+    """What this rank's step returned; the parts that it sent were made of it."""
     mine: _Mine
 
 
@@ -89,7 +89,7 @@ class Agreements:
         translate: Callable[[str, BaseException], BaseException] | None = None,
         about: str = "",
     ) -> Agreement[T]:
-        """Run a local step and hear the others; ``tell`` makes of its value this rank's parts and something beside.
+        """Run a local step and gather the parts of all ranks; ``tell`` makes this rank's parts of its value.
 
         ``about`` names the kind of the parts, where one memory serves several: equal parts of two kinds, such as none
         at all, are two agreements.
@@ -147,10 +147,10 @@ class Agreements:
 
 
 def check_alike(told: Sequence[Mapping[str, Any]], in_full: Callable[[str], Any], group: Group, doing: str) -> None:
-    """Raise `OptionError` on all ranks unless all have told equal options; ``told`` is what each of them told, by rank.
+    """Raise `OptionError` on all ranks unless all have sent equal options; ``told`` has what each of them sent, by rank.
 
-    Called by every rank of the group with the same ``told``; calls nobody where they are equal. ``in_full`` returns
-    this rank's value of an option as JSON, for long ones that are told as digests; the error shows where they differ.
+    Called by every rank of the group with the same ``told``; no communication where they are equal. ``in_full`` returns
+    this rank's value of an option as JSON, for long ones that are sent as digests; the error shows where they differ.
     """
     if all(each == told[0] for each in told):  # nearly always
         return
@@ -197,7 +197,7 @@ def _tell_in_full(parts: Sequence[Any], digests: Sequence[Sequence[str]], group:
 
 
 def _digests_of(parts: Sequence[Any], place: tuple[int, int]) -> list[str]:
-    """A rank that is alone has nobody to compare with."""
+    """The digests of the parts; empty texts for a rank that is alone, which has nothing to compare."""
     return [_digest_of(part) for part in parts] if place[1] > 1 else [""] * len(parts)
 
 

@@ -83,7 +83,7 @@ def _place_in(group: dist.ProcessGroup | None) -> tuple[int, int]:
 
 
 class _Mailbox:
-    """A message that is waited for from one peer, or from nobody."""
+    """A message that is waited for from one peer; empty when no peer is to send one."""
 
     def __init__(self, group: dist.ProcessGroup | None, peer: int | None, most_bytes: int) -> None:
         self._buffer = torch.empty(most_bytes if peer is not None else 0, dtype=torch.uint8, device="cpu")
@@ -123,8 +123,8 @@ def _unpack(packed: bytes) -> Iterator[tuple[int, bytes]]:
 class Farewell:
     """The end of a run, which all ranks reach or none.
 
-    Made by every rank before the run begins, with the same tag, which is nobody else's, and the same root: best is who
-    ends last, for then one hop is left when it ends. Calls nobody.
+    Made by every rank before the run begins, with the same tag, which no other exchange uses, and the same root: best is the rank that
+    ends last, for then one hop is left when it ends. No communication.
     """
 
     def __init__(self, group: dist.ProcessGroup | None, tag: int, root: int) -> None:
@@ -135,7 +135,7 @@ class Farewell:
         self._done_everywhere = [self._expect(self._place.above)] if self._place.above is not None else []
 
     def wait(self, trouble: bool = False) -> bool:
-        """Say that this rank is done, and return when all are: whether any of them has met with ``trouble``.
+        """Report that this rank is done, and return when all are: whether any of them has met with ``trouble``.
 
         Raises RuntimeError when a peer is gone.
         """

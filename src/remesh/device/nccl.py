@@ -26,7 +26,7 @@ from remesh.foundation.errors import ConfigError, PeerError
 
 @dataclass(frozen=True, slots=True)
 class NcclMember:
-    """What one rank tells."""
+    """What one rank reports of its NCCL."""
 
     host: str
     device: str
@@ -36,7 +36,7 @@ class NcclMember:
     must_outlive: bool = False
     """Whether its groups are aborted and made again."""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """Those of torch that say whether it outlives that."""
+    """The settings of torch that decide whether it outlives an abort."""
 
 
 def member_here(device_id: torch.device | None, *, must_outlive: bool = False) -> NcclMember:

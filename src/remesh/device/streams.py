@@ -114,7 +114,7 @@ class StreamOrder:
             self._reads[stream] = stream.record_event()
 
     def begin_write(self) -> None:
-        """What is queued from now on, on the current streams, overwrites what nobody reads any more."""
+        """What is queued from now on, on the current streams, overwrites what no reader needs any more."""
         for device in self._devices:
             for event in (*self._written, *self._reads.values()):
                 self._current_stream(device).wait_event(event)
@@ -133,7 +133,7 @@ def wait_for_devices(devices: Collection[torch.device]) -> None:
 
 
 def _keep(tensor: torch.Tensor, stream: Any) -> None:
-    """Let nobody else have the tensor's memory before what the stream has been given is done."""
+    """Keep the tensor's memory from being used again before all that the stream has been given is done."""
     if tensor.is_cuda:
         tensor.record_stream(stream)
 

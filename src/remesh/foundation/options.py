@@ -25,7 +25,7 @@ _MOST_SHOWN = 80
 
 
 class OptionError(ConfigError, TypeError):
-    """An option has a name that nobody knows or a value of the wrong type; the caller must mend the call."""
+    """An option has an unknown name or a value of the wrong type; the caller must mend the call."""
 
 
 def check_options(doing: str, given: Mapping[str, Any], known: type) -> None:

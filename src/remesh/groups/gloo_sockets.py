@@ -2,7 +2,7 @@
 
 gloo does not expose its sockets, and those that appear while groups are made may be the program's: a thread that talks
 to a database opens some whenever it likes. But each of gloo's devices has a thread of a known name, which sits in
-``epoll_wait``; the kernel tells on which descriptor, and which sockets that one watches:
+``epoll_wait``; the kernel shows on which descriptor, and which sockets that one watches:
 
     /proc/self/task/<tid>/comm        gloo_tcp_loop
     /proc/self/task/<tid>/syscall     232 0x16 ...          the first argument: descriptor 22

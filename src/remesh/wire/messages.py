@@ -147,7 +147,7 @@ def make_nonce() -> bytes:
 
 
 def set_up(connection: socket.socket) -> None:
-    """Send at once, and break when the other end has not answered for `SILENCE_TIMEOUT_S`: a lost host says nothing."""
+    """Send at once, and break when the other end has not answered for `SILENCE_TIMEOUT_S`: a lost host sends nothing."""
     if connection.family == socket.AF_UNIX:
         return
     options = {
@@ -255,7 +255,7 @@ class Line:
         return message
 
     def send_payload(self, data: memoryview) -> None:
-        """Send bytes of which a message before has told how many they are; they travel as they are."""
+        """Send bytes as they are; a message before has given their number."""
         with self._sending:
             for start in range(0, len(data), _CHUNK_BYTES):
                 self._socket.sendall(data[start : start + _CHUNK_BYTES])

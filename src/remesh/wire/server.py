@@ -1,6 +1,6 @@
 """Server end of `remesh.wire.messages.Line`: accepts connections, authenticates each, receives messages.
 
-One thread, one `Server.poll` at a time, nothing that blocks. Who says what no caller may say, does not prove itself in
+One thread, one `Server.poll` at a time, nothing that blocks. A caller that sends what no caller may send, does not prove itself in
 time, or does not read what it is sent, is disconnected; the leader of the job decides what that means.
 """
 
@@ -39,7 +39,7 @@ class Peer:
     unread_s: float = math.inf
     """Since when it has not taken anything of ``out``."""
     is_deaf: bool = False
-    """It was hung up on because it did not read what it was told."""
+    """The server closed its connection because it did not read what it was sent."""
 
     @property
     def is_known(self) -> bool:
@@ -59,9 +59,9 @@ class Server:
         *,
         patience_s: float = math.inf,
     ) -> None:
-        """``on_message`` is called for what known callers say, ``on_gone`` once for each whose connection ends.
+        """``on_message`` is called for what known callers send, ``on_gone`` once for each whose connection ends.
 
-        ``patience_s`` is how long a caller may leave unread what it is told.
+        ``patience_s`` is how long a caller may leave unread what it is sent.
         """
         self._token = token
         self._on_message, self._on_gone, self._log = on_message, on_gone, log
@@ -80,7 +80,7 @@ class Server:
         self._add(listener, socket.socket.close)
 
     def watch(self, descriptor: int) -> None:
-        """End a `poll` early as long as this descriptor has something to tell."""
+        """End a `poll` early as long as this descriptor is readable."""
         self._selector.register(descriptor, selectors.EVENT_READ)
 
     def forget(self, descriptor: int) -> None:
@@ -107,7 +107,7 @@ class Server:
                 self._give_up(caller, f"did not read a message for {self._patience_s:g} s")
 
     def tell(self, caller: Peer, message: Message) -> None:
-        """Say something to a caller; nothing happens if it has gone."""
+        """Send a message to a caller; nothing happens if it has gone."""
         caller.out += caller.conversation.pack(message)
         self._flush(caller)
 
