@@ -43,7 +43,8 @@ class Agreed:
 
     epoch: str
     kept: dict[str, Any] = field(default_factory=dict)
-    """Values that callers keep for the next time, by name. They follow from what all ranks sent, and from nothing else."""
+    """Values that callers keep for the next time, by name. They follow from what all ranks sent, and from nothing
+    else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,7 @@ class Agreements:
 
 
 def check_alike(told: Sequence[Mapping[str, Any]], in_full: Callable[[str], Any], group: Group, doing: str) -> None:
-    """Raise `OptionError` on all ranks unless all have sent equal options; ``told`` has what each of them sent, by rank.
+    """Raise `OptionError` on all ranks unless all have sent equal options; ``told`` has those of each rank, by rank.
 
     Called by every rank of the group with the same ``told``; no communication where they are equal. ``in_full`` returns
     this rank's value of an option as JSON, for long ones that are sent as digests; the error shows where they differ.

@@ -123,8 +123,8 @@ def _unpack(packed: bytes) -> Iterator[tuple[int, bytes]]:
 class Farewell:
     """The end of a run, which all ranks reach or none.
 
-    Made by every rank before the run begins, with the same tag, which no other exchange uses, and the same root: best is the rank that
-    ends last, for then one hop is left when it ends. No communication.
+    Made by every rank before the run begins, with the same tag, which no other exchange uses, and the same root: best
+    is the rank that ends last, for then one hop is left when it ends. No communication.
     """
 
     def __init__(self, group: dist.ProcessGroup | None, tag: int, root: int) -> None:

@@ -119,7 +119,7 @@ class Gradients:
                 self._kept[name] = parameter.grad.detach()
 
     def drop(self) -> None:
-        """Forget what a step that came to nothing has added up; what was kept stays kept."""
+        """Forget what a step that came to nothing has added up; what was kept before is still there."""
         for model in self._models.values():
             model.zero_grad(set_to_none=True)
 
@@ -167,7 +167,7 @@ def describe_values(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
 def find_unlike(told: Sequence[Mapping[str, Any]]) -> tuple[str, int, int] | None:
     """A tensor of which two ranks hold the same boxes with other values, and these ranks; None if there is none.
 
-    ``told`` has what :func:`describe_values` said on each rank.
+    ``told`` has what :func:`describe_values` returned on each rank.
     """
     first: dict[tuple[str, str], tuple[int, Sequence[float]]] = {}
     for rank, each in enumerate(told):

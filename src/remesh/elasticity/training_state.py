@@ -34,7 +34,7 @@ from remesh.foundation.errors import ConfigError
 from remesh.layout.from_torch import Piece, piece_of
 
 POSITION = "(position)"
-"""The value that says where the job stands in all that it reads (:mod:`remesh.elasticity.training.position`)."""
+"""Name of the value with the job's position in all that it reads (:mod:`remesh.elasticity.training.position`)."""
 EXTRA_STATE = "_extra_state"
 """The key of what a module's ``get_extra_state`` gives in its state_dict."""
 
@@ -99,7 +99,7 @@ class CarriedState:
         self.is_new = True
         """Whether the objects are as the program made them: nothing was filled in, and no step taken."""
         self.in_doubt: HeldState | None = None
-        """What these objects were filled with, and what was held before, where a rank was lost before this one heard
+        """What these objects were filled with, and what was held before, where a rank was lost before this one learned
         that all were filled: others may hold either."""
         self._allocated: list[torch.optim.Optimizer] = []
         self._models = {
@@ -218,7 +218,7 @@ class CarriedState:
             check_state_is_its_own(name, optim)
 
     def check_made(self, wanted: Collection[str]) -> None:
-        """Raise `ConfigError` for a moment that is wanted of an own parameter, and that nobody has made."""
+        """Raise `ConfigError` for a moment that is wanted of an own parameter, and that no step has made."""
         there = self.tensors().keys()
         for name, optim in self._optims.items():
             for parameter, path in self._parameters_of(name, optim):
@@ -238,15 +238,15 @@ class CarriedState:
         return {"values": self.values(), "tensors": describe_values(tensors)}
 
     def check_alike(self, told: Sequence[Mapping[str, Any]]) -> None:
-        """Raise `ConfigError`, on all ranks alike, for what differs between them; ``told`` has what each describes."""
+        """Raise `ConfigError`, on all ranks alike, for what differs between them; ``told`` has what each rank sent."""
         merge_values([each["values"] for each in told], self.streams)
         unlike = find_unlike([each["tensors"] for each in told])
         if unlike is not None:
             name, one, other = unlike
             raise ConfigError(
                 f"carrying {name!r}: ranks {one} and {other} hold the same part of this tensor with different values, "
-                "and a rank that is lost would get another one's; make it equal on all ranks, or a DTensor that says "
-                "which part is whose"
+                "and a rank that is lost would get another one's; make it equal on all ranks, or a DTensor with "
+                "the part of each rank"
             )
 
     @property
@@ -290,7 +290,7 @@ class CarriedState:
         """Make fresh optimizers' moments and gradients that ``wanted`` names, to be filled afterwards."""
         units = {self.unit_of(key) for key in wanted}
         for name, optim in self._optims.items():
-            # Of those that are wanted alone: a parameter that is frozen has none, and nobody could fill them.
+            # Of those that are wanted alone: a parameter that is frozen has none, and no rank could fill them.
             chosen = [one for unit, one in self._without_moments(name, optim).items() if unit in units]
             if chosen and not optim.state:
                 take_empty_step(optim, chosen)

@@ -1,10 +1,10 @@
 """Lower half on torch.distributed: process groups that can be shed in bounded time and grown again.
 
 Shedding. When a peer dies, only ranks with a direct connection to it notice; the others sit in their collective until
-the group's timeout, and gloo's ``abort`` wakes no blocked thread. So a rank that learns of the death shuts down the sockets that
-the groups opened: every blocked operation then ends at once with a connection error. The sockets are known exactly:
-those that appeared while the groups were made, and that gloo's own threads wait on (by descriptor *and* inode, so that
-a descriptor reused by the program since is left alone).
+the group's timeout, and gloo's ``abort`` wakes no blocked thread. So a rank that learns of the death shuts down the
+sockets that the groups opened: every blocked operation then ends at once with a connection error. The sockets are known
+exactly: those that appeared while the groups were made, and that gloo's own threads wait on (by descriptor *and* inode,
+so that a descriptor reused by the program since is left alone).
 
 NCCL communicators are aborted instead, which their members must outlive (`remesh.device.nccl`). Aborts may take as long
 as they like: they have threads of their own, and the rank that sheds waits for them, for a limited time. Connections of
@@ -207,7 +207,8 @@ class LowerHalf:
             self._before, self._sockets, self._severed, self._wake = None, frozenset(), False, None
 
     def _see_one_backend(self, store: dist.Store, rank: int) -> None:
-        """Raise `ConfigError` when this rank has another backend than the one that came first. Does not wait for other ranks."""
+        """Raise `ConfigError` when this rank has another backend than the one that came first. Does not wait for other
+        ranks."""
         first = store.compare_set("remesh-backend", "", self._backend).decode()
         if first != self._backend:
             raise ConfigError(

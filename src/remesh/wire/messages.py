@@ -147,7 +147,8 @@ def make_nonce() -> bytes:
 
 
 def set_up(connection: socket.socket) -> None:
-    """Send at once, and break when the other end has not answered for `SILENCE_TIMEOUT_S`: a lost host sends nothing."""
+    """Send at once, and break when the other end has not answered for `SILENCE_TIMEOUT_S`: a lost host sends
+    nothing."""
     if connection.family == socket.AF_UNIX:
         return
     options = {

@@ -1,7 +1,7 @@
 """Server end of `remesh.wire.messages.Line`: accepts connections, authenticates each, receives messages.
 
-One thread, one `Server.poll` at a time, nothing that blocks. A caller that sends what no caller may send, does not prove itself in
-time, or does not read what it is sent, is disconnected; the leader of the job decides what that means.
+One thread, one `Server.poll` at a time, nothing that blocks. A caller that sends what no caller may send, does not
+prove itself in time, or does not read what it is sent, is disconnected; the leader of the job decides what that means.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ class Server:
         self._add(listener, self._welcome)
 
     def show_life(self, listener: socket.socket) -> None:
-        """Take connections from this listening socket and close them at once: the peer learns that we live."""
+        """Take connections from this listening socket and close them at once: the peer learns that this process
+        lives."""
         self._add(listener, socket.socket.close)
 
     def watch(self, descriptor: int) -> None:
@@ -88,11 +89,11 @@ class Server:
         self._selector.unregister(descriptor)
 
     def poll(self, wait_s: float) -> None:
-        """Hear who speaks, and send what still waits; wait for more at most ``wait_s``."""
+        """Receive what callers have sent, and send what still waits; wait for more at most ``wait_s``."""
         self._set_accepting(sum(not caller.is_known for caller in self.callers.values()) < MAX_STRANGERS)
         for key, _ in self._selector.select(wait_s):
             if (welcome := self._listeners.get(key.fileobj)) is not None:  # type: ignore[call-overload]
-                # Who knocked may be gone again.
+                # The caller may be gone again.
                 with contextlib.suppress(OSError):
                     welcome(key.fileobj.accept()[0])  # type: ignore[union-attr]
             elif (caller := self.callers.get(key.fileobj)) is not None:  # type: ignore[call-overload]
@@ -102,7 +103,7 @@ class Server:
             self._flush(caller)
             now_s = time.monotonic()
             if not caller.is_known and now_s - caller.came_s > _PROOF_TIMEOUT_S:
-                self._hang_up(caller, f"somebody who did not show the token within {_PROOF_TIMEOUT_S:g} s")
+                self._hang_up(caller, f"a caller that did not show the token within {_PROOF_TIMEOUT_S:g} s")
             elif now_s - caller.unread_s > self._patience_s:
                 self._give_up(caller, f"did not read a message for {self._patience_s:g} s")
 
@@ -193,7 +194,7 @@ class Server:
 
     def _give_up(self, caller: Peer, why: str) -> None:
         caller.is_deaf = True
-        self._hang_up(caller, f"somebody who {why}")
+        self._hang_up(caller, f"a caller that {why}")
 
     def _hang_up(self, caller: Peer, why: str) -> None:
         if caller.socket not in self.callers:

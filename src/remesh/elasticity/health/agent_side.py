@@ -21,18 +21,18 @@ PACE_INTERVAL_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class PaceReport:
-    """A worker tells that it made steps."""
+    """A worker's report that it made steps."""
 
     slot: int
     generation: int
     busy_s: float | None
-    """Busy time per step since it last told; None for its first step."""
+    """Busy time per step since its last report; None for its first step."""
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class StackReport:
-    """A worker tells where it stands."""
+    """A worker's report of the stack of its program."""
 
     slot: int
     generation: int
@@ -63,7 +63,7 @@ class HealthWatch:
         self._paces: dict[int, Pace] = {}
         """By rank, of this node's workers in this generation."""
         self._has_heard = False
-        """Whether it was told in this generation that one of its workers is too slow."""
+        """Whether this agent learned in this generation that one of its workers is too slow."""
         self._next_poll_s = 0.0
         self._next_pace_s = 0.0
         self._stragglers: frozenset[int] = frozenset()
@@ -78,11 +78,11 @@ class HealthWatch:
         self._machine.begin(plan, time.monotonic())
 
     def restart(self) -> None:
-        """Another store is in force: what was asked and told in the old one is void."""
+        """Another store is in force: questions and answers in the old one are void."""
         self._machine.restart(time.monotonic())
 
     def take(self, report: HealthReport) -> None:
-        """A worker tells that it made a step, or where it stands."""
+        """Take a worker's report of its steps or of its stack."""
         plan = self._plan
         if plan is None or report.generation != plan.number:
             return
@@ -98,7 +98,7 @@ class HealthWatch:
             self._paces[rank] = Pace(report.busy_s, report.step)
 
     def poll(self) -> StragglerFound | None:
-        """Do what is due; called often. What the membership is to hear."""
+        """Do what is due; called often. Returns the straggler that the membership is to know of, if one was found."""
         now_s = time.monotonic()
         if self._plan is None or now_s < self._next_poll_s:
             return None
@@ -122,7 +122,7 @@ class HealthWatch:
         return HealthView(str(stuck["text"]), stacks, self._store.get(f"gen/{plan.number}/culprits"))
 
     def _compare_paces(self, plan: Generation) -> None:
-        """Tell the others how busy our ranks are; the first node compares all."""
+        """Publish how busy this node's ranks are; the first node compares those of all nodes."""
         if self._paces:
             mine = {str(rank): [pace.busy_s, pace.step] for rank, pace in self._paces.items()}
             self._store.put(f"gen/{plan.number}/pace/{self._machine.index}", mine)

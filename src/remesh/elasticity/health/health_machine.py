@@ -23,7 +23,7 @@ from remesh.elasticity.membership.instructions import Instruction, KillWorker, N
 from remesh.elasticity.model.generation import Generation
 
 ANSWER_TIMEOUT_S = 3.0
-"""How long a worker may take to tell its stack."""
+"""How long a worker may take to report its stack."""
 NODES_TIMEOUT_S = 10.0
 """How long the first node waits for the others' stacks."""
 
@@ -39,7 +39,7 @@ class _HangDeed(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class HealthView:
-    """What the store says of the present generation's hang, if any."""
+    """What the store has of the present generation's hang, if there is one."""
 
     stuck: str | None
     stacks: Mapping[int, Sequence[Mapping[str, Any]]]
@@ -58,7 +58,7 @@ class HealthMachine:
     """When one of this node's workers last made a step."""
     _asked_s: float | None = None
     _answers: dict[int, RankStack] = field(default_factory=dict)
-    """Slot -> what it told."""
+    """Slot -> the stack that its worker reported."""
     _done: set[_HangDeed] = field(default_factory=set)
 
     def begin(self, generation: Generation, now_s: float) -> None:
@@ -68,7 +68,7 @@ class HealthMachine:
             self.restart(now_s)
 
     def restart(self, now_s: float) -> None:
-        """Whatever was asked and told is over."""
+        """Forget all questions and answers."""
         self._progress_s, self._asked_s = now_s, None
         self._answers.clear()
         self._done.clear()
@@ -78,7 +78,7 @@ class HealthMachine:
         self._progress_s = now_s
 
     def answered(self, slot: int, stack: RankStack) -> None:
-        """A worker told where it stands."""
+        """Take the stack that a worker reported."""
         self._answers[slot] = stack
 
     def poll(self, view: HealthView, now_s: float) -> list[Instruction]:

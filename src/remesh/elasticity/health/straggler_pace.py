@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from remesh.elasticity.membership.exclusion import StragglerRules
 
 MIN_RANKS = 3
-"""Of two ranks nobody can say which one is slow."""
+"""With two ranks there is no median to call one of them slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class PaceJudge:
 
     @property
     def is_on(self) -> bool:
-        """Whether anybody is ever told."""
+        """Whether slow ranks are looked for at all."""
         return self.rules.factor > 0
 
     def begin(self) -> None:
@@ -57,7 +57,7 @@ class PaceJudge:
         self._has_told = False
 
     def compare(self, paces: Mapping[int, Pace]) -> SlowRank | None:
-        """The rank to tell of now, if there is one."""
+        """The slow rank to report now, if there is one."""
         if not self.is_on or len(paces) < MIN_RANKS:
             return None
         found = {}

@@ -99,7 +99,7 @@ class ForwardingRendezvous(RendezvousHandler):
 class StoreForEachAttempt(ForwardingRendezvous):
     """A handler after whose every meeting workers find an empty store.
 
-    ``names_rounds`` says whether each meeting of the handler has keys of its own. Where it has none (fixed ranks) the
+    ``names_rounds``: each meeting of the handler has keys of its own. Where it has none (fixed ranks) the
     nodes count their attempts, and the first one keeps the store at the port that the user gave, as under torchrun.
     """
 

@@ -13,7 +13,7 @@ from remesh.elasticity.model.failover import FIRST_PLACE, Place
 from remesh.elasticity.model.generation import Generation, NodeInfo, WorkerReport
 from remesh.elasticity.model.outcome import Category, Outcome
 
-# --- Events: what the shell tells the machine -------------------------------------------------------------------
+# --- Events: the inputs of the machine ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class WorkerReady:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLeft:
-    """A worker is out of its generation and tells what it holds."""
+    """A worker is out of its generation and reports the state that it holds."""
 
     report: WorkerReport
 
@@ -120,12 +120,12 @@ class StoreView:
     place: Place = FIRST_PLACE
     """Which store this is."""
     leader: int | None = None
-    """Who leads the meeting, in the turn that was asked for; None while nobody does."""
+    """The node that leads the meeting, in the term that was asked for; None while no node does."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreMoved:
-    """Another store is in force: what the old one said is to be said again."""
+    """Another store is in force: what was written to the old one is to be written again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +158,12 @@ Event = (
 )
 
 
-# --- Instructions: what the machine tells the shell ---------------------------------------------------------------
+# --- Instructions: the outputs of the machine ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Write a key of the store; with ``once`` only if nobody has."""
+    """Write a key of the store; with ``once`` only if it is not set."""
 
     key: str
     value: Mapping[str, Any]

@@ -52,7 +52,7 @@ class Roster:
     """Batches that workers of this node have resolved, those that are gone too."""
 
     def take(self, state: WorkerState, report: WorkerReport) -> None:
-        """A worker says where it stands."""
+        """Take the report of a worker, with the state that it is in now."""
         self.workers[report.slot] = Occupant(state, report)
         self.note_step(report.step or 0)
 

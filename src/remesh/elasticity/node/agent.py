@@ -1,8 +1,8 @@
 """Agent of a node: the shell around :mod:`remesh.elasticity.membership.membership_machine`.
 
-It starts the workers (:mod:`remesh.elasticity.node.processes`, one by one, so that one may die alone), hears them
+It starts the workers (:mod:`remesh.elasticity.node.processes`, one by one, so that one may die alone), listens to them
 (:mod:`remesh.elasticity.node.switchboard`), speaks to the store (:mod:`remesh.elasticity.node.store_side`), and carries
-out what the machine says. It decides nothing itself.
+out the machine's instructions. It decides nothing itself.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Equipment:
 
 
 def run_agent(config: AgentConfig, listener: Callable[[dict[str, Any]], None] | None = None) -> Outcome:
-    """Run one node's part of a job; blocks until the job ends, and says how.
+    """Run one node's part of a job; blocks until the job ends, and returns its outcome.
 
     ``listener`` sees every event of the agent, as the log does.
     """
@@ -109,7 +109,7 @@ class Agent:
         """Slots to start a worker in, and when."""
 
     def run(self) -> Outcome:
-        """Run until the state machine says how the job ended."""
+        """Run until the state machine has the outcome of the job."""
         self._handle_signals()
         self._perform(self._machine.start(time.monotonic()))
         while self._outcome is None:

@@ -54,7 +54,7 @@ class SnapshotOffer:
 
 @dataclass(frozen=True, slots=True)
 class Deaf:
-    """A worker does not read what it is told."""
+    """A worker does not read what it is sent."""
 
     slot: int
 
@@ -78,7 +78,7 @@ class Switchboard:
         self._links: dict[int, Peer] = {}
         self._heard: list[Heard] = []
         self._lives: dict[int, int] = {}
-        """By slot, a descriptor that has something to tell once the process there has ended."""
+        """By slot, a descriptor that is readable once the process there has ended."""
         self._calls: deque[tuple[float, socket.socket]] = deque()
         """Connections to agents that were woken, and since when: kept until they are made."""
         token = Token("", secrets.token_bytes(32))
@@ -138,7 +138,7 @@ class Switchboard:
         return slot in self._links
 
     def send(self, slot: int, message: Mapping[str, Any]) -> None:
-        """Say something to a worker that has called in; nothing when it is gone, its exit comes as an event."""
+        """Send a message to a worker that has connected; nothing when it is gone, its exit comes as an event."""
         self._server.tell(self._links[slot], dict(message))
 
     def drop(self, slot: int) -> None:

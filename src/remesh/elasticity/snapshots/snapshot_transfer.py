@@ -58,8 +58,8 @@ def send_parcel(line: Line, generation: int, rank: int, data: memoryview) -> Non
 def receive_parcel(line: Line, make_room: Callable[[Parcel], memoryview | None]) -> bool:
     """Take one parcel into the room that ``make_room`` gives for it; whether it is there, and whole.
 
-    Not when there is no room for it, which the sender is told. PeerError or FormatError when the sender has no proof or
-    sends nonsense, OSError when it is slow or gone. The caller answers `report_kept`.
+    Not when there is no room for it, which is reported to the sender. PeerError or FormatError when the sender has no
+    proof or sends nonsense, OSError when it is slow or gone. The caller answers `report_kept`.
     """
     told = line.receive()
     if told is None:

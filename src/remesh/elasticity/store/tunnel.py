@@ -1,10 +1,10 @@
 """TLS tunnels for the store's traffic, since torch's store speaks no TLS.
 
     worker ─┐                                                   ┌─> the store, on loopback
-            ├─> way, on loopback ══ TLS, both certificates ══> door
+            ├─> way, on loopback ══ TLS, both certificates ══> port
     agent  ─┘   (of their agent)                                (of the agent that serves)
 
-A *door* is the public port of the server side; a *way* is a loopback port of the client side, for one endpoint
+A *port* is the public port of the server side; a *way* is a loopback port of the client side, for one endpoint
 elsewhere. Neither looks at the payload. When one side of a connection ends, the other is ended: a lost host shows as it
 does without encryption. A peer that shows no certificate of the authority within a few seconds is dropped. The side
 that refuses records why, and a client that is dropped without a reason records that.

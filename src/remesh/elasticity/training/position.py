@@ -138,7 +138,7 @@ class Position:
 
     @classmethod
     def from_text(cls, step: int, samples: int, line: int, text: str | None) -> Position:
-        """The position of a state. A state without a text has one reading, of a source that nobody knows."""
+        """The position of a state. A state without a text has one reading, of an unknown source."""
         if text is None:
             known = SampleSource(samples=samples)
             return cls(step, samples, line, sources={"0": known}, readings={"0": Reading("0", steps=step)})

@@ -36,7 +36,7 @@ class Safekeeping:
         self._num_chosen = 0
         """Tensors that there were when snapshots were last shared out."""
         self.is_any_rank_sending = False
-        """Whether the last vote told of a snapshot that is not yet kept everywhere."""
+        """Whether a rank reported at the last vote a snapshot that is not yet kept everywhere."""
 
     @property
     def is_sending(self) -> bool:

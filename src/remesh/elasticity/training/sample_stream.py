@@ -108,11 +108,11 @@ class Stream:
         """Continue from the position in ``state``."""
         self._last = []
         before, samples, digest = state["dataset"], int(state["samples"]), int(state.get("digest", 0))
-        # Who knows no digest still knows the place.
+        # A state without a digest still has the place.
         self._known = (samples, digest) if "digest" in state else None
         if before is None or not self._is_stateful:
             self._begin_anew()
-            # What it says of itself until it has read up to there.
+            # What `state_dict` returns until it has read up to there.
             self._last_start, self._digest_before = samples, digest
             self._state_before = None
         else:
@@ -131,7 +131,7 @@ class Stream:
         self._epoch = self._read = self._last_start = self._digest = self._digest_before = 0
 
     def _state(self) -> tuple[int, Any] | None:
-        """A copy, for what a dataset gives may change with it; it becomes text only when somebody asks."""
+        """A copy, for what a dataset gives may change with it; it becomes text only when it is asked for."""
         return (self._epoch, copy.deepcopy(self._dataset.state_dict())) if self._is_stateful else None
 
     def _go_to(self, position: int, num_epochs: int | None) -> None:

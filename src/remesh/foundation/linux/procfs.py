@@ -76,7 +76,8 @@ def read_descriptors(pid: int) -> list[Descriptor]:
 def passing_files_of_others(pids: Collection[int]) -> Iterator[tuple[int, tuple[str, int]]]:
     """Find files without a name, and shared memory, that others than ``pids`` and this process have open or mapped.
 
-    Each with process id, and device and inode as a memory map shows them; only of processes that this one may look into.
+    Each with process id, and device and inode as a memory map shows them; only of processes that this one may look
+    into.
     """
     for other in filter(str.isdecimal, os.listdir("/proc")):
         pid = int(other)
@@ -109,7 +110,7 @@ def children_of(pid: int) -> list[int]:
 def family_of(*pids: int) -> list[int]:
     """Ids of processes and of all that they have started and that still run, parents before their children.
 
-    Ended ones too, until they are waited for; not a process whose own parent has ended.
+    Ended ones too, until they are waited for; not a process that was handed to another parent when its own ended.
     """
     family = list(pids)
     for member in family:  # grows meanwhile
