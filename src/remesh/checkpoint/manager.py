@@ -3,9 +3,9 @@
     save   wait for the save before; refuse a step that is not after the newest; save; then remove what no policy keeps
     load   wait; the newest complete checkpoint, or that of a step
 
-The first rank looks into the folder each time and tells the others: all ranks agree, and nothing is remembered that a
-crash could make wrong. A directory counts once its save has committed; what a killed save left is removed when a later
-step is complete. The newest complete checkpoint is never removed.
+The first rank looks into the folder each time and sends the others what it found: all ranks agree, and nothing is
+remembered that a crash could make wrong. A directory counts once its save has committed; what a killed save left is
+removed when a later step is complete. The newest complete checkpoint is never removed.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ class Checkpoints:
         """
 
         def clear() -> None:
-            if Future.exception(saved) is not None:  # as if nobody had asked
+            if Future.exception(saved) is not None:  # without marking the error as given to a caller
                 return
             try:
                 metrics = self._metrics() if any(isinstance(one, KeepBest) for one in self._policies) else {}

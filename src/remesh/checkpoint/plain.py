@@ -105,7 +105,7 @@ def save(
     raises the error of the save, the same on all ranks. Without ``background`` the future is done.
 
     End the process group only when all saves are done. The end of the program waits for them, however it comes to its
-    end: but for ``os._exit``, ``os.exec*``, and a signal that nobody handles, which end the process at once. The future
+    end: but for ``os._exit``, ``os.exec*``, and a signal without a handler, which end the process at once. The future
     raises `ForkError` in a fork of the process, which has no part in the save.
     """
     return save_with_metrics(state, path, group, background)
@@ -282,7 +282,7 @@ def load_chosen(
 
 
 def _doing(verb: str, path: Directory) -> str:
-    """The first words of an error. What is no place is told by the step that looks at it, on all ranks alike."""
+    """The first words of an error. The step that looks at the place reports what is none, on all ranks alike."""
     try:
         return f"{verb} checkpoint {location_of(path)}"
     except ConfigError:
@@ -290,7 +290,8 @@ def _doing(verb: str, path: Directory) -> str:
 
 
 _PLANS = Agreements()
-"""Of the states that this process has saved, so that ranks which save the same again need not tell each other again."""
+"""Of the states that this process has saved, so that ranks which save the same again need not send their plans
+again."""
 _ENTITY_PLANS = Agreements()
 """Of those that were made entities of."""
 
@@ -447,7 +448,7 @@ class _PlannedLoad:
     objects: tuple[Path, ...]
     """Where those objects are."""
     common: dict[Any, Any]
-    """What is stored beside tensors, of a checkpoint of ours."""
+    """What is stored beside tensors, of a checkpoint that Remesh wrote."""
     fill: Fill
     strict: bool
 

@@ -106,7 +106,7 @@ def list_steps(root: Location, as_json: bool) -> None:
 
 
 def _why_none(root: Location) -> str:
-    """What to say where no directory is named after a step; a checkpoint itself is a likely mistake."""
+    """What to print where no directory is named after a step; a checkpoint itself is a likely mistake."""
     if not why_incomplete(root):
         return f"{root} is a checkpoint itself: see remesh ckpt show {root}"
     return f"no checkpoints under {root}: expected directories named step-00000120"
@@ -264,7 +264,7 @@ def gc(
     else:
         for path in left:
             click.echo(f"left in place, not written by a save: {path}")
-        click.echo(f"{format_bytes(freed)} {'freed' if yes else 'would be freed; say --yes to remove'}")
+        click.echo(f"{format_bytes(freed)} {'freed' if yes else 'would be freed; give --yes to remove'}")
     for problem in failed.values():
         click.echo(problem, err=True)
     sys.exit(ExitCode.FAILED if failed else ExitCode.OK)

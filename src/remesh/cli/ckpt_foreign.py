@@ -23,7 +23,7 @@ TO_PROGRAM = ("deepspeed-universal", "megatron-legacy")
 
 
 def convert_from(source: Location, target: Location, to: str, origin: str) -> str:
-    """Make a checkpoint of ours from what a program wrote."""
+    """Make a Remesh checkpoint from what another program wrote."""
     if not isinstance(source, Path) or to != Format.TORCH_DIST.value:
         raise ConfigError(
             f"converting {source} of {origin}: expected a local folder and --to torch_dist, found --to {to}; "

@@ -163,7 +163,7 @@ def _call(folder: JobFolder) -> Line:
 
 
 def refuse_if_running(folder: JobFolder) -> None:
-    """Raise what tells who leads a job, if somebody answers for it."""
+    """Raise an error that names the leader of a job, if one answers for it."""
     if not folder.find_state().addresses:
         return
     try:

@@ -131,7 +131,7 @@ for _verb in (checkpoint_job, list_jobs, show):
 @mpi.command("doctor", short_help="Check whether this machine can run jobs.")
 @JSON
 def examine(as_json: bool) -> None:
-    """Check what this machine has and lacks for checkpoints of MPI programs, and say what to do.
+    """Check what this machine has and lacks for checkpoints of MPI programs, and print what to do.
 
     Exit code 1 if something required is missing.
     """

@@ -39,7 +39,7 @@ _OWN_STRATEGIES = ("auto", "split")
 
 @dataclass(frozen=True, slots=True)
 class MoveSide:
-    """One side of a move, as ``SPEC@MESH[:HOST]`` says it."""
+    """One side of a move, as ``SPEC@MESH[:HOST]`` gives it."""
 
     spec: str
     mesh_shape: tuple[int, ...]

@@ -49,7 +49,7 @@ def run_program(hosts: str, nproc_per_host: int, program: str, arguments: tuple[
     in its environment. If one of them fails, the others are stopped, and its exit code is returned.
     """
     spec = read_spec(hosts)
-    # A launcher that is told to end shall leave no host behind.
+    # A launcher that is terminated shall leave no host behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(of_signal(signal.SIGTERM)))
     with Testbed(spec) as bed:
         processes = []

@@ -191,7 +191,7 @@ def make_server(app: Starlette, host: str, port: int) -> uvicorn.Server:
 
 
 def new_token() -> str:
-    """A token that nobody guesses."""
+    """A random token, too long to be guessed."""
     return secrets.token_urlsafe(24)
 
 

@@ -4,7 +4,7 @@ Definitions. A *shard id* is ``(key, global_offset, (start, stop) of a flattened
 with equal ids hold replicas. A *distribution* names for each shard the one rank of the group that reads or writes it.
 *Loaded* shards are those a rank has read, *unloaded* ones those it wants and another has read.
 
-1. The ranks of the group tell each other their shards, without data.
+1. The ranks of the group exchange descriptions of their shards, without data.
 2. Every rank computes the same distribution from that, by `distribute_shards_to_ranks`.
 3. After a load, shards go from their readers to all other ranks that hold them: the planner sends each rank the bytes
    it needs and no others, in messages of bounded size, straight into the tensors that want them.
@@ -119,7 +119,7 @@ def determine_main_replica_uniform_distribution(
 
 
 def _build_shard_distribution(told: Sequence[Sequence[Any]], ignore_groups: bool) -> ShardDistribution:
-    """The distribution of what each rank has told by `_describe`. Ranks that told the same are dealt with once."""
+    """The distribution of what each rank has sent by `_describe`. Ranks that sent the same are dealt with once."""
     ranks_of: dict[_ShardId, list[int]] = {}
     described: dict[_ShardId, ShardedTensor] = {}
     mains: set[_ShardId] = set()
@@ -201,7 +201,7 @@ _NOT_FLATTENED = (-1, -1)
 
 
 def _describe(sharded_state_dict: ShardedStateDict) -> list[Any]:
-    """What a rank tells of its distinct shards, as JSON: form, places, slices, and which are main replicas."""
+    """Description of a rank's distinct shards, as JSON: form, places, slices, and which are main replicas."""
     shards: dict[_ShardId, ShardedTensor] = {}
     mains: set[_ShardId] = set()
     for one in nested_values(sharded_state_dict):

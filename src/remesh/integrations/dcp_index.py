@@ -50,7 +50,7 @@ def check_planner_data(planner_data: Any, directory: Location) -> None:
 
 
 def index_of(metadata: Metadata) -> Index:
-    """Where everything is that torch's metadata tells of, as our index has it."""
+    """The index of all that torch's metadata lists."""
     index, places = Index({}, {}, {}), {}
     for where, info in metadata.storage_data.items():
         places[where.fqn, where.offset] = (info.relative_path, info.offset, info.length)
@@ -78,7 +78,7 @@ def open_native(directory: Location) -> OpenCheckpoint:
 
 
 def metadata_of(checkpoint: OpenCheckpoint) -> Metadata:
-    """What torch's planners are told of a checkpoint."""
+    """torch's metadata of a checkpoint, for its planners."""
     path = checkpoint.directory / METADATA_FNAME
     planner_data = getattr(load_inert(store_of(path).read(path), path), "planner_data", None)
     told: dict[str, Any] = {name: BytesStorageMetadata() for name in checkpoint.manifest.objects}

@@ -69,7 +69,7 @@ class RemeshTrainer(Trainer):
         folder = resume_from_checkpoint or None
         if folder is True:
             folder = next(reversed(complete_checkpoints(Path(self.args.output_dir))), None)
-            all_gather_json(None)  # nobody saves the next one before all have looked
+            all_gather_json(None)  # no rank saves the next one before all have looked
         if folder is not None:
             told = load({"trainer": ""}, folder)["trainer"]
             step_together(lambda: self._lay_out(told, Path(folder)), None, f"loading {folder}")

@@ -77,7 +77,7 @@ class RemeshTrainerInitInfo(TrainerInitInfo):
 
 @dataclass
 class RemeshWorkerInitInfo(WeightTransferInitInfo):
-    """What the sender tells every engine, in plain JSON."""
+    """What the sender sends to every engine, in plain JSON."""
 
     master_address: str
     master_port: int
@@ -113,7 +113,7 @@ class RemeshTrainerEngine(TrainerWeightTransferEngine[RemeshTrainerInitInfo]):
                 "yields what each rank holds; take vLLM's ModuleSource, or ShardedModule of this module"
             )
         engine = cls(client=client, source=source, is_sender=init_info.is_sender, rank=init_info.rank)
-        # The store of the first meeting stays, so that nobody takes an old one for the next.
+        # The store of the first meeting is kept, so that no process takes an old one for the next.
         store = store_at(init_info.master_address, init_info.master_port, is_server=init_info.rank == 0)
         told = RemeshWorkerInitInfo(
             **{key: value for key, value in asdict(init_info).items() if key != "rank"},

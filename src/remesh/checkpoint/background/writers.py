@@ -48,7 +48,7 @@ class WriteCall:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     progress: Callable[[int], None] | None
-    """Takes the bytes written so far; None for a function that does not tell them."""
+    """Takes the bytes written so far; None for a function that does not report them."""
 
     def __call__(self) -> Any:
         told = {} if self.progress is None else {"progress": self.progress}
@@ -118,7 +118,7 @@ class Progress:
     call_idx: int
     written_bytes: int
     total_bytes: int
-    """0 where the request does not tell."""
+    """0 where the request does not have it."""
 
 
 class AsyncCaller(ABC):
@@ -137,7 +137,7 @@ class AsyncCaller(ABC):
         self._writes.append(self._executor.submit(self._write, request))
 
     def num_written(self) -> int:
-        """How many of the scheduled requests have been written or have failed. Waits for nobody."""
+        """How many of the scheduled requests have been written or have failed. Returns at once."""
         while self._num_written < len(self._writes) and self._writes[self._num_written].done():
             self._num_written += 1
         return self._num_written

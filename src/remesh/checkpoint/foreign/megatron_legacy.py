@@ -142,7 +142,7 @@ def read_megatron_legacy(folder: Path, rules: Sequence[tuple[str, HowCut]] = GPT
         merged.add([_tensors_of(of_rank[stage], first_layers, steps, place) for of_rank in parts], place)
     if merged.unknown:
         raise ConfigError(
-            f"reading {place}: no rule tells how {len(merged.unknown)} tensors are cut, expected one for each; give "
+            f"reading {place}: no rule covers the cut of {len(merged.unknown)} tensors, expected one for each; give "
             "read_megatron_legacy rules of your own before GPT_RULES:\n  " + "\n  ".join(merged.unknown)
         )
     if not getattr(args, "untie_embeddings_and_output_weights", False):
@@ -266,7 +266,7 @@ def _tensors_of(part: Mapping[str, Any], first_layers: Mapping[str, int], steps:
 
 
 def _is_empty(value: Any) -> bool:
-    """Whether a state of a module tells nothing: Transformer Engine saves one of each, of which old ones are files."""
+    """Whether a state of a module is empty: Transformer Engine saves one of each, of which old ones are files."""
     if isinstance(value, io.BytesIO):
         value = torch.load(value, weights_only=True)
     return value is None or (isinstance(value, torch.Tensor) and not value.numel())

@@ -204,7 +204,7 @@ def data_file_name(rank: int, lock: int = 0) -> str:
 
 
 def lone_file_name(rank: int) -> str:
-    """Name of a data file that no other save gives, for a rank that is not told how many were given up on before."""
+    """Name of a data file that no other save gives, for a rank that does not know how many were given up on before."""
     return f"__{rank}_{secrets.randbits(48)}_0{_SUFFIX}"
 
 

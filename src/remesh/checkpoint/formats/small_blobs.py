@@ -80,7 +80,7 @@ def read_small(file: CheckedFile, wanted: Sequence[Small], read_alone: Callable[
         first, stop = part[0].file_start, part[-1].file_stop
         content = None
         if file.is_checked:
-            with suppress(CheckpointFormatError):  # for the one that is damaged to tell
+            with suppress(CheckpointFormatError):  # raised again where the damaged one is read
                 content = np.frombuffer(file.view(first, stop, f"tensor {part[0].key!r} and others"), np.uint8)
         alike: dict[int, list[Small]] = {}
         for small in part:

@@ -1,7 +1,7 @@
 """Format ``torch_dist``: the files of ``torch.distributed.checkpoint``, which native torch reads too.
 
 A directory holds ``__{rank}_0.distcp`` files of blobs one after another, and ``.metadata``, a pickle of torch's own
-plain ``Metadata`` that says which box of which tensor lies in which bytes of which file. Objects stand under their
+plain ``Metadata`` that has which box of which tensor lies in which bytes of which file. Objects stand under their
 unique key. State-dict keys are not stored, entity keys are.
 
 Writing goes through torch's classes; reading never does (see `inert_pickle`): every value of a file is checked

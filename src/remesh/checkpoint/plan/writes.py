@@ -145,7 +145,7 @@ class Written:
 
     @classmethod
     def from_parts(cls, parts: Sequence[Any]) -> list[Written]:
-        """The files of which `parts` has been told, one after the other."""
+        """The files in the ``parts`` that a rank sent, one after the other."""
         files = zip(parts[::3], parts[1::3], parts[2::3], strict=True)
         return [cls(file, told[0], told[1], told[2], unpack(numbers)) for file, told, numbers in files]
 
@@ -153,7 +153,7 @@ class Written:
 def assemble_index(written: Sequence[Written]) -> Index:
     """The index of what all ranks have written. Of a box or object that several ranks wrote, one is taken.
 
-    Ranks that told the same of their tensors, as the same object, are dealt with at once.
+    Ranks that sent the same of their tensors, as the same object, are dealt with at once.
     """
     objects: dict[str, Place] = {}
     shapes: dict[str, tuple[int, ...]] = {}
@@ -184,7 +184,7 @@ _Kind = tuple[str, tuple[int, ...]]
 
 
 def _alike(told: Sequence[Any]) -> list[list[int]]:
-    """The ranks that told the same object, by rank."""
+    """The ranks that sent the same object, by rank."""
     ranks_of: dict[int, list[int]] = {}
     for rank, one in enumerate(told):
         ranks_of.setdefault(id(one), []).append(rank)

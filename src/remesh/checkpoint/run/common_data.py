@@ -55,7 +55,7 @@ class Common:
 
     values: dict[str, Any]
     blob: bytes | None = None
-    """The same serialised; None where nobody has done it yet."""
+    """The same serialised; None until that is done."""
     digest: str = ""
     """Of the blob: ranks with equal ones have the same data."""
 

@@ -328,7 +328,7 @@ def write_index_of(agreement: Agreement[Sequence[Any]], lock: SaveLock, group: G
 
 
 def sums_of(agreement: Agreement[Sequence[Any]]) -> dict[str, str]:
-    """The SHA-256 sums that all ranks told beside what they have written, by file."""
+    """The SHA-256 sums that all ranks sent beside what they have written, by file."""
     return {name: told for sums in agreement.beside for name, told in sums.items()}
 
 
@@ -338,7 +338,7 @@ def commit_save(lock: SaveLock, group: Group = None, config: CheckpointingConfig
 
 
 def commit_alone(lock: SaveLock, group: Group = None, config: CheckpointingConfig | None = None) -> None:
-    """`commit_save` without telling the other ranks. The first rank commits; calls nobody."""
+    """`commit_save` on the first rank alone. No communication."""
     if group_rank(group) == 0:
         finish(lock, config or CheckpointingConfig(BACKEND, BACKEND_VERSION))
 
@@ -381,10 +381,10 @@ def write_part(
     progress: Callable[[int], None] | None = None,
     with_sha256: bool = False,
 ) -> tuple[list[Any], dict[str, str]]:
-    """Write this rank's data files durably; returns what the others need to know of them. Calls nobody.
+    """Write this rank's data files durably; returns what the others need to know of them. No communication.
 
     The second value has the SHA-256 of each file, by its name, if that is asked for. ``tensors`` are those of the part,
-    or copies of them. ``progress`` is told how many bytes are written.
+    or copies of them. ``progress`` is called with the number of bytes that are written.
     """
     boxes = tensors.tensors if isinstance(tensors, StagedCopies) else tensors
     written: list[Written] = []

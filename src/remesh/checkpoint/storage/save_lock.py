@@ -10,13 +10,13 @@ one of the two succeeds, and the other gets an error. Nothing else decides which
 clock does.
 
 Until the end no two saves write files of one name: data files carry the number of the lock, and a small file that has a
-fixed name in the format is *staged* as NAME.turn, or in a folder as FOLDER/.remesh-turn-NAME. So a save that lost the
-lock may go on without harm. Once the end is there, staged files get their names, the last one being the commit of the
-format. If the saver dies in between, the next process that looks renames them: all that is needed is on disk by then,
-and every process does the same. With the last name the checkpoint is there. A failure after that is logged, and nothing
-is raised.
+fixed name in the format is *staged* as NAME.N, or in a folder as FOLDER/.remesh-N-NAME, where N is the number of the
+lock. So a save that lost the lock may go on without harm. Once the end is there, staged files get their names, the last
+one being the commit of the format. If the saver dies in between, the next process that looks renames them: all that is
+needed is on disk by then, and every process does the same. With the last name the checkpoint is there. A failure after
+that is logged, and nothing is raised.
 
-A store without exclusive creation (see `Store.create_once`) can tell apart only saves that do not begin in one instant.
+A store without exclusive creation (see `Store.create_once`) separates only saves that do not begin in one instant.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class SaveLock:
 
     @property
     def mark(self) -> Location:
-        """The file that says so."""
+        """The lock file."""
         return _lock_path(self.directory, self.number)
 
     def staged(self, name: str) -> Location:
@@ -181,9 +181,9 @@ def finish_ended(directory: Location) -> bool:
 
 
 def is_commit(directory: Location, name: str) -> bool:
-    """Whether a file of that name, found there, commits a checkpoint: no mark says otherwise, or the end names it last.
+    """Whether a file of that name, found there, commits a checkpoint: no lock file is there, or the end names it last.
 
-    Marks may be there beside a checkpoint whose store let nobody remove them.
+    Lock files may be there beside a checkpoint whose store did not allow to remove them.
     """
     last = _last_lock_file(directory)
     return last is None or (last.staged is not None and last.staged[-1:] == (name,))
@@ -191,7 +191,7 @@ def is_commit(directory: Location, name: str) -> bool:
 
 @contextmanager
 def tidying(directory: Location, left: Sequence[str]) -> Iterator[None]:
-    """Around what is only cleared away of a checkpoint that is there: a failure is told in the log, with what is left.
+    """Around what is only cleared away of a checkpoint that is there: a failure is logged, with what is left.
 
     The block takes out of ``left`` what it has removed.
     """
@@ -219,7 +219,7 @@ def _give_names(lock: SaveLock, names: Sequence[str]) -> None:
         _give_last(lock, last)
     left = [_lock_path(directory, number).name for number in range(lock.number + 2)]
     with tidying(directory, left):
-        while left:  # the end goes last: what it says holds until then
+        while left:  # the end goes last: the names in it are needed until then
             store.remove(directory / left[0])
             del left[0]
 
@@ -244,8 +244,8 @@ def _give_last(lock: SaveLock, last: str) -> None:
         return
     if not is_given and not _exists(directory / last):  # nor has another process given it
         raise CheckpointPathError(
-            f"ending the save in {directory}: expected the file {lock.staged(last)}, found none; somebody has removed "
-            "files of this checkpoint, remove the directory"
+            f"ending the save in {directory}: expected the file {lock.staged(last)}, found none; another program has "
+            "removed files of this checkpoint, remove the directory"
         )
 
 

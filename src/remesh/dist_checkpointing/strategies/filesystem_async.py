@@ -8,7 +8,7 @@
     )
 
 So DTensor state dicts of torch go through the queue of `async_utils` like everything else. Values are copied when the
-plan is made. A rank writes one file. What was written is told in a small file of the rank's own, so that the function
+plan is made. A rank writes one file. A small file of the rank's own lists what was written, so that the function
 may run in a thread or in any process.
 """
 
@@ -73,10 +73,10 @@ class FileSystemWriterAsync(FileSystemWriter):
         self.write_buckets: Items = []
         self._file = ""
         self._told: Path | None = None
-        """Where the function that writes tells what it has written."""
+        """The file in which the function that writes lists what it has written."""
 
     def prepare_write_data(self, plan: SavePlan, planner: SavePlanner) -> None:
-        """Copy what the plan says to memory that nobody else writes to."""
+        """Copy what the plan has to memory that no other code writes to."""
         self._file = f"{plan.storage_data.prefix}0.distcp"
         blobs: Items = []
         tensors: Items = []

@@ -53,7 +53,7 @@ class _Sharing(Generic[_Wrapped]):
     """What both wrappers have: the wrapped strategy, the group, and the distribution of the work among its ranks.
 
     With ``do_cache_distribution`` the distribution is computed anew only when the shards of a rank have changed, which
-    one short gather tells. ``pg_cache_path`` and ``pg_cache_create`` are accepted and change nothing: where nothing is
+    one short gather shows. ``pg_cache_path`` and ``pg_cache_create`` are accepted and change nothing: where nothing is
     remembered, one gather makes the distribution.
     """
 

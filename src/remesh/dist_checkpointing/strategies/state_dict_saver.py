@@ -34,7 +34,7 @@ def save_state_dict_async_plan(  # noqa: PLR0913 - the signature that users know
 
     Every save is planned anew, so that a state of another structure is saved as it is; plans of the save before and of
     a loaded checkpoint are accepted and change nothing. With ``enable_cache``, whatever its value, the arguments of
-    `save_state_dict_async_finalize` come back; otherwise these, the plan of this rank as agreed on and as it was told,
+    `save_state_dict_async_finalize` come back; otherwise these, the plan of this rank as agreed on and as it was sent,
     and twice False: neither plan was used again.
     """
     wrapper = DistWrapper(process_group, dist.is_initialized(), coordinator_rank)

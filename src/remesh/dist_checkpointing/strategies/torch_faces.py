@@ -63,7 +63,7 @@ class MCoreSavePlan(SavePlan):
 class MCoreSavePlanner(DefaultSavePlanner):
     """torch's planner, for saving what `mcore_to_pyt_state_dict` returns with native torch.
 
-    ``nd_flattened_global_shapes`` is refused: only this package's own save tells readers what was flattened.
+    ``nd_flattened_global_shapes`` is refused: only this package's own save records what was flattened.
     """
 
     def __init__(

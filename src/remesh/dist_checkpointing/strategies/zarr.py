@@ -1,6 +1,6 @@
 """Strategies of the format ``zarr``: every shard is the cell of a grid, in a file of its own.
 
-A save tells all ranks which cells there are, lets the first one describe the arrays, and then each rank write its
+A save sends the list of cells to all ranks, lets the first one describe the arrays, and then each rank write its
 cells. Flattened slices are first moved to whole cells, each on the rank that has its beginning: a reshard. A load finds
 the arrays of a checkpoint and goes the way of every load: any layout from any grid. The bytes are the business of
 ``strategies.zarr_format``.
