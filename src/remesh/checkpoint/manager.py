@@ -126,10 +126,10 @@ class Checkpoints:
 
         Called by every rank; all get the same.
         """
-        told = self._first_decides(
+        decided = self._first_decides(
             lambda: list(self._metrics().items()), f"reading the metrics of the checkpoints under {self.root}"
         )
-        return dict(told)
+        return dict(decided)
 
     def load(
         self, state: dict[str, Any], step: int | None = None, *, strict: bool = True, allow_unsafe_types: bool = False
@@ -270,8 +270,8 @@ class Checkpoints:
     def _first_decides(self, look: Callable[[], T], doing: str) -> T:
         """Call the function on the first rank, and return its result on all ranks."""
         is_first = group_rank(self._group) == 0
-        told: T = take_step(lambda: look() if is_first else None, self._group, doing, tell=lambda found: found).told[0]
-        return told
+        found: T = take_step(lambda: look() if is_first else None, self._group, doing, tell=lambda one: one).told[0]
+        return found
 
 
 def _checked(doing: str, expected: Any, **options: Any) -> dict[str, Any]:

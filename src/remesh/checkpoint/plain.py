@@ -119,8 +119,8 @@ def entities_of(state: Mapping[str, Any], *, group: Group = None) -> ShardedStat
     """
     agreement, common = _agree_on_writers(lambda: _tensors_of(state), _ENTITY_PLANS, group, "describing a state")
     copies = agreement.value.copies(agreement.agreed.kept["choice"], waits_for_devices=True)
-    told = take_step(lambda: digests_of(copies), group, "describing a state", tell=lambda found: found).told
-    check_equal(told, copies, group, "describing a state")
+    digests = take_step(lambda: digests_of(copies), group, "describing a state", tell=lambda found: found).told
+    check_equal(digests, copies, group, "describing a state")
     _ENTITY_PLANS.remember(agreement)
     if _TENSORS in common.values:
         raise CheckpointMismatchError(

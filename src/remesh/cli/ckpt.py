@@ -259,8 +259,8 @@ def gc(
             failed[one.directory] = str(raised)
     freed = sum(one.num_bytes for one in removed if one.directory not in failed)
     if as_json:
-        told = {"left": left, "failed": dict(zip(map(str, failed), failed.values(), strict=True))}
-        print_json({"removed": yes, "bytes": freed, **told, "decisions": form_of_decisions(decisions)})
+        summary = {"left": left, "failed": dict(zip(map(str, failed), failed.values(), strict=True))}
+        print_json({"removed": yes, "bytes": freed, **summary, "decisions": form_of_decisions(decisions)})
     else:
         for path in left:
             click.echo(f"left in place, not written by a save: {path}")

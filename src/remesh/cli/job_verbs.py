@@ -100,10 +100,10 @@ def _describe_job(folder: JobFolder) -> dict[str, Any]:
     checkpoints = [{"number": each.number, "problem": each.problem} for each in folder.checkpoints()]
     try:
         state, num_ranks = folder.find_state(), folder.read_spec().num_ranks
-        told = {"state": state.state, "num_ranks": num_ranks, "cause": state.cause}
+        row = {"state": state.state, "num_ranks": num_ranks, "cause": state.cause}
     except Error as error:
-        told = {"state": "damaged", "num_ranks": None, "cause": str(error)}
-    return {"job": folder.path.name, **told, "checkpoints": checkpoints}
+        row = {"state": "damaged", "num_ranks": None, "cause": str(error)}
+    return {"job": folder.path.name, **row, "checkpoints": checkpoints}
 
 
 @click.command("show", short_help="Print a job, a checkpoint or an image as JSON.")

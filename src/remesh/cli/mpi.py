@@ -170,10 +170,10 @@ def _mpis() -> Iterator[dict[str, Any]]:
     has_mpi = any(isinstance(found, Installation) for _, found in installed)
     for name, found in installed:
         if isinstance(found, Installation):
-            told = {"good": True, "needed": True, "found": found.launcher, "advice": ""}
+            row = {"good": True, "needed": True, "found": found.launcher, "advice": ""}
         else:
-            told = {"good": False, "needed": not has_mpi, "found": "missing", "advice": str(found)}
-        yield {"what": f"MPI {name}", **told}
+            row = {"good": False, "needed": not has_mpi, "found": "missing", "advice": str(found)}
+        yield {"what": f"MPI {name}", **row}
 
 
 def _mark(*, good: bool, needed: bool) -> str:

@@ -107,7 +107,7 @@ def run_request(request: Request) -> Outcome:
         stack.callback(log.close)
         log.write("agent", pid=os.getpid(), node=request.node_name, mode=mode.value)
         try:
-            outcome = run_restart_job(restarted, log, _tell).outcome
+            outcome = run_restart_job(restarted, log, _print).outcome
         except SignalException as error:
             log.write("finish", ok=False, category=None, text=f"ended by {signal.Signals(error.sigval).name}")
             raise
@@ -119,10 +119,10 @@ def run_request(request: Request) -> Outcome:
 
 
 def _wait_for_names(request: Request) -> None:
-    wait_for_names(endpoints_of(request), NAME_TIMEOUT_S, _tell)
+    wait_for_names(endpoints_of(request), NAME_TIMEOUT_S, _print)
 
 
-def _tell(text: str) -> None:
+def _print(text: str) -> None:
     click.echo(f"remesh: {text}", err=True)
 
 

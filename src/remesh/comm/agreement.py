@@ -109,21 +109,21 @@ class Agreements:
 
         def say(made: tuple[T, _Mine, Any]) -> list[Any]:
             _, mine, beside = made
-            epochs = [agreed.epoch for told, agreed in self._remembered if told is mine]
+            epochs = [agreed.epoch for sent, agreed in self._remembered if sent is mine]
             return [epochs, mine.digests, beside, mine.parts if tells_at_once else None]
 
         together = step_together(look, group, doing, tell=say, translate=translate)
-        (value, mine, _), told = together.mine, together.told
-        beside = [besides for _, _, besides, _ in told]
-        common = set[str].intersection(*(set(epochs) for epochs, *_ in told))
+        (value, mine, _), sent = together.mine, together.told
+        beside = [besides for _, _, besides, _ in sent]
+        common = set[str].intersection(*(set(epochs) for epochs, *_ in sent))
         if common:
             return Agreement(self._use(mine, common), None, beside, value, mine)
-        digests = [of_rank for _, of_rank, _, _ in told]
+        digests = [of_rank for _, of_rank, _, _ in sent]
         agreed = Agreed(_digest_of([about, digests]) if place[1] > 1 else uuid.uuid4().hex)
-        if all(parts is not None for *_, parts in told):
-            everywhere = [parts for *_, parts in told]
+        if all(parts is not None for *_, parts in sent):
+            everywhere = [parts for *_, parts in sent]
         else:
-            everywhere = _tell_in_full(mine.parts, digests, group, doing) if any(digests) else [[] for _ in told]
+            everywhere = _gather_parts(mine.parts, digests, group, doing) if any(digests) else [[] for _ in sent]
         return Agreement(agreed, everywhere, beside, value, mine)
 
     def remember(self, agreement: Agreement[Any]) -> None:
@@ -180,21 +180,21 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
-def _tell_in_full(parts: Sequence[Any], digests: Sequence[Sequence[str]], group: Group, doing: str) -> list[list[Any]]:
+def _gather_parts(parts: Sequence[Any], digests: Sequence[Sequence[str]], group: Group, doing: str) -> list[list[Any]]:
     if len(digests) == 1:
         return [list(parts)]
     rank = group_rank(group)
     first: dict[str, tuple[int, int]] = {}
-    for teller, of_rank in enumerate(digests):
+    for sender, of_rank in enumerate(digests):
         for at, digest in enumerate(of_rank):
-            first.setdefault(digest, (teller, at))
+            first.setdefault(digest, (sender, at))
     mine = list(zip(digests[rank], parts, strict=True))
-    said = gather_from(
+    gathered = gather_from(
         lambda: [part if first[digest] == (rank, at) else None for at, (digest, part) in enumerate(mine)],
         group,
         doing,
     )
-    return [[said[first[digest][0]][first[digest][1]] for digest in of_rank] for of_rank in digests]
+    return [[gathered[first[digest][0]][first[digest][1]] for digest in of_rank] for of_rank in digests]
 
 
 def _digests_of(parts: Sequence[Any], place: tuple[int, int]) -> list[str]:

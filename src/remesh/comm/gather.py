@@ -362,7 +362,7 @@ def _all_gather_padded(mine: torch.Tensor, lengths: Sequence[int], group: Group,
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _RankFailure:
     """An error as another rank sent it."""
 
     types: list[list[str]]
@@ -406,12 +406,12 @@ def _raise_first(failed: dict[int, Any], mine: BaseException | None, group: Grou
     if mine is not None and not isinstance(mine, Exception):
         raise mine
     first = min(failed)
-    told = _Told(**failed[first])
+    failure = _RankFailure(**failed[first])
     where = f"rank {_world_rank(first, group)}"
     if len(failed) > 1:
         others = [str(_world_rank(rank, group)) for rank in sorted(failed)[1:9]]
         where += f", and others: {', '.join(others)}{', ...' if len(failed) > 9 else ''}"
-    raise _rebuild(told, f"{told.text} (raised on {where})") from _what_adds_to(told.text, mine)
+    raise _rebuild(failure, f"{failure.text} (raised on {where})") from _what_adds_to(failure.text, mine)
 
 
 def _what_adds_to(text: str, error: BaseException | None) -> BaseException | None:
@@ -421,15 +421,15 @@ def _what_adds_to(text: str, error: BaseException | None) -> BaseException | Non
     return error
 
 
-def _rebuild(told: _Told, text: str) -> Exception:
-    if told.leaving:
-        return PeerError(f"{text}; the rank is leaving on {told.types[0][1]}, meet again without it")
+def _rebuild(failure: _RankFailure, text: str) -> Exception:
+    if failure.leaving:
+        return PeerError(f"{text}; the rank is leaving on {failure.types[0][1]}, meet again without it")
     known = {(cls.__module__, cls.__qualname__): cls for cls in _descendants(Error)}
-    for module, name in told.types:
+    for module, name in failure.types:
         cls = getattr(builtins, name, None) if module == "builtins" else known.get((module, name))
         if not isinstance(cls, type) or not issubclass(cls, Exception):
             continue
-        for arguments in ((text,), (told.reason, text)):
+        for arguments in ((text,), (failure.reason, text)):
             try:
                 rebuilt = cls(*arguments)
             except TypeError:  # a type that needs other arguments, such as UnicodeDecodeError

@@ -143,17 +143,17 @@ class Farewell:
         for expected in self._done_below:
             word |= expected.wait()
         if self._place.above is not None:
-            self._tell(self._place.above, word).wait()
+            self._send(self._place.above, word).wait()
         for expected in self._done_everywhere:
             word |= expected.wait()
-        for work in [self._tell(child, word) for child in self._place.below]:
+        for work in [self._send(child, word) for child in self._place.below]:
             work.wait()
         return bool(word)
 
     def _expect(self, peer: int) -> _Word:
         return _Word(self._group, peer, self._tag)
 
-    def _tell(self, peer: int, word: torch.Tensor) -> Any:
+    def _send(self, peer: int, word: torch.Tensor) -> Any:
         return dist.isend(word, group=self._group, group_dst=peer, tag=self._tag)
 
 

@@ -356,16 +356,16 @@ class Story:
     def _on_other(self, event: Event) -> None:
         kind = str(event["kind"])
         self._num_other[kind] = count = self._num_other.get(kind, 0) + 1
-        told = event.get("reason", event.get("text"))
-        if told is None:
+        text = event.get("reason", event.get("text"))
+        if text is None:
             if count > _MAX_ALIKE:
                 return
             values = {name: value for name, value in event.items() if name not in ("t", "who", "kind")}
-            told = ", ".join(
+            text = ", ".join(
                 f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
                 for name, value in values.items()
             )
-        self._happen(event, str(told))
+        self._happen(event, str(text))
 
     def _happen(self, event: Event, text: str) -> None:
         self.happenings.append(Happening(float(event["t"]), _text(event["who"]), _text(event["kind"]), _text(text)))

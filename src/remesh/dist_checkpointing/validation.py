@@ -72,8 +72,8 @@ def determine_global_metadata(
     """
     local = [leaf.without_data() for leaf in nested_values(sharded_state_dict) if isinstance(leaf, ShardedBase)]
     doing = "describing the entities of all ranks"
-    told = gather_from(lambda: outline_in_pieces(local).parts(), process_group, doing)
-    return local, [Outline.from_parts(parts).entities() for parts in told]
+    gathered = gather_from(lambda: outline_in_pieces(local).parts(), process_group, doing)
+    return local, [Outline.from_parts(parts).entities() for parts in gathered]
 
 
 def find_and_report(

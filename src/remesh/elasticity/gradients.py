@@ -152,7 +152,7 @@ def _named_gradients(models: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.
 
 def describe_values(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """JSON of some elements and the size of every box, for :func:`find_unlike`; partial sums rightly differ."""
-    told = {}
+    described = {}
     for name, tensor in tensors.items():
         piece = piece_of(tensor)
         if piece.partial is not None or piece.tensor.is_complex():
@@ -160,8 +160,8 @@ def describe_values(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         flat = piece.tensor.detach().reshape(-1).double()
         some = flat[:: max(1, flat.numel() // _NUM_SAMPLES)].tolist()
         boxes = [[list(part) for part in (shard.box.start, shard.box.stop)] for shard in piece.shards]
-        told[name] = {"boxes": boxes, "some": [*some, float(flat.norm())]}
-    return told
+        described[name] = {"boxes": boxes, "some": [*some, float(flat.norm())]}
+    return described
 
 
 def find_unlike(told: Sequence[Mapping[str, Any]]) -> tuple[str, int, int] | None:

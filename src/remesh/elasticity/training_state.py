@@ -68,8 +68,8 @@ class HeldState:
     @property
     def moment(self) -> Moment:
         """What its boxes belong to."""
-        told = self.values.get(POSITION)
-        return Moment(self.line, self.step, 0 if told is None else int(json.loads(told)["mark"]))
+        text = self.values.get(POSITION)
+        return Moment(self.line, self.step, 0 if text is None else int(json.loads(text)["mark"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,8 +263,8 @@ class CarriedState:
         """Call these with an optimizer's name, before and after each of its steps, as long as they are there."""
         hear_began, hear_stepped = weakref.WeakMethod(began), weakref.WeakMethod(stepped)
         for name, optim in self._optims.items():
-            optim.register_step_pre_hook(partial(_hear, hear_began, name))
-            optim.register_step_post_hook(partial(_hear, hear_stepped, name))
+            optim.register_step_pre_hook(partial(_notify, hear_began, name))
+            optim.register_step_post_hook(partial(_notify, hear_stepped, name))
 
     def versions(self) -> dict[str, int]:
         """How often each tensor was written to, by name."""
@@ -361,10 +361,10 @@ def _gives_values(module: nn.Module) -> bool:
 def _tensors_of_model(name: str, model: nn.Module) -> dict[str, torch.Tensor]:
     """What its state_dict names; ConfigError where that is not the module's own memory, which is filled in place."""
     found = {}
-    told = model.state_dict(keep_vars=True)
+    entries = model.state_dict(keep_vars=True)
     # Only now: FSDP shards its parameters again before it gives them.
     own = {id(one) for one in (*model.parameters(), *model.buffers())}
-    for path, tensor in told.items():
+    for path, tensor in entries.items():
         if path.rpartition(".")[2] == EXTRA_STATE:
             continue
         if id(tensor) not in own:
@@ -389,6 +389,6 @@ def _into(present: Any, saved: Any) -> Any:
     return present.copy_(saved) if isinstance(present, torch.Tensor) and isinstance(saved, torch.Tensor) else saved
 
 
-def _hear(listener: weakref.WeakMethod[Callable[[str], None]], name: str, *_: Any) -> None:
+def _notify(listener: weakref.WeakMethod[Callable[[str], None]], name: str, *_: Any) -> None:
     if (hear := listener()) is not None:
         hear(name)

@@ -234,11 +234,11 @@ def _is_pickle(blob: bytes) -> bool:
 
 def _tensor_of(item: WriteItem, planner: SavePlanner) -> torch.Tensor:
     tensor = planner.resolve_data(item)
-    told = item.tensor_data
-    assert isinstance(tensor, torch.Tensor) and told is not None, "torch plans a box for every tensor"
+    data = item.tensor_data
+    assert isinstance(tensor, torch.Tensor) and data is not None, "torch plans a box for every tensor"
     tensor = tensor.detach()
     check_has_values(tensor, item.index.fqn)
-    found, expected = (tensor.dtype, tensor.shape), (told.properties.dtype, told.chunk.sizes)
+    found, expected = (tensor.dtype, tensor.shape), (data.properties.dtype, data.chunk.sizes)
     if found != expected:
         raise CheckpointMismatchError(
             f"saving tensor {item.index.fqn!r} with dcp: its planner gave {found[0]} of shape {tuple(found[1])}, "

@@ -71,8 +71,8 @@ class RemeshTrainer(Trainer):
             folder = next(reversed(complete_checkpoints(Path(self.args.output_dir))), None)
             all_gather_json(None)  # no rank saves the next one before all have looked
         if folder is not None:
-            told = load({"trainer": ""}, folder)["trainer"]
-            step_together(lambda: self._lay_out(told, Path(folder)), None, f"loading {folder}")
+            stored = load({"trainer": ""}, folder)["trainer"]
+            step_together(lambda: self._lay_out(stored, Path(folder)), None, f"loading {folder}")
         return super().train(None if folder is None else str(folder), *args, **kwargs)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
@@ -84,10 +84,10 @@ class RemeshTrainer(Trainer):
         if self.state.best_global_step and (best == folder or best.is_dir()):
             self.state.best_model_checkpoint = str(best)
         self._note_callbacks()
-        told = json.dumps(dataclasses.asdict(self.state))
+        text = json.dumps(dataclasses.asdict(self.state))
         tensors = self._tensors()
         weights = with_first_buffers(tensors["model"], buffer_names(self.model_wrapped, tensors["model"]))
-        save({**tensors, "model": weights, "random": random_rows(), "trainer": told}, folder)
+        save({**tensors, "model": weights, "random": random_rows(), "trainer": text}, folder)
         if self.args.should_save:
             self._remove_old(folder.parent)
 

@@ -115,18 +115,18 @@ class RemeshTrainerEngine(TrainerWeightTransferEngine[RemeshTrainerInitInfo]):
         engine = cls(client=client, source=source, is_sender=init_info.is_sender, rank=init_info.rank)
         # The store of the first meeting is kept, so that no process takes an old one for the next.
         store = store_at(init_info.master_address, init_info.master_port, is_server=init_info.rank == 0)
-        told = RemeshWorkerInitInfo(
+        info = RemeshWorkerInitInfo(
             **{key: value for key, value in asdict(init_info).items() if key != "rank"},
             meeting=store.add(f"meetings of {init_info.rank}", 1),
             shapes={meta.name: list(meta.shape) for meta in source.metadata},
         )
 
         def meet() -> None:
-            engine._group = _meet(told, store, init_info.rank)
+            engine._group = _meet(info, store, init_info.rank)
             step_together(lambda: None, engine._group, _MEETING)
 
         if engine.is_sender:
-            act_while_asking(meet, partial(client.init_weight_transfer_engine, asdict(told)))
+            act_while_asking(meet, partial(client.init_weight_transfer_engine, asdict(info)))
         else:
             meet()
         engine._resharder = Resharder(engine._group)

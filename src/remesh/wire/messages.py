@@ -73,14 +73,14 @@ class Conversation:
     def __init__(self, token: Token, nonce: bytes, role: Role) -> None:
         self._key = token.sign("connection", nonce)
         self._role = role
-        self._num_said = 0
-        self._num_heard = 0
+        self._num_sent = 0
+        self._num_received = 0
         self._bytes = bytearray()
 
     @property
     def is_proven(self) -> bool:
         """Whether the other end has shown that it knows the token."""
-        return self._num_heard > 0
+        return self._num_received > 0
 
     def prove(self) -> bytes:
         """A frame without a message."""
@@ -118,10 +118,10 @@ class Conversation:
             if len(self._bytes) < end:
                 break
             body = bytes(self._bytes[_HEAD.size : end])
-            if not hmac.compare_digest(proof, self._proof(self._role.other, self._num_heard, body)):
+            if not hmac.compare_digest(proof, self._proof(self._role.other, self._num_received, body)):
                 raise FormatError("no-proof", "reading a message: the sender does not have the job's token")
             del self._bytes[:end]
-            self._num_heard += 1
+            self._num_received += 1
             if body:
                 return _read(body)
         return None
@@ -133,8 +133,8 @@ class Conversation:
         return rest
 
     def _pack(self, body: bytes) -> bytes:
-        proof = self._proof(self._role, self._num_said, body)
-        self._num_said += 1
+        proof = self._proof(self._role, self._num_sent, body)
+        self._num_sent += 1
         return _HEAD.pack(len(body), proof) + body
 
     def _proof(self, role: Role, number: int, body: bytes) -> bytes:

@@ -139,8 +139,8 @@ class AsyncCallsQueue:
             return []
         num_written, is_settled = self._num_written(), self._is_settled()
         if not no_dist and group_size(self._group) > 1:
-            told = all_gather_json([num_written, is_settled], self._group)
-            num_written, is_settled = min(one[0] for one in told), all(one[1] for one in told)
+            everywhere = all_gather_json([num_written, is_settled], self._group)
+            num_written, is_settled = min(one[0] for one in everywhere), all(one[1] for one in everywhere)
         done: list[int] = []
         while len(done) < num_written and is_settled:
             is_settled = self._begun or not self._begin(no_dist)

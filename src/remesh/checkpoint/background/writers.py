@@ -51,8 +51,8 @@ class WriteCall:
     """Takes the bytes written so far; None for a function that does not report them."""
 
     def __call__(self) -> Any:
-        told = {} if self.progress is None else {"progress": self.progress}
-        return self.function(*self.args, **self.kwargs, **told)
+        options = {} if self.progress is None else {"progress": self.progress}
+        return self.function(*self.args, **self.kwargs, **options)
 
 
 class AsyncRequest(NamedTuple):
@@ -101,8 +101,8 @@ class AsyncRequest(NamedTuple):
             args[1] = self.preload_fn()
         if self.async_fn is None:
             return
-        told = progress if self.total_bytes else None
-        value = run(WriteCall(self.async_fn, tuple(args), self.async_fn_kwargs, told))
+        reported = progress if self.total_bytes else None
+        value = run(WriteCall(self.async_fn, tuple(args), self.async_fn_kwargs, reported))
         if self.receive_fn is not None:
             self.receive_fn(value)
 

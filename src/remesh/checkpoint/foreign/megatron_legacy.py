@@ -179,8 +179,8 @@ def _iteration_in(folder: Path) -> Path:
     tracker = folder / "latest_checkpointed_iteration.txt"
     place = folder
     if tracker.is_file():
-        told = tracker.read_text().strip()
-        place = folder / (f"iter_{int(told):07d}" if told.isdigit() else "release")
+        text = tracker.read_text().strip()
+        place = folder / (f"iter_{int(text):07d}" if text.isdigit() else "release")
     if not any(place.glob(f"mp_rank_*/{FILE}")):
         raise CheckpointPathError(
             f"reading a checkpoint of Megatron: no mp_rank_*/{FILE} in {place}; give the folder of an iteration, or "
@@ -251,9 +251,9 @@ def _tensors_of(part: Mapping[str, Any], first_layers: Mapping[str, int], steps:
     for key, first in first_layers.items():
         for name, value in part[key].items():
             match = _LAYER.fullmatch(name)
-            told = name if match is None else f"{match[1]}.{int(match[2]) + first}.{match[3]}"
+            renamed = name if match is None else f"{match[1]}.{int(match[2]) + first}.{match[3]}"
             if isinstance(value, torch.Tensor) and not name.endswith("_extra_state"):
-                parameters[told] = value
+                parameters[renamed] = value
             elif not _is_empty(value):
                 raise _bad(
                     place, f"{name!r} as a {type(value).__name__}, expected a tensor; scales of FP8 are not read"

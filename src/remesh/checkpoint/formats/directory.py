@@ -79,7 +79,7 @@ def begin(directory: Location) -> SaveLock:
     lock = take_lock(directory)
     names = {entry.name for entry in store.entries(directory)}
     try:
-        _check_has_no_checkpoint(directory, names - {lock.mark.name})
+        _check_has_no_checkpoint(directory, names - {lock.path.name})
     except CheckpointPathError:
         withdraw(lock)
         raise

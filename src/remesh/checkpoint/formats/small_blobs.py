@@ -62,12 +62,12 @@ def find_small(
     found: dict[str, list[Small]] = {}
     others: list[int] = []
     for number, (key, place) in enumerate(wanted):
-        told = whole.get(key)
-        frame = frame_of(told[0], told[1]) if told is not None and told[1] == place.shape else None
-        if frame is None or told is None or frame.num_bytes > SMALL_BYTES or told[2][2] != frame.blob_bytes:
+        entry = whole.get(key)
+        frame = frame_of(entry[0], entry[1]) if entry is not None and entry[1] == place.shape else None
+        if frame is None or entry is None or frame.num_bytes > SMALL_BYTES or entry[2][2] != frame.blob_bytes:
             others.append(number)
             continue
-        file, start, _ = told[2]
+        file, start, _ = entry[2]
         found.setdefault(file, []).append(Small(start, frame, key, place))
     for of_file in found.values():
         of_file.sort(key=lambda small: small.file_start)

@@ -57,12 +57,12 @@ def read_manifest(directory: Location, checksums: Checksums | None = None) -> Ma
 
 
 def _manifest_in_columns(directory: Location, checksums: Checksums) -> Manifest | None:
-    path, told = directory / COLUMNS_FNAME, checksums.entries.get(METADATA_FNAME)
+    path, entry = directory / COLUMNS_FNAME, checksums.entries.get(METADATA_FNAME)
     content = checksums.read(COLUMNS_FNAME)
-    if told is None:
+    if entry is None:
         return None
     manifest = decode_columns(
-        content, (told.num_bytes, told.crc), path, lambda name: _check_name(name, "a tensor", path)
+        content, (entry.num_bytes, entry.crc), path, lambda name: _check_name(name, "a tensor", path)
     )
     if manifest is not None:
         for key, shape in manifest.unflattened_shapes.items():

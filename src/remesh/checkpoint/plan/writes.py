@@ -163,10 +163,10 @@ def assemble_index(written: Sequence[Written]) -> Index:
         shapes |= {key: tuple(shape) for key, shape in one.shapes_before_flattening}
     tensors: dict[str, IndexedTensor] = {}
     for ranks in _alike([one.tensors for one in written]):
-        told = [written[rank] for rank in ranks]
-        numbers = np.array([one.numbers[2 * len(one.objects) :] for one in told], dtype=np.int64)
-        files, at = [one.file for one in told], 0
-        for key, dtype, box_shape, global_shape in told[0].tensors:
+        parts = [written[rank] for rank in ranks]
+        numbers = np.array([one.numbers[2 * len(one.objects) :] for one in parts], dtype=np.int64)
+        files, at = [one.file for one in parts], 0
+        for key, dtype, box_shape, global_shape in parts[0].tensors:
             stop = at + len(global_shape)
             *offsets, starts, lengths = numbers[:, at : stop + 2].T.tolist()
             at = stop + 2

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 NAME = "the common data"
 _ALWAYS_FIT = (int, float, str, bool, bytes, type(None))
 _MOST_NAMED = 5
-_told: set[tuple[str, ...]] = set()
+_warned: set[tuple[str, ...]] = set()
 """The names of values that differed when this process has warned of them: each save finds the same again."""
 
 
@@ -116,8 +116,8 @@ def _differences(mine: Any, theirs: Any) -> Iterator[Path]:
 
 def warn_once(to: logging.Logger, names: Sequence[str], text: str) -> None:
     """Log a warning of these names, if there are any, unless this process has warned of the same before."""
-    if names and tuple(names) not in _told:
-        _told.add(tuple(names))
+    if names and tuple(names) not in _warned:
+        _warned.add(tuple(names))
         to.warning("%s", text)
 
 

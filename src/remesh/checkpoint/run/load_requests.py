@@ -109,8 +109,8 @@ def check_casts(asked: Iterable[tuple[str, torch.dtype]], checkpoint: OpenCheckp
     """
     stored = checkpoint.manifest.tensors
     whole = stored.whole if isinstance(stored, ColumnTensors) else {}  # most are, and need no closer look
-    told = [(name, whole[name][0] if name in whole else stored[name].dtype, dtype_name(dtype)) for name, dtype in asked]
-    differing = [one for one in told if one[1] != one[2] and not one[1].startswith("q")]
+    pairs = [(name, whole[name][0] if name in whole else stored[name].dtype, dtype_name(kind)) for name, kind in asked]
+    differing = [one for one in pairs if one[1] != one[2] and not one[1].startswith("q")]
     clashing = [one for one in differing if travelling_dtype(one[1], one[2]) is None]
     for name, held, wanted in clashing:
         raise CheckpointMismatchError(

@@ -118,12 +118,12 @@ class SavePart:
 
     def written(self, file: PartOfFile, places: Sequence[tuple[int, int]]) -> Written:
         """What the others need to know of a file, whose objects and then tensors lie at these places."""
-        told = [number for place in places[: len(file.objects)] for number in place]
+        numbers = [number for place in places[: len(file.objects)] for number in place]
         for number, place in zip(file.numbers, places[len(file.objects) :], strict=True):
-            told += self.offsets[number]
-            told += place
+            numbers += self.offsets[number]
+            numbers += place
         rows = [self.rows[number] for number in file.numbers]
-        return Written(file.name, list(file.objects), rows, self.shapes_before_flattening, told)
+        return Written(file.name, list(file.objects), rows, self.shapes_before_flattening, numbers)
 
 
 @dataclass(frozen=True, slots=True)

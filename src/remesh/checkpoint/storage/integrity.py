@@ -199,11 +199,11 @@ def read_checksums(directory: Location) -> Checksums:
         content = store_of(path).read(path)
     except FileNotFoundError:
         return Checksums(directory, {})
-    body, told = content[:-9], content[-9:]
-    if told != b"%08x\n" % crc32(body):
+    body, ending = content[:-9], content[-9:]
+    if ending != b"%08x\n" % crc32(body):
         raise CheckpointFormatError(
             "checksum",
-            f"reading {path}: expected the file to end in its own checksum {crc32(body):08x}, found {told!r}; it is "
+            f"reading {path}: expected the file to end in its own checksum {crc32(body):08x}, found {ending!r}; it is "
             "damaged, use another checkpoint",
         )
     try:

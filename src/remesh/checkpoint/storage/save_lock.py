@@ -49,7 +49,7 @@ class SaveLock:
     """How many saves were there before without becoming a checkpoint."""
 
     @property
-    def mark(self) -> Location:
+    def path(self) -> Location:
         """The lock file."""
         return _lock_path(self.directory, self.number)
 
@@ -119,7 +119,7 @@ def take_lock(directory: Location) -> SaveLock:
 
 def withdraw(lock: SaveLock) -> None:
     """Leave a directory that turned out to hold a checkpoint."""
-    store_of(lock.directory).remove(lock.mark)
+    store_of(lock.directory).remove(lock.path)
 
 
 @contextmanager
@@ -128,8 +128,8 @@ def held(lock: SaveLock) -> Iterator[None]:
     try:
         yield
     except (OSError, Error) as raised:
-        # The later mark first: when another save has ended, marks go in the order in which they came.
-        if not _exists(_next(lock).mark) and _exists(lock.mark):
+        # The later file first: when another save has ended, lock files go in the order in which they came.
+        if not _exists(_next(lock).path) and _exists(lock.path):
             raise as_checkpoint_error(f"saving checkpoint {lock.directory}", raised)  # noqa: B904 - it brings its cause
         raise _lost(lock) from raised
 
@@ -139,10 +139,10 @@ def check_found(lock: SaveLock) -> None:
 
     For a rank that writes nothing: of one that does, the first rank looks for the files.
     """
-    if _exists(_next(lock).mark):
+    if _exists(_next(lock).path):
         raise _lost(lock)
-    if not _exists(lock.mark):
-        raise not_shared(lock.directory, f"the file {lock.mark.name}")
+    if not _exists(lock.path):
+        raise not_shared(lock.directory, f"the file {lock.path.name}")
 
 
 def close_lock(lock: SaveLock, names: Sequence[str], seal: bytes) -> None:
@@ -153,15 +153,14 @@ def close_lock(lock: SaveLock, names: Sequence[str], seal: bytes) -> None:
     over.
     """
     store, end = store_of(lock.directory), _next(lock)
-    told = {"turn": uuid.uuid4().hex, "staged": list(names)}
+    fields = {"turn": uuid.uuid4().hex, "staged": list(names)}
     try:
-        is_ours = _create(end.directory, end.number, told)
+        is_ours = _create(end.directory, end.number, fields)
         if is_ours:
             is_named = _exists(lock.directory / names[-1])
-            if _exists(_next(end).mark) or (is_named and store.read(lock.directory / names[-2]) != seal):
-                store.remove(
-                    end.mark
-                )  # it was free because another save had ended, and its lock files were being removed
+            if _exists(_next(end).path) or (is_named and store.read(lock.directory / names[-2]) != seal):
+                # It was free because another save had ended, and its lock files were being removed.
+                store.remove(end.path)
                 is_ours = False
             else:
                 _give_names(lock, names)
@@ -269,8 +268,8 @@ def _last_lock_file(directory: Location) -> _LockFile | None:
 def _read_lock_file(directory: Location, number: int) -> _LockFile:
     path = _lock_path(directory, number)
     try:
-        told = json.loads(store_of(path).read(path) or b"{}")
-        staged = told.get("staged")
+        content = json.loads(store_of(path).read(path) or b"{}")
+        staged = content.get("staged")
         return _LockFile(number, None if staged is None else tuple(map(str, staged)))
     except FileNotFoundError:  # its checkpoint has come to be
         return _LockFile(number, None)
@@ -317,7 +316,7 @@ def _not_ended(end: SaveLock, raised: OSError | Error) -> BaseException:
     """The error for an end that came to be or not, and whose checkpoint is not there."""
     doing = f"saving checkpoint {end.directory}"
     with suppress(OSError, Error):
-        if not _exists(end.mark):
+        if not _exists(end.path):
             return as_checkpoint_error(doing, raised)
     return CheckpointPathError(
         f"{doing}: all of it is written, but its files could not be given their names ({raised}); the next load or "

@@ -72,7 +72,7 @@ class FileSystemWriterAsync(FileSystemWriter):
         self.checkpoint_dir = path
         self.write_buckets: Items = []
         self._file = ""
-        self._told: Path | None = None
+        self._listing: Path | None = None
         """The file in which the function that writes lists what it has written."""
 
     def prepare_write_data(self, plan: SavePlan, planner: SavePlanner) -> None:
@@ -97,7 +97,7 @@ class FileSystemWriterAsync(FileSystemWriter):
             return None, None, []
         descriptor, name = tempfile.mkstemp(prefix="written-", suffix=".json")
         os.close(descriptor)
-        self._told = Path(name)
+        self._listing = Path(name)
         return write_items, None, [group_rank(), self.write_buckets, os.fspath(self.checkpoint_dir), self._file, name]
 
     def retrieve_write_results(self) -> list[WriteResult]:
@@ -106,11 +106,11 @@ class FileSystemWriterAsync(FileSystemWriter):
 
     def take_rows(self) -> list[Row]:
         """The same as JSON, once."""
-        told, self._told, self.write_buckets = self._told, None, []
-        if told is None:
+        listing, self._listing, self.write_buckets = self._listing, None, []
+        if listing is None:
             return []
-        text = told.read_text()
-        told.unlink()
+        text = listing.read_text()
+        listing.unlink()
         if not text:
             raise CheckpointingException(
                 f"saving checkpoint {self.checkpoint_dir}: the write function has returned nothing, expected it to "

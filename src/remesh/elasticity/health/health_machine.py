@@ -110,14 +110,14 @@ class HealthMachine:
         return out
 
     def _judge(self, view: HealthView, plan: Generation) -> list[Instruction]:
-        told = [RankStack.from_json(one) for stacks in view.stacks.values() for one in stacks]
-        known = {one.rank for one in told}
+        reported = [RankStack.from_json(one) for stacks in view.stacks.values() for one in stacks]
+        known = {one.rank for one in reported}
         silent = [
             RankStack(member.rank, member.node, member.slot, -1, "", "", "")
             for member in plan.members
             if member.rank not in known
         ]
-        stacks = sorted([*told, *silent], key=lambda one: one.rank)
+        stacks = sorted([*reported, *silent], key=lambda one: one.rank)
         verdict = decide_culprits(stacks)
         report = format_report(verdict, stacks)
         culprits = [[one.node, one.slot] for one in verdict.culprits]

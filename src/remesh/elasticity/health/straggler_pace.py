@@ -44,7 +44,7 @@ class PaceJudge:
     rules: StragglerRules
     _since_step: dict[int, int] = field(default_factory=dict)
     """Rank -> step at which it was first found slow, without a break since."""
-    _has_told: bool = False
+    _has_reported: bool = False
 
     @property
     def is_on(self) -> bool:
@@ -54,7 +54,7 @@ class PaceJudge:
     def begin(self) -> None:
         """A new generation runs, and ranks may be others."""
         self._since_step.clear()
-        self._has_told = False
+        self._has_reported = False
 
     def compare(self, paces: Mapping[int, Pace]) -> SlowRank | None:
         """The slow rank to report now, if there is one."""
@@ -70,9 +70,9 @@ class PaceJudge:
                 found[rank] = (since, busy_s[at] / median_s, median_s)
         self._since_step = {rank: since for rank, (since, _, _) in found.items()}
         late = [rank for rank, (since, _, _) in found.items() if paces[rank].step - since >= self.rules.num_steps]
-        if not late or self._has_told:
+        if not late or self._has_reported:
             return None
-        self._has_told = True
+        self._has_reported = True
         slowest = max(late, key=lambda rank: (found[rank][1], -rank))
         since, ratio, median_s = found[slowest]
         reason = (

@@ -90,8 +90,8 @@ def decide_culprits(stacks: Sequence[RankStack]) -> HangVerdict:
     where = f"{ahead[0].collective} after step {furthest}"
     if not culprits:
         return HangVerdict((), f"all {len(stacks)} ranks wait in {where}: the network does not carry")
-    told = "; ".join(_describe(one) for one in culprits)
-    return HangVerdict(tuple(culprits), f"{_ranks(ahead)} waits in {where}, which did not enter: {told}")
+    described = "; ".join(_describe(one) for one in culprits)
+    return HangVerdict(tuple(culprits), f"{_ranks(ahead)} waits in {where}, which did not enter: {described}")
 
 
 def format_report(verdict: HangVerdict, stacks: Sequence[RankStack]) -> str:

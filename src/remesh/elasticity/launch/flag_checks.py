@@ -79,7 +79,7 @@ def wait_for_names(endpoints: Sequence[str], patience_s: float, tell: Callable[[
 
     The name of a pod may be known a little after others look for it.
     """
-    told = not endpoints
+    is_reported = not endpoints
     deadline_s = time.monotonic() + patience_s
     while endpoints:
         errors = []
@@ -94,8 +94,8 @@ def wait_for_names(endpoints: Sequence[str], patience_s: float, tell: Callable[[
                 f"joining the other nodes: this machine could not look up the host of {', '.join(errors)}, for "
                 f"{patience_s:g} s; correct --rdzv-endpoint (or --master-addr), or give an address"
             )
-        if not told:
-            told = True
+        if not is_reported:
+            is_reported = True
             tell(f"cannot look up the host of {', '.join(errors)}; trying again for {patience_s:g} s")
         time.sleep(min(_LOOK_UP_POLL_S, max(0.0, deadline_s - time.monotonic())))
 

@@ -54,7 +54,7 @@ from remesh.wire.token import Token
 
 _ENDED = "remesh/ended"
 _FAILURES = "remesh/failures/"
-_HEARD = "remesh/heard"
+_NUM_INFORMED = "remesh/heard"
 _ORDER = "remesh/order"
 FAREWELL_GRACE_S = 15.0
 """How long an agent whose workers failed for good waits until the others know, for it may host their store.
@@ -165,8 +165,8 @@ class SharedEnd(ForwardingRendezvous):
             values = json.dumps([replace(failure, order=order).to_json() for failure in failures])
             store.set(f"{_FAILURES}{self._round.rank}", values)
             store.set(_ENDED, "yes")
-            store.add(_HEARD, 1)
-            while store.add(_HEARD, 0) < self._round.world_size and time.monotonic() < deadline_s:
+            store.add(_NUM_INFORMED, 1)
+            while store.add(_NUM_INFORMED, 0) < self._round.world_size and time.monotonic() < deadline_s:
                 time.sleep(_POLL_S)
 
     def failures(self) -> list[WorkerFailure]:
@@ -185,7 +185,7 @@ class SharedEnd(ForwardingRendezvous):
             return
         known = self.failures()
         with contextlib.suppress(*_STORE_GONE):
-            self._round.store.add(_HEARD, 1)  # its host may go now
+            self._round.store.add(_NUM_INFORMED, 1)  # its host may go now
         raise EndedElsewhereError(known)
 
 

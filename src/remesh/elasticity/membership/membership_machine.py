@@ -274,8 +274,8 @@ class AgentMachine:
             is_new = now_s - self._in_phase.since_s > QUIET_TIMEOUT_S and self._in_phase.first(
                 Deed.TELL_WAITING, decision.reason
             )
-            told = [Note("waiting", {"generation": meeting.number, "reason": decision.reason})] if is_new else []
-            return [*told, *self._in_phase.probe(decision.absent, now_s)]
+            notes = [Note("waiting", {"generation": meeting.number, "reason": decision.reason})] if is_new else []
+            return [*notes, *self._in_phase.probe(decision.absent, now_s)]
         if isinstance(decision, GiveUp):
             return [Publish("end", {"ok": False, "text": decision.reason, "category": decision.category.value})]
         return [meeting.propose(decision)] if self._in_phase.first(Deed.PROPOSE) else []
@@ -523,8 +523,8 @@ class AgentMachine:
         return [Publish(f"gen/{self.generation.number}/broken", {"text": shortened(text)}), *wake]
 
     def _end_of_worker(self, slot: int, text: str, category: Category = Category.WORKER) -> Publish:
-        told = shortened(text)
-        end = {"ok": False, "text": told, "category": category.value, "node": self.index, "slot": slot}
+        short = shortened(text)
+        end = {"ok": False, "text": short, "category": category.value, "node": self.index, "slot": slot}
         return Publish("end", end)
 
     def _was_placed(self, slot: int) -> bool:

@@ -112,19 +112,19 @@ class Generation:
     def _as_json(self) -> dict[str, Any]:
         # Not asdict: it copies every number of every member by itself.
         members = {key: [_member_json(one) for one in getattr(self, key)] for key in ("members", "standby")}
-        told = {"place": self.place.to_json(), "bases": [base.to_json() for base in self.bases], **members}
-        return {each.name: getattr(self, each.name) for each in fields(self)} | told
+        nested = {"place": self.place.to_json(), "bases": [base.to_json() for base in self.bases], **members}
+        return {each.name: getattr(self, each.name) for each in fields(self)} | nested
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Generation:
-        told = dict(value)
-        told["members"] = tuple(MeshMember(**member) for member in value["members"])
-        told["standby"] = tuple(MeshMember(**member) for member in value["standby"])
-        told["resting"] = tuple((int(node), int(pid)) for node, pid in value["resting"])
-        told["place"] = Place(**value["place"])
-        told["bases"] = tuple(Base.from_json(base) for base in value["bases"])
-        told["hosts"] = {int(index): name for index, name in value["hosts"].items()}
-        return cls(**told)
+        fields = dict(value)
+        fields["members"] = tuple(MeshMember(**member) for member in value["members"])
+        fields["standby"] = tuple(MeshMember(**member) for member in value["standby"])
+        fields["resting"] = tuple((int(node), int(pid)) for node, pid in value["resting"])
+        fields["place"] = Place(**value["place"])
+        fields["bases"] = tuple(Base.from_json(base) for base in value["bases"])
+        fields["hosts"] = {int(index): name for index, name in value["hosts"].items()}
+        return cls(**fields)
 
     @cached_property
     def nodes(self) -> frozenset[int]:

@@ -27,7 +27,7 @@ from remesh.foundation.exit_codes import ExitCode
 from remesh.groups.blame import is_network_text
 
 _SIGTERM = 15
-_MOST_TOLD = 4000
+_MAX_TEXT_CHARS = 4000
 """Characters of a text that are sent to others. Errors of programs have texts of any length."""
 MOST_TRACED = 100_000
 """The same of a traceback."""
@@ -129,7 +129,7 @@ class WorkerFailure:
         return self.exit_code == -_SIGTERM or is_network_text(self.traceback)
 
 
-def shortened(text: str, most: int = _MOST_TOLD) -> str:
+def shortened(text: str, most: int = _MAX_TEXT_CHARS) -> str:
     """A text as it is sent to others: a store refuses very long values, and a sender that repeats one loses it.
 
     >>> shortened("abcdefgh", 4)

@@ -113,7 +113,7 @@ class Agent:
         self._handle_signals()
         self._perform(self._machine.start(time.monotonic()))
         while self._outcome is None:
-            self._hear_workers()
+            self._take_reports()
             self._poll_processes()
             self._start_workers()
             if not self._store.is_lost:
@@ -146,7 +146,7 @@ class Agent:
                 case do.KillWorker(slot, reason):
                     self._kill_worker(slot, reason)
                 case do.Tell(slot, message):
-                    self._tell(slot, message)
+                    self._send(slot, message)
                 case do.Probe(indices):
                     with self._store.requests():
                         self._feed(self._store.probe(indices))
@@ -189,7 +189,7 @@ class Agent:
         self._log.write("kill-worker", slot=slot, reason=reason)
         self._processes.kill(slot)
 
-    def _hear_workers(self) -> None:
+    def _take_reports(self) -> None:
         for heard in self._board.wait(self._machine.look_again_s(time.monotonic())):
             match heard:
                 case SnapshotOffer():
@@ -216,7 +216,7 @@ class Agent:
             if ended.code and self._machine.is_cause(ended.slot):
                 self._traceback = ended.traceback
 
-    def _tell(self, slot: int, message: Mapping[str, Any]) -> None:
+    def _send(self, slot: int, message: Mapping[str, Any]) -> None:
         if slot in self._board:
             extra = self._network_for(int(message["rank"])) if message["type"] == "meet" else {}
             self._board.send(slot, {**message, **extra})

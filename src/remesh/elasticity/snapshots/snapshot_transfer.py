@@ -47,11 +47,11 @@ def send_parcel(line: Line, generation: int, rank: int, data: memoryview) -> Non
     body = data[HEADER_BYTES:]
     parcel = Parcel(generation, rank, len(data), crc32(body, crc32(head)))
     line.send({"type": "parcel", **asdict(parcel)})
-    if _hear(line) != "come":
+    if _receive_type(line) != "come":
         raise ConnectionRefusedError(f"the host that stores it has no memory for {parcel.nbytes} bytes")
     line.send_payload(memoryview(head))
     line.send_payload(body)
-    if _hear(line) != "kept":
+    if _receive_type(line) != "kept":
         raise ConnectionAbortedError("it was damaged on the way")
 
 
@@ -61,17 +61,17 @@ def receive_parcel(line: Line, make_room: Callable[[Parcel], memoryview | None])
     Not when there is no room for it, which is reported to the sender. PeerError or FormatError when the sender has no
     proof or sends nonsense, OSError when it is slow or gone. The caller answers `report_kept`.
     """
-    told = line.receive()
-    if told is None:
+    message = line.receive()
+    if message is None:
         return False
     try:
-        kind = told.pop("type")
-        parcel = Parcel(**told)
-        is_parcel = kind == "parcel" and all(type(value) is int for value in told.values())
+        kind = message.pop("type")
+        parcel = Parcel(**message)
+        is_parcel = kind == "parcel" and all(type(value) is int for value in message.values())
     except TypeError:
         is_parcel = False
     if not is_parcel:
-        raise PeerError(f"taking a snapshot: found {str(told)[:80]}, expected a parcel")
+        raise PeerError(f"taking a snapshot: found {str(message)[:80]}, expected a parcel")
     room = make_room(parcel)
     line.send({"type": "come" if room is not None else "no-room"})
     if room is None:
@@ -85,7 +85,7 @@ def report_kept(line: Line) -> None:
     line.send({"type": "kept"})
 
 
-def _hear(line: Line) -> str:
+def _receive_type(line: Line) -> str:
     answer = line.receive()
     if answer is None:
         raise ConnectionResetError("its keeper hung up")

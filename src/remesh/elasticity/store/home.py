@@ -386,11 +386,11 @@ class StoreHome:
 
     def read_moved(self, store: JobStore) -> tuple[Place, str] | None:
         """The place and endpoint of the store to which the job has moved, if it left this one."""
-        told = store.get(_MOVED)
-        if told is None:
+        moved_to = store.get(_MOVED)
+        if moved_to is None:
             return None
-        place = Place(**told["place"])
-        return (place, str(told["endpoint"])) if place > self.place else None
+        place = Place(**moved_to["place"])
+        return (place, str(moved_to["endpoint"])) if place > self.place else None
 
     def _tell_stragglers(self, me: MovingNode) -> None:
         """Keep writing the endpoint to the stores of earlier places, if this agent hosts the current one."""

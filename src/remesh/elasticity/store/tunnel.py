@@ -38,7 +38,7 @@ LINGER_GRACE_S = 5.0
 """How long what was written may take to go out after the other side has ended."""
 _MAX_NOTES = 100
 # In TLS 1.3 a caller does not hear whether its certificate was taken; asyncio does not send the alert that would tell.
-_SAID_NOTHING = ConnectionError("the peer closed the connection without an error; it may have refused this certificate")
+_NO_REASON = ConnectionError("the peer closed the connection without an error; it may have refused this certificate")
 _Result = TypeVar("_Result")
 
 
@@ -188,7 +188,7 @@ class Tunnels:
             connecting = asyncio.open_connection(host, port, ssl=self._client_context, server_hostname="")
             outside = self._keep(_TunnelStream(*await asyncio.wait_for(connecting, HANDSHAKE_TIMEOUT_S)))
             if not await self._carry(inside, outside):
-                self._note(doing, _SAID_NOTHING)
+                self._note(doing, _NO_REASON)
         except OSError as error:
             self._note(doing, error)
         finally:
@@ -196,7 +196,7 @@ class Tunnels:
 
     def _note(self, doing: str, error: OSError) -> None:
         """Each refusal once in a while, however often it is repeated; a caller who only looked is none."""
-        if error is not _SAID_NOTHING and isinstance(error, (ConnectionError, ssl.SSLEOFError)):
+        if error is not _NO_REASON and isinstance(error, (ConnectionError, ssl.SSLEOFError)):
             return
         note = Refusal(doing, str(error) or f"no TLS handshake within {HANDSHAKE_TIMEOUT_S:g} s")
         now_s = time.monotonic()

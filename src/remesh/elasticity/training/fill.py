@@ -106,7 +106,7 @@ def fill_state(state: CarriedState, offers: Offers, host_of: Mapping[int, str], 
     """Fill ``state`` on all ranks alike; every rank of the default group calls it, and blocks on the others."""
     # By windows nothing is made before it is known what moves.
     held = offers.held if rules.window_bytes is None else None
-    find, tell = partial(_find_own, state, held), partial(_tell, offers, state, rules)
+    find, tell = partial(_find_own, state, held), partial(_describe_rank, offers, state, rules)
     met = step_together(find, None, DOING, tell=tell, translate=report_lack_of_memory)
     everywhere = met.told
     _check_same_call([each["carries"] for each in everywhere])
@@ -274,7 +274,7 @@ def _check_same_call(told: Sequence[Mapping[str, Any]]) -> None:
         )
 
 
-def _tell(
+def _describe_rank(
     offers: Offers, state: CarriedState, rules: FillRules, own: Sequence[tuple[Piece, Piece]] | None
 ) -> dict[str, Any]:
     """The description of the state that this rank can give, for the others."""
