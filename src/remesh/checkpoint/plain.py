@@ -259,7 +259,7 @@ def load_chosen(
     allow_unsafe_types: bool = False,
     before_filling: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """As `load`, of the state that ``choose`` makes once the checkpoint is open: who asks for what is stored only.
+    """As `load`, of a state that ``choose`` makes from the open checkpoint; for callers that want only what is stored.
 
     ``choose`` calls no other rank; what it raises all ranks raise. ``before_filling`` is called when all have planned
     their reads, and tensors begin to change.

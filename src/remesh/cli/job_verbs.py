@@ -68,7 +68,7 @@ def checkpoint_job(job: str, stop: bool) -> None:
         + (f"; attempt {answer['attempts']}" if answer["attempts"] > 1 else "")
     )
     click.echo("caught: " + ", ".join(f"{count} {what}" for what, count in answer["caught"].items()))
-    # Not always in the folder that was named: one that was copied while its job ran speaks to the same job.
+    # Not always in the folder that was named: a folder that was copied while its job ran leads to the same job.
     click.echo(f"in {answer['folder']}")
 
 

@@ -9,7 +9,7 @@ One gather, in steps:
    that raised before the collective would leave the others waiting in it.
 2. Every rank receives the heads of all: the length of the envelope, and the envelope when it is short. Most gathers end
    here. Over gloo heads go through a tree (`tree`), elsewhere they are a collective.
-3. If one is longer, everyone knows it from the heads, and a collective carries all of them in full, padded to the
+3. If one is longer, all ranks know it from the heads, and a collective carries all of them in full, padded to the
    longest. Sizes beyond the limit are refused by all ranks, from the same heads.
 4. If an envelope holds an error, every rank raises that of the lowest failing rank.
 5. An envelope also carries what its rank is doing. Ranks that are in different calls meet in the same gather, and would
@@ -77,7 +77,7 @@ class Together(Generic[T]):
 
 
 def check_group(group: object) -> None:
-    """Raise `OptionError` for what is no group; what torch gives to those who are no members, a number, passes."""
+    """Raise `OptionError` for what is no group; what torch gives to processes that are no members, a number, passes."""
     doing = "taking part in a collective"
     members = dist.group.WORLD if group is None else group
     if members is None or members == dist.GroupMember.NON_GROUP_MEMBER:
@@ -88,7 +88,7 @@ def check_group(group: object) -> None:
         raise ConfigError(f"{doing}: the group was destroyed, expected one that is there; make another one")
     if "fake" in backends_of(members).values():
         raise ConfigError(
-            f"{doing}: the backend of the group is 'fake', which carries no message to anybody, expected gloo or NCCL"
+            f"{doing}: the backend of the group is 'fake', which carries no messages, expected gloo or NCCL"
         )
 
 

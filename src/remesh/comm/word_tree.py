@@ -78,7 +78,7 @@ def gather_words(word: bytes, most_bytes: int, group: dist.ProcessGroup | None) 
 def _place_in(group: dist.ProcessGroup | None) -> tuple[int, int]:
     """This rank in a group, and how many there are; torch itself would look for it in the default group first."""
     members = group or dist.group.WORLD
-    assert members is not None, "who calls others has a group"
+    assert members is not None, "a rank that has peers has a group"
     return members.rank(), members.size()
 
 

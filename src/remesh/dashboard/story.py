@@ -59,7 +59,7 @@ class WorkerStory:
     step: int | None = None
     """Newest step that it reported."""
     seen_s: float = 0.0
-    """When it last said anything, seconds since the epoch."""
+    """When its last event was logged, seconds since the epoch."""
 
 
 @dataclass(slots=True)
@@ -217,7 +217,7 @@ class Story:
         self.state = "running"
         self.generations.append(GenerationStory(number, axes, len(members), step, _text(event.get("reason", "")), at_s))
         for key, worker in self.workers.items():
-            # Who is neither a member nor stands by did not come to the meeting.
+            # A worker that is neither a member nor on standby did not come to the meeting.
             worker.state = "standby" if key in standby else "gone"
             worker.rank, worker.coordinates = None, {}
         for key, rank, slot in members:

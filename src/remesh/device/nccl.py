@@ -84,7 +84,7 @@ def agree_on_members(store: dist.Store, rank: int, world_size: int, mine: NcclMe
         verdict = store.get(verdict_key).decode()
     except RuntimeError as raised:
         raise PeerError(
-            f"talking over NCCL: rank {rank} of {world_size} heard nothing of the others for "
+            f"talking over NCCL: rank {rank} of {world_size} received nothing from the others for "
             f"{timeout.total_seconds():.0f} s, expected all of them; see what became of them, and meet again"
         ) from raised
     if verdict:

@@ -80,10 +80,10 @@ def run_apart(act: Callable[[], object]) -> None:
 
 
 class StreamOrder:
-    """The order on devices of those who write some memory and those who read it.
+    """The order on devices of the threads that write some memory and those that read it.
 
-    Who reads and who writes takes turns on the host besides: this is about work that is still queued. Not locked; to be
-    called under the lock that keeps the turns.
+    On the host a lock keeps readers and writers apart; this is about work that is still queued. Not locked itself: to
+    be called under that lock.
     """
 
     def __init__(

@@ -38,8 +38,8 @@ _IDLE_S = 1.0
 class PooledExecutor(Executor):
     """Does at most ``limit`` tasks at once, begun in the order of their submission, on threads of the process's pool.
 
-    There is nothing to close; leaving it as a context manager waits for its tasks. A task cannot be cancelled: who has
-    been given its future can count on it.
+    There is nothing to close; leaving it as a context manager waits for its tasks. A task cannot be cancelled: the
+    holder of its future can count on it.
     """
 
     def __init__(self, limit: int, what: str) -> None:
@@ -143,7 +143,7 @@ class _Pool:
             self._start()
 
     def close(self) -> None:
-        """Wait until nothing is under way; whatever comes later is done by who brings it."""
+        """Wait until nothing is under way; a task that comes later is done by the thread that submits it."""
         with self._done:
             self._done.wait_for(lambda: not self._num_under_way)
             self._is_closed = True

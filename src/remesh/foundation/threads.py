@@ -1,4 +1,4 @@
-"""Threads of this process that are ours: the one place that makes them.
+"""Threads that Remesh starts in this process: the one place that makes them.
 
 `make_thread` gives each a name, ``remesh-<what>``, and lets it take no signal. A program blocks a signal in its own
 threads to wait for it (``sigwait``, a signalfd); a thread of Remesh that does not block it would take it, and the

@@ -64,7 +64,8 @@ def missing_names() -> list[str]:
 
 
 def check_members(home: str) -> None:
-    """Raise `ConfigError` for what this torch lacks of a class that is slow to load. Called by who uses that."""
+    """Raise `ConfigError` for what this torch lacks of a class that is slow to load. Called by the code that uses the
+    class."""
     _refuse_missing(_members_of(home))
 
 

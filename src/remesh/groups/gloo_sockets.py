@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 Socket = tuple[int, int]
-"""Descriptor and inode, so that a descriptor that was used again since is told apart."""
+"""Descriptor and inode, so that a descriptor that was used again since is recognized."""
 
 _LOOP_NAMES = ("gloo_tcp_loop", "gloo_tls_loop")
 _WATCHED = re.compile(r"^tfd:\s+(\d+)", re.MULTILINE)
@@ -88,7 +88,8 @@ def descriptors_of_loops() -> frozenset[int]:
 
 
 def cut_connections(sockets: Iterable[Socket]) -> None:
-    """Make every operation on them end with an error; those that listen stay, and what took a descriptor since."""
+    """Make every operation on them end with an error; those that listen are left alone, and what took a descriptor
+    since."""
     for descriptor, _ in open_sockets().intersection(sockets):
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as alias:
             # gloo aborts the process when accept() on its listening socket fails.

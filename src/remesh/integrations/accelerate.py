@@ -34,7 +34,7 @@ from remesh.integrations.random_numbers import random_rows, rows_to_load, take_r
 
 check_host("accelerate", (1, 10))
 
-from accelerate import Accelerator, DistributedType  # noqa: E402 - what is missing is said first
+from accelerate import Accelerator, DistributedType  # noqa: E402 - what is missing is reported first
 
 _FOREIGN = {
     DistributedType.DEEPSPEED: "DeepSpeed",

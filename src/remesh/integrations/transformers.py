@@ -36,7 +36,7 @@ from remesh.integrations.random_numbers import random_rows, rows_to_load, take_r
 
 check_host("transformers", (5, 0))
 
-from transformers import Trainer  # noqa: E402 - what is missing is said first
+from transformers import Trainer  # noqa: E402 - what is missing is reported first
 from transformers.trainer import TRAINER_STATE_NAME  # noqa: E402
 from transformers.trainer_callback import ExportableState  # noqa: E402
 

@@ -39,7 +39,7 @@ from remesh.resharding import Resharder
 
 check_host("verl", (0, 9))
 
-import ray  # noqa: E402 - what is missing is said first
+import ray  # noqa: E402 - what is missing is reported first
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry  # noqa: E402
 
 _UPDATING = "updating the weights of rollout workers"
@@ -133,7 +133,7 @@ class RemeshCheckpointEngine(CheckpointEngine):
         """Behind an error, meet the others as a new member: in a new group."""
         try:
             yield
-        except BaseException:  # also when those who take the tensors have failed
+        except BaseException:  # also when the engines that take the tensors have failed
             self._own_name = uuid.uuid4().hex
             raise
 

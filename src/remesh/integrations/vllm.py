@@ -35,7 +35,7 @@ from remesh.resharding import Resharder
 
 check_host("vllm", (0, 33))
 
-from vllm.distributed.weight_transfer.base import (  # noqa: E402 - what is missing is said first
+from vllm.distributed.weight_transfer.base import (  # noqa: E402 - what is missing is reported first
     TrainerInitInfo,
     TrainerWeightTransferEngine,
     WeightTransferEngine,

@@ -1,4 +1,4 @@
-"""Listening sockets: one that is bound to an address, and a probe whether anybody listens at another.
+"""Listening sockets: one that is bound to an address, and a probe whether a process listens at another.
 
 A probe asks nothing of a process that listens. *Refused* is to prove that there is none any more: the kernel of a host
 resets a connection to a port that no process has. A firewall that rejects connections answers by ICMP, which proves

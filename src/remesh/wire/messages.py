@@ -6,7 +6,8 @@
     frames                         <──>     frames
 
     frame    length of the body (4 bytes, big endian), proof (32 bytes), body: a JSON object
-    proof    HMAC-SHA256 of who speaks, the frame's number and its body, under a key that follows from token and nonce
+    proof    HMAC-SHA256 of the sender's role, the frame's number and its body, under a key that follows from token and
+    nonce
 
 The token never crosses the network. A frame fits in one place of one connection: no frame can be replayed, changed,
 left out or reflected to its sender. What arrives is data: it is read once its proof fits, nothing is unpickled, and
@@ -96,7 +97,7 @@ class Conversation:
         return self._pack(body)
 
     def feed(self, data: bytes) -> list[Message]:
-        """Messages that are complete now; `FormatError` for what is none, or not of one who knows the token."""
+        """Messages that are complete now; `FormatError` for what is none, or not of a sender that knows the token."""
         self.add(data)
         found = []
         while (message := self.take()) is not None:

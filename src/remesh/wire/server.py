@@ -22,7 +22,7 @@ from remesh.wire.token import Token
 _PROOF_TIMEOUT_S = timeout_s(20.0)
 """For a caller to show that it knows the token."""
 MAX_STRANGERS = 64
-"""Callers who have not shown it yet; more wait in the kernel's queue until some have, or are hung up on."""
+"""Callers that have not shown it yet; more wait in the kernel's queue until some have, or are hung up on."""
 _SEND_LIMIT_BYTES = 64 << 20
 """A caller that lets this much pile up does not read any more."""
 _READ_BYTES = 1 << 18
@@ -113,7 +113,7 @@ class Server:
         self._flush(caller)
 
     def close(self) -> None:
-        """Hang up on everybody."""
+        """Close all connections."""
         for caller in list(self.callers.values()):
             self._flush(caller)
             self.drop(caller)
@@ -173,7 +173,7 @@ class Server:
             while caller.socket in self.callers and (message := caller.conversation.take()) is not None:
                 self._on_message(caller, message)
         except (Error, KeyError, TypeError, ValueError) as error:
-            who = "a caller" if caller.is_known else "a stranger, who was turned away"
+            who = "a caller" if caller.is_known else "a caller without the token, turned away"
             self._hang_up(caller, f"{who}: {type(error).__name__}: {error}")
 
     def _flush(self, caller: Peer) -> None:

@@ -81,7 +81,7 @@ class StagingBuffers:
         self._used_bytes = 0
 
     def __deepcopy__(self, memo: object) -> StagingBuffers:
-        """A new one with the same options, for a copy of who keeps it."""
+        """A new one with the same options, for a copy of the object that keeps it."""
         return StagingBuffers(self._max_bytes, devices=self._devices)
 
     @property

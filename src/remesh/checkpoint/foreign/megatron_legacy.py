@@ -142,7 +142,7 @@ def read_megatron_legacy(folder: Path, rules: Sequence[tuple[str, HowCut]] = GPT
         merged.add([_tensors_of(of_rank[stage], first_layers, steps, place) for of_rank in parts], place)
     if merged.unknown:
         raise ConfigError(
-            f"reading {place}: no rule covers the cut of {len(merged.unknown)} tensors, expected one for each; give "
+            f"reading {place}: no rule covers how {len(merged.unknown)} tensors are cut, expected one for each; give "
             "read_megatron_legacy rules of your own before GPT_RULES:\n  " + "\n  ".join(merged.unknown)
         )
     if not getattr(args, "untie_embeddings_and_output_weights", False):

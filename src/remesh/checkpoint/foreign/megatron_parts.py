@@ -182,7 +182,7 @@ def _check_names(plan: _Writing) -> None:
     odd = [name for name, count in layers.items() if count != plan.num_layers or name[len(_STACK)].isdigit()]
     if unknown or odd:
         raise ConfigError(
-            f"writing {source.directory} for Megatron: no rule covers the cut of {len(unknown) + len(odd)} tensors, "
+            f"writing {source.directory} for Megatron: no rule covers how {len(unknown) + len(odd)} tensors are cut, "
             "expected one for each, and layers that are stacked:\n  " + "\n  ".join([*unknown, *odd])
         )
 

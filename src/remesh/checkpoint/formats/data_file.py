@@ -196,7 +196,7 @@ class DataFile:
         hashed.result()
 
     def _check_beside(self, act: Callable[[memoryview], None], content: memoryview) -> Future[None]:
-        """Give a thread a sum to compute; who gives it waits for it before the next of its kind."""
+        """Give a thread a sum to compute; the caller waits for it before the next of its kind."""
         self._checks = [one for one in self._checks if not one.done()]
         self._checks.append(_CHECKS.submit(act, content))
         return self._checks[-1]

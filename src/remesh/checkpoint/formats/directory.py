@@ -282,7 +282,7 @@ def _marker_in(directory: Location) -> bytes | None:
         try:
             if finish_ended(directory):
                 return store.read(path)
-        except OSError as raised:  # who may not write waits until another one looks
+        except OSError as raised:  # a process that may not write waits until another one looks
             if not isinstance(raised, PermissionError) and raised.errno != errno.EROFS:
                 raise
     return None

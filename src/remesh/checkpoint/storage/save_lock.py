@@ -94,7 +94,7 @@ def lock_staged_in_folder(name: str) -> int | None:
 
 
 def take_lock(directory: Location) -> SaveLock:
-    """Take the lock of the directory, which is ours until another save takes over. Called by one rank.
+    """Take the lock of the directory, which this save has until another one takes over. Called by one rank.
 
     A save that had come to its end and died is completed. Raises `CheckpointPathError` when another save has begun in
     the same instant, or ended. The holder must look once more whether a checkpoint is there, and withdraw: lock files

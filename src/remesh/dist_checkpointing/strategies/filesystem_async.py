@@ -120,8 +120,8 @@ class FileSystemWriterAsync(FileSystemWriter):
         return rows
 
 
-def write_items(rank: int, items: Items, directory: str, file: str, told: str) -> None:
-    """Write the file of a rank durably, and then, into the file ``told``, what lies where."""
+def write_items(rank: int, items: Items, directory: str, file: str, listing: str) -> None:
+    """Write the file of a rank durably, and then, into the file ``listing``, what lies where."""
     with as_checkpoint_errors(f"saving checkpoint {directory}"):
         blobs = [value for _, value in items if isinstance(value, bytes)]
         tensors = [value for _, value in items if isinstance(value, torch.Tensor)]
@@ -131,7 +131,7 @@ def write_items(rank: int, items: Items, directory: str, file: str, told: str) -
             num_bytes = len(value) if isinstance(value, bytes) else value.nbytes
             offset = None if index.offset is None else list(index.offset)
             rows.append([index.fqn, offset, index.index, num_bytes, file, *place])
-        Path(told).write_text(json.dumps(rows))
+        Path(listing).write_text(json.dumps(rows))
 
 
 def result_of(row: Row) -> WriteResult:

@@ -115,7 +115,7 @@ class FullyParallelSaveStrategyWrapper(_Sharing[SaveShardedStrategy], AsyncSaveS
         return self.base_strategy.check_can_save(sharded_state_dict)
 
     def save(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: Directory, **options: Any) -> None:
-        """Share out the writing, then save. Marks in ``replica_id`` of the caller's tensors who writes."""
+        """Share out the writing, then save. Marks in ``replica_id`` of the caller's tensors which rank writes."""
         self.apply_saving_parallelization(sharded_state_dict)
         self.base_strategy.save(sharded_state_dict, checkpoint_dir, **options)
 

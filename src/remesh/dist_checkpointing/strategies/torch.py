@@ -169,21 +169,21 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
 
 def _settling(written: Callable[[], Sequence[Any]], under_way: SaveUnderWay, group: Group) -> Settling:
     """What writes the index of a background save, and closes its lock if that is the strategy's own."""
-    turn = under_way.lock
+    lock = under_way.lock
 
     def agree() -> Callable[[], None]:
-        agreement = agree_on_index(written, turn.directory, PLANS, group)
+        agreement = agree_on_index(written, lock.directory, PLANS, group)
 
         def keep() -> None:
             PLANS.remember(agreement)
             under_way.sums.update(sums_of(agreement))
 
         settling.add_on_success(keep)
-        return lambda: write_index_of(agreement, turn, group)
+        return lambda: write_index_of(agreement, lock, group)
 
-    settling = Settling(agree, group, f"saving checkpoint {turn.directory}")
+    settling = Settling(agree, group, f"saving checkpoint {lock.directory}")
     if under_way.is_lone:
-        settling.add(partial(commit_native, turn, group))
+        settling.add(partial(commit_native, lock, group))
     return settling
 
 

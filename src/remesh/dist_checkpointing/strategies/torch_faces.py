@@ -226,7 +226,7 @@ def get_async_strategy(async_strategy: str = "mcore", module: str | None = None)
     """The functions of background saves, always those of this package: all by name, or the one of ``module``."""
     if async_strategy not in ("mcore", "nvrx") or (module is not None and module not in _BACKGROUND):
         raise TypeError(
-            f"choosing who saves in the background: found async_strategy {async_strategy!r} and module {module!r}, "
+            f"choosing the writer of background saves: found async_strategy {async_strategy!r} and module {module!r}, "
             f"expected 'mcore' or 'nvrx', and None or one of {', '.join(_BACKGROUND)}"
         )
     return "mcore", dict(_BACKGROUND) if module is None else _BACKGROUND[module]

@@ -31,9 +31,9 @@ NODES_TIMEOUT_S = 10.0
 class _HangDeed(enum.Enum):
     """What an agent does at most once about the hang of a generation, in this order."""
 
-    TELL_STUCK = "say that its workers made no step for too long"
-    TELL_STACKS = "tell where its workers stand"
-    JUDGE = "say who hangs, as the first node"
+    TELL_STUCK = "publish that its workers made no step for too long"
+    TELL_STACKS = "publish the stacks of its workers"
+    JUDGE = "decide which ranks hang, as the first node"
     KILL = "kill those of its workers that hang"
 
 
@@ -49,7 +49,7 @@ class HealthView:
 
 @dataclass
 class HealthMachine:
-    """One agent's part in naming who hangs."""
+    """One agent's part in finding the ranks that hang."""
 
     index: int
     hang_timeout_s: float

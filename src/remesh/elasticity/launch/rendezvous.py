@@ -1,7 +1,7 @@
 """Rendezvous of a restart-mode job's agents: torch's, on c10d, etcd, or fixed ranks, with admission by token.
 
 Admission: an agent first compares the job's card (:mod:`remesh.elasticity.store.admission`), signed with the job's
-token. The rendezvous state itself is signed too, and checked before torch unpickles it, so that a stranger who reaches
+token. The rendezvous state itself is signed too, and checked before torch unpickles it, so that a stranger that reaches
 the store cannot make an agent run code. Fixed ranks (static) and backends of other packages have no such check.
 """
 

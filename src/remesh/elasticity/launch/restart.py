@@ -158,7 +158,7 @@ class SharedEnd(ForwardingRendezvous):
         if self._round is None:
             return
         store, deadline_s = self._round.store, time.monotonic() + FAREWELL_GRACE_S
-        # Who hosts the store may have failed as well, and be gone: that is no cause.
+        # The host of the store may have failed as well, and be gone: that is no cause.
         with contextlib.suppress(*_STORE_GONE):
             # The store counts, for clocks of hosts differ.
             order = int(store.add(_ORDER, 1))

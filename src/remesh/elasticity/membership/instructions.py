@@ -18,7 +18,7 @@ from remesh.elasticity.model.outcome import Category, Outcome
 
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
-    """A worker has called in and is in no generation."""
+    """A worker has connected and is in no generation."""
 
     report: WorkerReport
 
@@ -109,7 +109,8 @@ class StoreView:
     """Generation ``latest``."""
     nodes: Mapping[int, NodeInfo]
     here: Mapping[int, tuple[WorkerReport, ...]]
-    """Who has come to the meeting for generation ``latest + 1``: all for its leader, else the leader and oneself."""
+    """Workers at the meeting for generation ``latest + 1``: of all nodes for its leader, else the leader's and its
+    own."""
     pause: str | None
     """Why generation ``latest`` is to pause."""
     broken: str | None

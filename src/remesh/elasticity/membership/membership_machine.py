@@ -304,7 +304,7 @@ class AgentMachine:
         out: list[Instruction] = [Note("generation", plan.to_json())]
         if self._view is not None and self._view.place != plan.place:
             # Workers meet in the store where their agent read the plan, and those of other nodes did so in that one.
-            return [*out, *self._break(f"the store moved before {self.name} had heard of generation {plan.number}")]
+            return [*out, *self._break(f"the store moved before {self.name} had read generation {plan.number}")]
         for member in mine:
             worker = self._roster.workers[member.slot]
             if worker.state is not WorkerState.DEAD and self._roster.process_in(member.slot) == member.pid:
@@ -503,7 +503,9 @@ class AgentMachine:
             return [Finish(self._outcome())] if self._in_phase.first(Deed.FINISH) else []
         if now_s - self._in_phase.since_s <= self.rules.exit_timeout_s:
             return []
-        return [KillWorker(slot, "did not end when told to") for slot in alive if self._in_phase.first(Deed.KILL, slot)]
+        return [
+            KillWorker(slot, "did not end when asked to") for slot in alive if self._in_phase.first(Deed.KILL, slot)
+        ]
 
     # --- small helpers ---
 

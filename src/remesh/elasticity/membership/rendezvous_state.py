@@ -58,7 +58,7 @@ class AgentMeeting:
         return Publish(f"gen/{self.number}/here/{self.index}", {"workers": workers}, once=False)
 
     def lead(self) -> Publish:
-        """Propose to lead, in the turn that is on."""
+        """Propose to lead, in the current term."""
         return Publish(f"gen/{self.number}/lead/{self.turn}", {"node": self.index})
 
     def propose(self, plan: Generation) -> Publish:

@@ -45,7 +45,7 @@ class Wants:
     """The agent's own."""
     phase: Phase
     turn: int
-    """Which turn of leading the meeting is on: 0 until a leader is lost."""
+    """The term of leading the meeting: 0 until a leader is lost."""
     is_done: bool
     """Whether the agent answers for the end of a generation whose workers are all done here."""
 
@@ -67,7 +67,7 @@ class StoreReader:
     _num_counted: int = 0
     """Nodes that had taken a number of this store when last looked."""
     _unwritten: set[int] = field(default_factory=set)
-    """Those of them that had not written who they are: they will in a moment, or never."""
+    """Those of them that had not written their address and name: they will in a moment, or never."""
     _done: set[int] = field(default_factory=set)
     """Nodes that are done with the newest generation."""
 

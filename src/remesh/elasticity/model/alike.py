@@ -17,7 +17,7 @@ MISSING = "missing"
 def describe_unlike(told: Sequence[Mapping[str, Any]], who: Callable[[int], str]) -> str | None:
     """In words the first option that not all have alike, and two that differ in it; None where all are alike.
 
-    ``told`` has the options of each by name, ``who`` names one by its place there.
+    ``told`` has the options of each by name, ``who`` returns the name of the rank or node at a place there.
 
     >>> describe_unlike([{"seed": 0}, {"seed": 0}, {"seed": 7}], lambda rank: f"rank {rank}")
     'seed is 0 on rank 0 and 7 on rank 2'

@@ -29,7 +29,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
-    """One store in one turn. Later ones are greater.
+    """The place of a store: a host, and the number of moves before it. Later places are greater.
 
     >>> Place(1, 7) > Place(0, -1)
     True

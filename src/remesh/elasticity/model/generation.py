@@ -94,9 +94,9 @@ class Generation:
     failures: dict[str, int] = field(default_factory=dict)
     """Node name -> how often it died, lost workers or had a slow one left out, in this job so far."""
     resting: tuple[tuple[int, int], ...] = ()
-    """Processes that stand by for being slow: node, and process id there."""
+    """Processes on standby for being slow: node, and process id there."""
     is_behind: bool = False
-    """Whether those who hold state stand before the step that the generation before began with."""
+    """Whether the newest state is of an earlier step than the one that the generation before began with."""
     place: Place = FIRST_PLACE
     """The store in which it was decided."""
     bases: tuple[Base, ...] = ()
@@ -133,7 +133,7 @@ class Generation:
 
     @cached_property
     def first_node(self) -> int:
-        """The node that answers for what concerns all: hearts that stand still, the end."""
+        """The node that acts for all: it watches the heartbeats, and publishes the end."""
         return min(self.hosts)
 
     @cached_property
@@ -142,7 +142,7 @@ class Generation:
         return compute_keepers(self.members, self.standby)
 
     def of_node(self, index: int) -> Sequence[MeshMember]:
-        """The members on a node, those that stand by last."""
+        """The members on a node, those on standby last."""
         return self._by_node.get(index, ())
 
     @cached_property

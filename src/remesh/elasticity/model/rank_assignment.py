@@ -28,7 +28,7 @@ class MeshMember:
     """A worker with a place in the mesh."""
 
     rank: int
-    """World rank in this generation; row-major position in the mesh. -1 for one that stands by."""
+    """World rank in this generation; row-major position in the mesh. -1 for a worker on standby."""
     node: int
     """Index of its node."""
     slot: int

@@ -1,8 +1,8 @@
 """Agent of a node: the shell around :mod:`remesh.elasticity.membership.membership_machine`.
 
 It starts the workers (:mod:`remesh.elasticity.node.processes`, one by one, so that one may die alone), listens to them
-(:mod:`remesh.elasticity.node.switchboard`), speaks to the store (:mod:`remesh.elasticity.node.store_side`), and carries
-out the machine's instructions. It decides nothing itself.
+(:mod:`remesh.elasticity.node.switchboard`), reads and writes the store (:mod:`remesh.elasticity.node.store_side`), and
+carries out the machine's instructions. It decides nothing itself.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class StoreSide:
 
     @property
     def is_lost(self) -> bool:
-        """Whether there is no store to speak to."""
+        """Whether there is no store to write to."""
         return self._lost is not None
 
     @property

@@ -134,7 +134,7 @@ class Switchboard:
             self._server.watch(self._lives[slot])
 
     def __contains__(self, slot: int) -> bool:
-        """Whether the worker in this slot has called in."""
+        """Whether the worker in this slot has connected."""
         return slot in self._links
 
     def send(self, slot: int, message: Mapping[str, Any]) -> None:

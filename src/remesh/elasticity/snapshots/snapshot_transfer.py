@@ -40,7 +40,7 @@ class Parcel:
 def send_parcel(line: Line, generation: int, rank: int, data: memoryview) -> None:
     """Send one snapshot, as not complete; blocks until the agent keeps it. OSError, with the reason, when it does not.
 
-    What is sent is marked complete by its receiver, who has all of it then.
+    What is sent is marked complete by its receiver, which has all of it then.
     """
     head = bytearray(data[:HEADER_BYTES])
     head[COMPLETE_AT] = 0

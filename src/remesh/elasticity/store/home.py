@@ -109,7 +109,7 @@ class StoreHome:
     silent: dict[int, float] = field(default_factory=dict)
     """Nodes that did not answer when they were last asked, as the store was looked for, and when."""
     _num_silences: dict[tuple[str, int], int] = field(default_factory=dict)
-    """By address and port, how often in a row nothing answered: who is slow, or far away, is given longer each time."""
+    """By address and port, how often in a row nothing answered: a slow or distant host is given longer each time."""
     _clients: dict[int, StoreClient] = field(default_factory=dict)
     """Agents' own stores, by node."""
     _tunnels: Tunnels | None = None
@@ -382,7 +382,7 @@ class StoreHome:
     def _face(self, client: StoreClient, token: Token) -> JobStore:
         return JobStore(dist.PrefixStore(f"remesh/{self.address.run_id}", client.store), token, client.guard)
 
-    # --- those who stayed behind ---
+    # --- agents that stayed behind ---
 
     def read_moved(self, store: JobStore) -> tuple[Place, str] | None:
         """The place and endpoint of the store to which the job has moved, if it left this one."""

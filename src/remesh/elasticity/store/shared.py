@@ -32,7 +32,7 @@ class JobStore:
         self._guard = guard
 
     def move_to(self, other: JobStore) -> None:
-        """Speak to another store from now on, for all who hold this face."""
+        """Use another store from now on, for all holders of this object."""
         self._store, self._token, self._guard = other._store, other._token, other._guard
 
     def notify_change(self) -> None:

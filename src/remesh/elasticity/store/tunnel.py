@@ -32,12 +32,12 @@ from remesh.wire.tls import Tls
 HANDSHAKE_TIMEOUT_S = timeout_s(5.0)
 """How long a handshake may take, and a connection to a peer."""
 MAX_HANDSHAKES = 64
-"""Callers who have not shown a certificate yet; more are dropped until some have."""
+"""Callers that have not shown a certificate yet; more are dropped until some have."""
 CHUNK_BYTES = 1 << 16
 LINGER_GRACE_S = 5.0
 """How long what was written may take to go out after the other side has ended."""
 _MAX_NOTES = 100
-# In TLS 1.3 a caller does not hear whether its certificate was taken; asyncio does not send the alert that would tell.
+# In TLS 1.3 a caller does not learn whether its certificate was taken: asyncio does not send the alert for that.
 _NO_REASON = ConnectionError("the peer closed the connection without an error; it may have refused this certificate")
 _Result = TypeVar("_Result")
 
@@ -195,7 +195,7 @@ class Tunnels:
             self._end(inside)
 
     def _note(self, doing: str, error: OSError) -> None:
-        """Each refusal once in a while, however often it is repeated; a caller who only looked is none."""
+        """Each refusal once in a while, however often it is repeated; a caller that only looked is none."""
         if error is not _NO_REASON and isinstance(error, (ConnectionError, ssl.SSLEOFError)):
             return
         note = Refusal(doing, str(error) or f"no TLS handshake within {HANDSHAKE_TIMEOUT_S:g} s")

@@ -59,7 +59,7 @@ class Safekeeping:
     def hand_over(self, state: CarriedState, position: Position, values: Mapping[str, str], is_leaving: bool) -> bool:
         """Save a checkpoint of this step if a rank that is about to leave is the only holder of some box.
 
-        Whether the job loses nothing without those who leave.
+        Whether the job loses nothing without those that leave.
         """
         mine = state.pieces()
         stays, leaves = ({}, mine) if is_leaving else (mine, {})

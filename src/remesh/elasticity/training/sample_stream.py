@@ -77,7 +77,7 @@ class Stream:
         with self._chance.in_force():
             self._go_to(position, num_epochs)
             if self._is_stateful:
-                # Who comes later has the state of the dataset, but not what was drawn before.
+                # A rank that comes later has the state of the dataset, but not what was drawn before.
                 self._chance.begin(derive_seed(seed, self._epoch, position))
             self._last_start, self._state_before, self._digest_before = position, self._state(), self._digest
             self._last = self._read_samples(count, num_epochs)
@@ -94,7 +94,7 @@ class Stream:
         return self._digest
 
     def describe(self) -> str:
-        """What is read, for messages: the type of the iterable, and who chooses its order."""
+        """What is read, for messages: the type of the iterable, and what chooses its order."""
         sampler = getattr(self._dataset, "sampler", None)
         return type(self._dataset).__name__ + ("" if sampler is None else f" with a {type(sampler).__name__}")
 

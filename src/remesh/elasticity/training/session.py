@@ -227,7 +227,7 @@ class TrainingSession:
 
         Until ranks have compared their arguments in a vote, and with a stream at any time, one may come to the end
         alone. So the end is compared like a batch, or the others would wait for this rank's vote in vain. A rank that
-        has taken another's place may pass over batches that lie behind the others, who know nothing of it.
+        has taken another's place may pass over batches that lie behind the others, which know nothing of it.
         """
         if self._state is None:
             return

@@ -342,7 +342,7 @@ class TrainingWorker:
             raise Exit(bool(message["ok"]), str(message["text"]))
         self._next_meeting = message
         plan = Generation.from_json(message["plan"])
-        # Only the meeting that this rank was at answers for its vote; a later one speaks of a batch computed again.
+        # Only the meeting that this rank was at answers for its vote; a later one is about a batch computed again.
         is_answer = plan.number == self._generation + 1 and plan.step == session.position.step + 1
         return plan.taken if is_answer else None
 
