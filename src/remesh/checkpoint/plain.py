@@ -147,7 +147,7 @@ def _agree_on_writers(
         return tensors.boxes().parts(), [options, mine.digest]
 
     agreement = plans.agree(take_apart, group, doing, tell=tell, translate=as_checkpoint_error, about="writers")
-    check_alike([told for told, _ in agreement.beside], options.__getitem__, group, doing)
+    check_alike([sent for sent, _ in agreement.beside], options.__getitem__, group, doing)
     if agreement.told is not None:
         held = [HeldBoxes.from_parts(parts) for parts in agreement.told]
         agreement.agreed.kept["choice"] = choose_writers(held, group_rank(group))
@@ -330,7 +330,7 @@ class _Tensors:
             shape, num_bytes, text, start = _row_of(tensor.shape, tensor.dtype)
             form.append((name, shape, num_bytes, text, shape))
             starts += start
-        for row, start in [told for held in self.cut.values() for told in held.rows()]:
+        for row, start in [row_at for held in self.cut.values() for row_at in held.rows()]:
             form.append(row)
             starts += start
         return HeldBoxes(form, starts)

@@ -142,20 +142,23 @@ class Agreements:
 
     def _use(self, mine: _Mine, epochs: set[str]) -> Agreed:
         # An epoch is a digest of all parts, and these are the parts now: there is one that all ranks remember.
-        at = next(n for n, (told, agreed) in enumerate(self._remembered) if told is mine and agreed.epoch in epochs)
+        at = next(
+            n for n, (of_mine, agreed) in enumerate(self._remembered) if of_mine is mine and agreed.epoch in epochs
+        )
         self._remembered.append(self._remembered.pop(at))
         return self._remembered[-1][1]
 
 
-def check_alike(told: Sequence[Mapping[str, Any]], in_full: Callable[[str], Any], group: Group, doing: str) -> None:
-    """Raise `OptionError` on all ranks unless all have sent equal options; ``told`` has those of each rank, by rank.
+def check_alike(by_rank: Sequence[Mapping[str, Any]], in_full: Callable[[str], Any], group: Group, doing: str) -> None:
+    """Raise `OptionError` on all ranks unless all have sent equal options; ``by_rank`` has those of each rank, by rank.
 
-    Called by every rank of the group with the same ``told``; no communication where they are equal. ``in_full`` returns
-    this rank's value of an option as JSON, for long ones that are sent as digests; the error shows where they differ.
+    Called by every rank of the group with the same ``by_rank``; no communication where they are equal. ``in_full``
+    returns this rank's value of an option as JSON, for long ones that are sent as digests; the error shows where they
+    differ.
     """
-    if all(each == told[0] for each in told):  # nearly always
+    if all(each == by_rank[0] for each in by_rank):  # nearly always
         return
-    unlike = find_unlike(told)
+    unlike = find_unlike(by_rank)
     if unlike is None:
         return
     name, rank = unlike
@@ -163,7 +166,7 @@ def check_alike(told: Sequence[Mapping[str, Any]], in_full: Callable[[str], Any]
     where, first, other = _difference(name, values[0], values[rank])
     raise OptionError(
         f"{doing}: option {where} is {_shown(first)} on rank 0 and {_shown(other)} on rank {rank}, "
-        f"expected the same value on all {len(told)} ranks; use the same options on every rank"
+        f"expected the same value on all {len(by_rank)} ranks; use the same options on every rank"
     )
 
 

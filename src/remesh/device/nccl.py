@@ -91,9 +91,9 @@ def agree_on_members(store: dist.Store, rank: int, world_size: int, mine: NcclMe
         raise ConfigError(verdict)
 
 
-def _judge(told: Sequence[Mapping[str, object]]) -> str:
+def _judge(members: Sequence[Mapping[str, object]]) -> str:
     try:
-        check_members([NcclMember(**each) for each in told])  # type: ignore[arg-type]
+        check_members([NcclMember(**each) for each in members])  # type: ignore[arg-type]
     except ConfigError as raised:
         return str(raised)
     return ""

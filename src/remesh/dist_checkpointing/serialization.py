@@ -243,7 +243,7 @@ def load(  # noqa: PLR0913 - the signature that users know
 
     agreement = Agreements(max_kept=0).agree(plan, process_group, doing, tell=tell, translate=as_checkpoint_error)
     check_is_one([seen for seen, _ in agreement.beside])
-    check_alike([told for _, told in agreement.beside], alike.__getitem__, process_group, doing)
+    check_alike([sent for _, sent in agreement.beside], alike.__getitem__, process_group, doing)
     ours = agreement.value
     outlines = [Outline.from_parts(parts) for parts in agreement.told or [] if parts]
     if validate_access_integrity:

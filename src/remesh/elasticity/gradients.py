@@ -164,13 +164,13 @@ def describe_values(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     return described
 
 
-def find_unlike(told: Sequence[Mapping[str, Any]]) -> tuple[str, int, int] | None:
+def find_unlike(by_rank: Sequence[Mapping[str, Any]]) -> tuple[str, int, int] | None:
     """A tensor of which two ranks hold the same boxes with other values, and these ranks; None if there is none.
 
-    ``told`` has what :func:`describe_values` returned on each rank.
+    ``by_rank`` has what :func:`describe_values` returned on each rank.
     """
     first: dict[tuple[str, str], tuple[int, Sequence[float]]] = {}
-    for rank, each in enumerate(told):
+    for rank, each in enumerate(by_rank):
         for name, one in each.items():
             other, values = first.setdefault((name, str(one["boxes"])), (rank, one["some"]))
             scale = max(map(abs, (*values, *one["some"])))

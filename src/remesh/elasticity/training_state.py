@@ -237,10 +237,11 @@ class CarriedState:
         tensors = {name: one for name, one in self._others.items() if isinstance(one, torch.Tensor)}
         return {"values": self.values(), "tensors": describe_values(tensors)}
 
-    def check_alike(self, told: Sequence[Mapping[str, Any]]) -> None:
-        """Raise `ConfigError`, on all ranks alike, for what differs between them; ``told`` has what each rank sent."""
-        merge_values([each["values"] for each in told], self.streams)
-        unlike = find_unlike([each["tensors"] for each in told])
+    def check_alike(self, by_rank: Sequence[Mapping[str, Any]]) -> None:
+        """Raise `ConfigError`, on all ranks alike, for what differs between them; ``by_rank`` has what each rank
+        sent."""
+        merge_values([each["values"] for each in by_rank], self.streams)
+        unlike = find_unlike([each["tensors"] for each in by_rank])
         if unlike is not None:
             name, one, other = unlike
             raise ConfigError(

@@ -140,10 +140,10 @@ class RemeshTrainer(Trainer):
         if rows := load_chosen(choose, checkpoint).get("random"):
             take_random_rows(rows)
 
-    def _lay_out(self, told: str, folder: Path) -> None:
+    def _lay_out(self, text: str, folder: Path) -> None:
         """Write the Trainer's state from the checkpoint into the file that the Trainer reads; done by one rank."""
         if self.args.should_save:
-            replace_whole(folder / TRAINER_STATE_NAME, told.encode())
+            replace_whole(folder / TRAINER_STATE_NAME, text.encode())
 
     def _tensors(self) -> dict[str, Any]:
         self._check_all_are_saved()

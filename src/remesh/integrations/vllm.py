@@ -241,6 +241,6 @@ class RemeshWorkerEngine(WeightTransferEngine[RemeshWorkerInitInfo, RemeshUpdate
         return self._map()
 
 
-def _meet(told: RemeshWorkerInitInfo, store: dist.Store, rank: int) -> dist.ProcessGroup:
-    size = told.num_trainers + told.num_workers
-    return join_beside(store, rank, size, meeting=str(told.meeting), timeout_s=told.timeout_s)
+def _meet(info: RemeshWorkerInitInfo, store: dist.Store, rank: int) -> dist.ProcessGroup:
+    size = info.num_trainers + info.num_workers
+    return join_beside(store, rank, size, meeting=str(info.meeting), timeout_s=info.timeout_s)

@@ -240,12 +240,12 @@ def _tensors_in(directory: Location, name: str) -> dict[str, StoredTensor]:
         ) from raised
 
 
-def _check_is_whole(path: Location, told: Mapping[str, str]) -> None:
+def _check_is_whole(path: Location, extra: Mapping[str, str]) -> None:
     """Refuse the file of one rank of a save by native torch, which has parts of tensors under their names.
 
     It has where a part begins, and not how large the tensor is; also a part that begins at 0 need not be the whole.
     """
-    parts = json.loads(told.get(_PARTS, "{}"))
+    parts = json.loads(extra.get(_PARTS, "{}"))
     if parts and (_OF_A_RANK.match(path.name) or any(any(one["saved_offsets"]) for one in parts.values())):
         raise CheckpointFormatError(
             "parts-of-tensors",
@@ -259,8 +259,8 @@ def _decode(header: Mapping[str, Any], name: str, data_start: int, file_stop: in
     """The tensors of a header, which have to fill the data without gaps, as the library demands."""
     tensors: dict[str, StoredTensor] = {}
     extents: list[tuple[int, int]] = []
-    for key, told in header.items():
-        dtype, shape, (start, stop) = _NAMES[told["dtype"]], tuple(told["shape"]), told["data_offsets"]
+    for key, entry in header.items():
+        dtype, shape, (start, stop) = _NAMES[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
         if not all(type(number) is int and number >= 0 for number in (*shape, start, stop)):
             raise ValueError(f"tensor {key!r} of shape {shape} at {start}:{stop}")
         if math.prod(shape) * itemsize_bytes(dtype) != stop - start:

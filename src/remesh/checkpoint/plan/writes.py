@@ -147,7 +147,7 @@ class Written:
     def from_parts(cls, parts: Sequence[Any]) -> list[Written]:
         """The files in the ``parts`` that a rank sent, one after the other."""
         files = zip(parts[::3], parts[1::3], parts[2::3], strict=True)
-        return [cls(file, told[0], told[1], told[2], unpack(numbers)) for file, told, numbers in files]
+        return [cls(file, row[0], row[1], row[2], unpack(numbers)) for file, row, numbers in files]
 
 
 def assemble_index(written: Sequence[Written]) -> Index:
@@ -183,10 +183,10 @@ _Kind = tuple[str, tuple[int, ...]]
 """Name of a tensor and shape of a box."""
 
 
-def _alike(told: Sequence[Any]) -> list[list[int]]:
+def _alike(by_rank: Sequence[Any]) -> list[list[int]]:
     """The ranks that sent the same object, by rank."""
     ranks_of: dict[int, list[int]] = {}
-    for rank, one in enumerate(told):
+    for rank, one in enumerate(by_rank):
         ranks_of.setdefault(id(one), []).append(rank)
     return list(ranks_of.values())
 

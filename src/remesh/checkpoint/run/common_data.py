@@ -79,9 +79,9 @@ def join_common(mine: Common, digests: Sequence[str], group: Group, doing: str) 
         if rank > 0:
             return mine
         joined, differing = mine.values, set[str]()
-        for other, told in enumerate(blobs):
-            if told.numel():
-                theirs = load_object(told.cpu().numpy().tobytes(), f"the common data of rank {other}")
+        for other, sent in enumerate(blobs):
+            if sent.numel():
+                theirs = load_object(sent.cpu().numpy().tobytes(), f"the common data of rank {other}")
                 joined = _joined(joined, theirs, differing)
         warn_once(
             logger,

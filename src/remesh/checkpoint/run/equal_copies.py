@@ -49,14 +49,14 @@ def digests_of(copies: Copies) -> dict[str, str]:
     return {ranks: _digest([one.values for one in of_set]) for ranks, of_set in copies.items()}
 
 
-def check_equal(told: Sequence[Mapping[str, str]], copies: Copies, group: Group, doing: str) -> None:
+def check_equal(by_rank: Sequence[Mapping[str, str]], copies: Copies, group: Group, doing: str) -> None:
     """Raise `CheckpointMismatchError` on all ranks, or warn on the first, where copies differ.
 
-    Called by every rank of the group with the same ``told``, which is `digests_of` by rank; no communication where all
-    fit.
+    Called by every rank of the group with the same ``by_rank``, which is `digests_of` by rank; no communication where
+    all fit.
     """
     digests: dict[str, set[str]] = {}
-    for ranks, digest in [item for of_rank in told for item in of_rank.items()]:
+    for ranks, digest in [item for of_rank in by_rank for item in of_rank.items()]:
         digests.setdefault(ranks, set()).add(digest)
     unlike = [ranks for ranks, found in digests.items() if len(found) > 1]
     if not unlike:  # nearly always

@@ -134,15 +134,15 @@ def open_checkpoint(directory: Location, *, allow_native: bool = False, with_sta
     return OpenCheckpoint(checksums, manifest, common, found)
 
 
-def check_is_one(told: Sequence[Sequence[str]]) -> None:
-    """Raise `CheckpointMismatchError` unless all ranks load one checkpoint; ``told`` is identity and path, by rank.
+def check_is_one(by_rank: Sequence[Sequence[str]]) -> None:
+    """Raise `CheckpointMismatchError` unless all ranks load one checkpoint; ``by_rank`` is identity and path, by rank.
 
     Ranks that look for the newest one by themselves may find two: one is slower to see what has just been saved.
     """
-    for rank, (identity, path) in enumerate(told):
-        if identity != told[0][0]:
+    for rank, (identity, path) in enumerate(by_rank):
+        if identity != by_rank[0][0]:
             raise CheckpointMismatchError(
-                f"loading a checkpoint: rank 0 loads {told[0][1]} and rank {rank} loads {path}, expected the same "
+                f"loading a checkpoint: rank 0 loads {by_rank[0][1]} and rank {rank} loads {path}, expected the same "
                 "checkpoint on all ranks; let one rank choose for all, as remesh.Checkpoints does"
             )
 

@@ -187,12 +187,12 @@ def begin_save(  # noqa: PLR0913 - what is saved, where, and how far
     with collector_at_rest():
         agreement = plans.agree(look, group, doing, tell=tell, translate=as_checkpoint_error, about="outline")
     begun = agreement.value
-    check_alike([told for _, told, _ in agreement.beside], options.__getitem__, group, doing)
+    check_alike([sent for _, sent, _ in agreement.beside], options.__getitem__, group, doing)
     if agreement.told is not None and any(agreement.told):
         check_outlines([Outline.from_parts(parts) if parts else Outline([], []) for parts in agreement.told])
         plans.remember(agreement)
-    if any(told for *_, told in agreement.beside):
-        check_equal([told for *_, told in agreement.beside], begun.state.copies, group, doing)
+    if any(sent for *_, sent in agreement.beside):
+        check_equal([sent for *_, sent in agreement.beside], begun.state.copies, group, doing)
     if len({digest for digest, *_ in agreement.beside if digest is not None}) > 1:
         warn_of_differences(begun.state.compared, group)
 
@@ -329,7 +329,7 @@ def write_index_of(agreement: Agreement[Sequence[Any]], lock: SaveLock, group: G
 
 def sums_of(agreement: Agreement[Sequence[Any]]) -> dict[str, str]:
     """The SHA-256 sums that all ranks sent beside what they have written, by file."""
-    return {name: told for sums in agreement.beside for name, told in sums.items()}
+    return {name: digest for sums in agreement.beside for name, digest in sums.items()}
 
 
 def commit_save(lock: SaveLock, group: Group = None, config: CheckpointingConfig | None = None) -> None:

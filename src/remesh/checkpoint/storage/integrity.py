@@ -248,7 +248,7 @@ def _read_blocks(checksums: Checksums) -> dict[str, SummedFile]:
         found = json.loads(store_of(path).read(path))
         if found["version"] != _VERSION:
             raise ValueError(f"version {found['version']!r}")
-        return {_inner_name(name): _table_entry(found["block_bytes"], *told) for name, told in found["files"].items()}
+        return {_inner_name(name): _table_entry(found["block_bytes"], *row) for name, row in found["files"].items()}
     except CheckpointFormatError:
         raise
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as raised:

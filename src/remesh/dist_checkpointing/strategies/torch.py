@@ -146,8 +146,8 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
         part, copies = take_step(copy_values, process_group, f"saving checkpoint {directory}").mine
         written: Future[Sequence[Any]] = Future()
 
-        def receive(told: Sequence[Any]) -> None:
-            written.set_result(told)
+        def receive(rows: Sequence[Any]) -> None:
+            written.set_result(rows)
             self._staging.give_back(copies)
 
         return AsyncRequest(

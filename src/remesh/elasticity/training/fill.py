@@ -264,9 +264,9 @@ def _lie_alike(taken: Piece, given: Piece) -> bool:
     )
 
 
-def _check_same_call(told: Sequence[Mapping[str, Any]]) -> None:
+def _check_same_call(by_rank: Sequence[Mapping[str, Any]]) -> None:
     """Raise, on all ranks alike, for calls that differ: a rank would not get what it does not name."""
-    unlike = describe_unlike(told, lambda rank: f"rank {rank}")
+    unlike = describe_unlike(by_rank, lambda rank: f"rank {rank}")
     if unlike is not None:
         raise ConfigError(
             f"{DOING}: ranks call job.carry with different arguments: {unlike}; give all ranks the same, a module "

@@ -372,7 +372,7 @@ class TrainingSession:
             return state.describe()
 
         group = self._lower.control
-        state.check_alike(step_together(look, group, "looking at what is carried", tell=lambda told: told).told)
+        state.check_alike(step_together(look, group, "looking at what is carried", tell=lambda one: one).told)
 
     def _refuse_slices(self, batch: _Batch) -> NoReturn:
         doing = f"committing step {self.position.step + 1}"

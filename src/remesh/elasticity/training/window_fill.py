@@ -79,7 +79,7 @@ def fill_by_windows(state: CarriedState, source: FillSource, window_bytes: int) 
     Called by every rank of the default group; blocks on the others. None, and nothing is changed, where windows cannot
     be planned. Raises as a fill at once does, on all ranks alike; then `CarriedState.in_doubt` is what this rank has.
     """
-    met = step_together(lambda: _describe_rank(state, source), None, DOING, tell=lambda told: told)
+    met = step_together(lambda: _describe_rank(state, source), None, DOING, tell=lambda one: one)
     if any(each["is_strange"] for each in met.told):
         return None
     moves = {move.name: move for move in moves_of([each["described"] for each in met.told])}
@@ -140,7 +140,7 @@ def _whole(piece: Piece) -> Piece:
 def _plan(
     units: Mapping[str, Sequence[str]],
     moves: Mapping[str, TensorMove],
-    told: Sequence[Mapping[str, Any]],
+    by_rank: Sequence[Mapping[str, Any]],
     window_bytes: int,
 ) -> WindowPlan:
     """Windows of what comes together, from what every rank gives up and makes of it."""
@@ -155,8 +155,8 @@ def _plan(
 
     sizes = {
         unit: (
-            [sum(each["held"].get(name, 0) for name in names) for each in told],
-            [sum(made(unit, name, each) for name in names) for each in told],
+            [sum(each["held"].get(name, 0) for name in names) for each in by_rank],
+            [sum(made(unit, name, each) for name in names) for each in by_rank],
         )
         for unit, names in units.items()
     }
