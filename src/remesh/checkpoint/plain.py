@@ -290,8 +290,7 @@ def _doing(verb: str, path: Directory) -> str:
 
 
 _PLANS = Agreements()
-"""Of the states that this process has saved, so that ranks which save the same again need not send their plans
-again."""
+"""Of the states that this process has saved, so that ranks which save the same again send no plans."""
 _ENTITY_PLANS = Agreements()
 """Of those that were made entities of."""
 

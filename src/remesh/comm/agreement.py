@@ -43,8 +43,7 @@ class Agreed:
 
     epoch: str
     kept: dict[str, Any] = field(default_factory=dict)
-    """Values that callers keep for the next time, by name. They follow from what all ranks sent, and from nothing
-    else."""
+    """Values that callers keep for the next time, by name. They follow from what all ranks sent alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +141,7 @@ class Agreements:
 
     def _use(self, mine: _Mine, epochs: set[str]) -> Agreed:
         # An epoch is a digest of all parts, and these are the parts now: there is one that all ranks remember.
-        at = next(
-            n for n, (of_mine, agreed) in enumerate(self._remembered) if of_mine is mine and agreed.epoch in epochs
-        )
+        at = next(n for n, (own, agreed) in enumerate(self._remembered) if own is mine and agreed.epoch in epochs)
         self._remembered.append(self._remembered.pop(at))
         return self._remembered[-1][1]
 
@@ -153,8 +150,7 @@ def check_alike(by_rank: Sequence[Mapping[str, Any]], in_full: Callable[[str], A
     """Raise `OptionError` on all ranks unless all have sent equal options; ``by_rank`` has those of each rank, by rank.
 
     Called by every rank of the group with the same ``by_rank``; no communication where they are equal. ``in_full``
-    returns this rank's value of an option as JSON, for long ones that are sent as digests; the error shows where they
-    differ.
+    returns this rank's value of an option as JSON, for long ones that are sent as digests; the error shows the place.
     """
     if all(each == by_rank[0] for each in by_rank):  # nearly always
         return

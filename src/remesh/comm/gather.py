@@ -129,7 +129,7 @@ def group_device(group: Group = None) -> torch.device:
 def is_queued(group: Group = None) -> bool:
     """Whether operations of the group have only been queued on a device when a wait for them returns; so with NCCL.
 
-    Then `check_end` raises what became of them.
+    Then `check_end` raises if one of them was given up.
     """
     if group is None and not dist.is_initialized():
         return False

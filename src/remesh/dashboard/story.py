@@ -4,8 +4,8 @@ An event is a line of an event log: ``t`` (seconds since the epoch), ``who``, ``
 kind. Several processes log the same event (every agent logs a generation): the first one counts. A first generation of
 other processes is a job that was started again with the same folder, as platforms do: curves, checkpoints and
 happenings of the runs before stay. An unknown kind is shown in the list of happenings as it is, so that what a program
-logs itself is seen too. Values come from files that any program may have written: what does not have the expected form
-is left out, and counted.
+logs itself is seen too. Values come from files that any program may have written: what has another form is left out,
+and counted.
 
 Steps come from ``step`` events, which a program writes with ``job.log("step", loss=...)``: every number in it that is
 not named in `_NOT_CURVES` becomes a curve. Memory is bounded for a job of any length.

@@ -89,7 +89,7 @@ class WorkerLink:
         self._line.send(message)
 
     def next(self) -> Message:
-        """Block until the agent sends a message that is not urgent. The wait is bounded: the agent ends, or this
+        """Block until the agent sends a message that is not urgent. The agent bounds the wait: it ends, or this
         worker."""
         return self._inbox.get()
 

@@ -238,16 +238,14 @@ class CarriedState:
         return {"values": self.values(), "tensors": describe_values(tensors)}
 
     def check_alike(self, by_rank: Sequence[Mapping[str, Any]]) -> None:
-        """Raise `ConfigError`, on all ranks alike, for what differs between them; ``by_rank`` has what each rank
-        sent."""
+        """Raise `ConfigError`, on all ranks alike, for what differs in ``by_rank``, the description that each sent."""
         merge_values([each["values"] for each in by_rank], self.streams)
         unlike = find_unlike([each["tensors"] for each in by_rank])
         if unlike is not None:
             name, one, other = unlike
             raise ConfigError(
                 f"carrying {name!r}: ranks {one} and {other} hold the same part of this tensor with different values, "
-                "and a rank that is lost would get another one's; make it equal on all ranks, or a DTensor with "
-                "the part of each rank"
+                "and a rank that is lost would get another one's; make it equal everywhere, or a DTensor of parts"
             )
 
     @property

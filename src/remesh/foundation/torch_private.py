@@ -64,8 +64,7 @@ def missing_names() -> list[str]:
 
 
 def check_members(home: str) -> None:
-    """Raise `ConfigError` for what this torch lacks of a class that is slow to load. Called by the code that uses the
-    class."""
+    """Raise `ConfigError` for what this torch lacks of a class that is slow to load. Called before its use."""
     _refuse_missing(_members_of(home))
 
 

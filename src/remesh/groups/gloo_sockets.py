@@ -88,8 +88,7 @@ def descriptors_of_loops() -> frozenset[int]:
 
 
 def cut_connections(sockets: Iterable[Socket]) -> None:
-    """Make every operation on them end with an error; those that listen are left alone, and what took a descriptor
-    since."""
+    """Make every operation on them end with an error; not of those that listen, or took a descriptor since."""
     for descriptor, _ in open_sockets().intersection(sockets):
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as alias:
             # gloo aborts the process when accept() on its listening socket fails.

@@ -207,8 +207,7 @@ class LowerHalf:
             self._before, self._sockets, self._severed, self._wake = None, frozenset(), False, None
 
     def _see_one_backend(self, store: dist.Store, rank: int) -> None:
-        """Raise `ConfigError` when this rank has another backend than the one that came first. Does not wait for other
-        ranks."""
+        """Raise `ConfigError` when this rank has another backend than the one that came first. Waits for no rank."""
         first = store.compare_set("remesh-backend", "", self._backend).decode()
         if first != self._backend:
             raise ConfigError(

@@ -6,8 +6,7 @@
     frames                         <──>     frames
 
     frame    length of the body (4 bytes, big endian), proof (32 bytes), body: a JSON object
-    proof    HMAC-SHA256 of the sender's role, the frame's number and its body, under a key that follows from token and
-    nonce
+    proof    HMAC-SHA256 of the sender's role, the frame's number and its body, under a key of token and nonce
 
 The token never crosses the network. A frame fits in one place of one connection: no frame can be replayed, changed,
 left out or reflected to its sender. What arrives is data: it is read once its proof fits, nothing is unpickled, and
@@ -148,8 +147,7 @@ def make_nonce() -> bytes:
 
 
 def set_up(connection: socket.socket) -> None:
-    """Send at once, and break when the other end has not answered for `SILENCE_TIMEOUT_S`: a lost host sends
-    nothing."""
+    """Send at once, and break when the other end has not answered for `SILENCE_TIMEOUT_S`: its host is lost."""
     if connection.family == socket.AF_UNIX:
         return
     options = {

@@ -76,8 +76,7 @@ class Server:
         self._add(listener, self._welcome)
 
     def show_life(self, listener: socket.socket) -> None:
-        """Take connections from this listening socket and close them at once: the peer learns that this process
-        lives."""
+        """Take connections from this listening socket and close them at once: a peer sees that this process lives."""
         self._add(listener, socket.socket.close)
 
     def watch(self, descriptor: int) -> None:

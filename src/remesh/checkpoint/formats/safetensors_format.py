@@ -33,8 +33,7 @@ _SUFFIX = ".safetensors"
 _NUMBERED = re.compile(r"(.+)-\d{5}-of-(\d{5})\.safetensors")
 _OF_A_RANK = re.compile(r"shard-\d{5}-")
 _PARTS = "DCP_SHARDING_INFO"
-"""Key under which native torch stores in a file where the parts of tensors begin; also in files that have whole
-ones."""
+"""Key of native torch in a file: where the parts of tensors begin; also in files that have whole ones."""
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000
 """The library's own limit."""

@@ -222,8 +222,7 @@ def remove_staged(directory: Location, before: int) -> None:
 
 
 def remove_arrays(directory: Location, kept: Collection[str] = ()) -> None:
-    """Remove what saves of this format have left below a directory in which no save runs; but not the files
-    ``kept``."""
+    """Remove what saves of this format have left below a directory without a save in it; but not the files ``kept``."""
     store = store_of(directory)
     for key, sizes in list(folders_below(directory))[::-1]:
         for name in sizes:

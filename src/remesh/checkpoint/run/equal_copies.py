@@ -52,8 +52,7 @@ def digests_of(copies: Copies) -> dict[str, str]:
 def check_equal(by_rank: Sequence[Mapping[str, str]], copies: Copies, group: Group, doing: str) -> None:
     """Raise `CheckpointMismatchError` on all ranks, or warn on the first, where copies differ.
 
-    Called by every rank of the group with the same ``by_rank``, which is `digests_of` by rank; no communication where
-    all fit.
+    Called by every rank of the group with the same ``by_rank``, their `digests_of`; no communication where all fit.
     """
     digests: dict[str, set[str]] = {}
     for ranks, digest in [item for of_rank in by_rank for item in of_rank.items()]:

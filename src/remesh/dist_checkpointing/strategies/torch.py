@@ -51,8 +51,7 @@ from remesh.dist_checkpointing.strategies.base import (
 from remesh.dist_checkpointing.strategies.torch_faces import *  # noqa: F403 - names of this module, too
 
 PLANS = Agreements()
-"""Of the states that this process has saved, so that ranks which save the same again need not send their plans
-again."""
+"""Of the states that this process has saved, so that ranks which save the same again send no plans."""
 
 
 class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):

@@ -109,8 +109,7 @@ class StoreView:
     """Generation ``latest``."""
     nodes: Mapping[int, NodeInfo]
     here: Mapping[int, tuple[WorkerReport, ...]]
-    """Workers at the meeting for generation ``latest + 1``: of all nodes for its leader, else the leader's and its
-    own."""
+    """Workers at the meeting for generation ``latest + 1``: all for its leader, else the leader's and its own."""
     pause: str | None
     """Why generation ``latest`` is to pause."""
     broken: str | None

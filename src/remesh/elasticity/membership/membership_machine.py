@@ -503,9 +503,7 @@ class AgentMachine:
             return [Finish(self._outcome())] if self._in_phase.first(Deed.FINISH) else []
         if now_s - self._in_phase.since_s <= self.rules.exit_timeout_s:
             return []
-        return [
-            KillWorker(slot, "did not end when asked to") for slot in alive if self._in_phase.first(Deed.KILL, slot)
-        ]
+        return [KillWorker(slot, "did not end as asked") for slot in alive if self._in_phase.first(Deed.KILL, slot)]
 
     # --- small helpers ---
 

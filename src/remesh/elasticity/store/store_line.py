@@ -41,8 +41,7 @@ _POLL_S = 0.05
 class StoreLine:
     """One client of the store at ``endpoint``, ``host:port``; raises what torch raises when no store answers there.
 
-    ``patience_s`` bounds all attempts together; `PeerError` as soon as ``is_over``, which another thread calls, returns
-    True.
+    ``patience_s`` bounds all attempts together; `PeerError` once ``is_over``, which another thread calls, is true.
     """
 
     def __init__(

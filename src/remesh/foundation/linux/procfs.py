@@ -76,8 +76,7 @@ def read_descriptors(pid: int) -> list[Descriptor]:
 def passing_files_of_others(pids: Collection[int]) -> Iterator[tuple[int, tuple[str, int]]]:
     """Find files without a name, and shared memory, that others than ``pids`` and this process have open or mapped.
 
-    Each with process id, and device and inode as a memory map shows them; only of processes that this one may look
-    into.
+    Each with process id, and device and inode as a memory map shows them; only of processes it may look into.
     """
     for other in filter(str.isdecimal, os.listdir("/proc")):
         pid = int(other)
