@@ -89,8 +89,7 @@ class WorkerLink:
         self._line.send(message)
 
     def next(self) -> Message:
-        """Block until the agent sends a message that is not urgent. The agent bounds the wait: it ends, or this
-        worker."""
+        """Block until the agent sends a message that is not urgent. The agent bounds the wait: it ends or we end."""
         return self._inbox.get()
 
     def _read(self) -> None:

@@ -78,8 +78,7 @@ class EtcdClient:
         return None if found is None else (*found, False)
 
     def put_once(self, key: str, value: bytes, modified: int, claim: str) -> bool:
-        """As `put_if`, for a value that does not show its writer: the key ``claim`` does. Returns whether it was
-        written."""
+        """As `put_if`, for a value that does not show its writer: the key ``claim`` does. Whether it was written."""
         answer = self._call(
             "/v3/kv/txn",
             {
