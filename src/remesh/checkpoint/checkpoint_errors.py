@@ -40,19 +40,19 @@ class CheckpointDeviceError(CheckpointingException, DeviceError):
 
 def as_checkpoint_error(doing: str, raised: BaseException) -> BaseException:
     """A system, device or layout error as one of this room, with ``doing`` first; any other as it is."""
-    told: BaseException = raised
+    translated: BaseException = raised
     if isinstance(raised, LayoutError) and not str(raised).startswith(doing):
-        told = CheckpointMismatchError(f"{doing}: {raised}")
+        translated = CheckpointMismatchError(f"{doing}: {raised}")
     elif isinstance(raised, DeviceError) and not isinstance(raised, CheckpointingException):
-        told = CheckpointDeviceError(str(raised))
+        translated = CheckpointDeviceError(str(raised))
     elif isinstance(raised, OSError) and not isinstance(raised, Error):
-        told = CheckpointPathError(
+        translated = CheckpointPathError(
             f"{doing}: the operating system refused with {raised}; correct the path, the rights or the space and try "
             "again"
         )
-    if told is not raised:
-        told.__cause__ = raised
-    return told
+    if translated is not raised:
+        translated.__cause__ = raised
+    return translated
 
 
 @contextmanager

@@ -3,9 +3,9 @@
     save   wait for the save before; refuse a step that is not after the newest; save; then remove what no policy keeps
     load   wait; the newest complete checkpoint, or that of a step
 
-The first rank looks into the folder each time and tells the others: all ranks agree, and nothing is remembered that a
-crash could make wrong. A directory counts once its save has committed; what a killed save left is removed when a later
-step is complete. The newest complete checkpoint is never removed.
+The first rank looks into the folder each time and sends the others what it found: all ranks agree, and nothing is
+remembered that a crash could make wrong. A directory counts once its save has committed; what a killed save left is
+removed when a later step is complete. The newest complete checkpoint is never removed.
 """
 
 from __future__ import annotations
@@ -126,10 +126,10 @@ class Checkpoints:
 
         Called by every rank; all get the same.
         """
-        told = self._first_decides(
+        decided = self._first_decides(
             lambda: list(self._metrics().items()), f"reading the metrics of the checkpoints under {self.root}"
         )
-        return dict(told)
+        return dict(decided)
 
     def load(
         self, state: dict[str, Any], step: int | None = None, *, strict: bool = True, allow_unsafe_types: bool = False
@@ -227,7 +227,7 @@ class Checkpoints:
         """
 
         def clear() -> None:
-            if Future.exception(saved) is not None:  # as if nobody had asked
+            if Future.exception(saved) is not None:  # without marking the error as given to a caller
                 return
             try:
                 metrics = self._metrics() if any(isinstance(one, KeepBest) for one in self._policies) else {}
@@ -270,8 +270,8 @@ class Checkpoints:
     def _first_decides(self, look: Callable[[], T], doing: str) -> T:
         """Call the function on the first rank, and return its result on all ranks."""
         is_first = group_rank(self._group) == 0
-        told: T = take_step(lambda: look() if is_first else None, self._group, doing, tell=lambda found: found).told[0]
-        return told
+        found: T = take_step(lambda: look() if is_first else None, self._group, doing, tell=lambda one: one).told[0]
+        return found
 
 
 def _checked(doing: str, expected: Any, **options: Any) -> dict[str, Any]:

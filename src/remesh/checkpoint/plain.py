@@ -105,7 +105,7 @@ def save(
     raises the error of the save, the same on all ranks. Without ``background`` the future is done.
 
     End the process group only when all saves are done. The end of the program waits for them, however it comes to its
-    end: but for ``os._exit``, ``os.exec*``, and a signal that nobody handles, which end the process at once. The future
+    end: but for ``os._exit``, ``os.exec*``, and a signal without a handler, which end the process at once. The future
     raises `ForkError` in a fork of the process, which has no part in the save.
     """
     return save_with_metrics(state, path, group, background)
@@ -119,8 +119,8 @@ def entities_of(state: Mapping[str, Any], *, group: Group = None) -> ShardedStat
     """
     agreement, common = _agree_on_writers(lambda: _tensors_of(state), _ENTITY_PLANS, group, "describing a state")
     copies = agreement.value.copies(agreement.agreed.kept["choice"], waits_for_devices=True)
-    told = take_step(lambda: digests_of(copies), group, "describing a state", tell=lambda found: found).told
-    check_equal(told, copies, group, "describing a state")
+    digests = take_step(lambda: digests_of(copies), group, "describing a state", tell=lambda found: found).told
+    check_equal(digests, copies, group, "describing a state")
     _ENTITY_PLANS.remember(agreement)
     if _TENSORS in common.values:
         raise CheckpointMismatchError(
@@ -147,7 +147,7 @@ def _agree_on_writers(
         return tensors.boxes().parts(), [options, mine.digest]
 
     agreement = plans.agree(take_apart, group, doing, tell=tell, translate=as_checkpoint_error, about="writers")
-    check_alike([told for told, _ in agreement.beside], options.__getitem__, group, doing)
+    check_alike([sent for sent, _ in agreement.beside], options.__getitem__, group, doing)
     if agreement.told is not None:
         held = [HeldBoxes.from_parts(parts) for parts in agreement.told]
         agreement.agreed.kept["choice"] = choose_writers(held, group_rank(group))
@@ -259,7 +259,7 @@ def load_chosen(
     allow_unsafe_types: bool = False,
     before_filling: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """As `load`, of the state that ``choose`` makes once the checkpoint is open: who asks for what is stored only.
+    """As `load`, of a state that ``choose`` makes from the open checkpoint; for callers that want only what is stored.
 
     ``choose`` calls no other rank; what it raises all ranks raise. ``before_filling`` is called when all have planned
     their reads, and tensors begin to change.
@@ -282,7 +282,7 @@ def load_chosen(
 
 
 def _doing(verb: str, path: Directory) -> str:
-    """The first words of an error. What is no place is told by the step that looks at it, on all ranks alike."""
+    """The first words of an error. The step that looks at the place reports what is none, on all ranks alike."""
     try:
         return f"{verb} checkpoint {location_of(path)}"
     except ConfigError:
@@ -290,7 +290,7 @@ def _doing(verb: str, path: Directory) -> str:
 
 
 _PLANS = Agreements()
-"""Of the states that this process has saved, so that ranks which save the same again need not tell each other again."""
+"""Of the states that this process has saved, so that ranks which save the same again send no plans."""
 _ENTITY_PLANS = Agreements()
 """Of those that were made entities of."""
 
@@ -329,7 +329,7 @@ class _Tensors:
             shape, num_bytes, text, start = _row_of(tensor.shape, tensor.dtype)
             form.append((name, shape, num_bytes, text, shape))
             starts += start
-        for row, start in [told for held in self.cut.values() for told in held.rows()]:
+        for row, start in [row_at for held in self.cut.values() for row_at in held.rows()]:
             form.append(row)
             starts += start
         return HeldBoxes(form, starts)
@@ -447,7 +447,7 @@ class _PlannedLoad:
     objects: tuple[Path, ...]
     """Where those objects are."""
     common: dict[Any, Any]
-    """What is stored beside tensors, of a checkpoint of ours."""
+    """What is stored beside tensors, of a checkpoint that Remesh wrote."""
     fill: Fill
     strict: bool
 

@@ -106,7 +106,7 @@ def list_steps(root: Location, as_json: bool) -> None:
 
 
 def _why_none(root: Location) -> str:
-    """What to say where no directory is named after a step; a checkpoint itself is a likely mistake."""
+    """What to print where no directory is named after a step; a checkpoint itself is a likely mistake."""
     if not why_incomplete(root):
         return f"{root} is a checkpoint itself: see remesh ckpt show {root}"
     return f"no checkpoints under {root}: expected directories named step-00000120"
@@ -259,12 +259,12 @@ def gc(
             failed[one.directory] = str(raised)
     freed = sum(one.num_bytes for one in removed if one.directory not in failed)
     if as_json:
-        told = {"left": left, "failed": dict(zip(map(str, failed), failed.values(), strict=True))}
-        print_json({"removed": yes, "bytes": freed, **told, "decisions": form_of_decisions(decisions)})
+        summary = {"left": left, "failed": dict(zip(map(str, failed), failed.values(), strict=True))}
+        print_json({"removed": yes, "bytes": freed, **summary, "decisions": form_of_decisions(decisions)})
     else:
         for path in left:
             click.echo(f"left in place, not written by a save: {path}")
-        click.echo(f"{format_bytes(freed)} {'freed' if yes else 'would be freed; say --yes to remove'}")
+        click.echo(f"{format_bytes(freed)} {'freed' if yes else 'would be freed; give --yes to remove'}")
     for problem in failed.values():
         click.echo(problem, err=True)
     sys.exit(ExitCode.FAILED if failed else ExitCode.OK)

@@ -23,7 +23,7 @@ TO_PROGRAM = ("deepspeed-universal", "megatron-legacy")
 
 
 def convert_from(source: Location, target: Location, to: str, origin: str) -> str:
-    """Make a checkpoint of ours from what a program wrote."""
+    """Make a Remesh checkpoint from what another program wrote."""
     if not isinstance(source, Path) or to != Format.TORCH_DIST.value:
         raise ConfigError(
             f"converting {source} of {origin}: expected a local folder and --to torch_dist, found --to {to}; "
@@ -60,18 +60,18 @@ def _to_megatron(source: OpenCheckpoint, target: Path, tensor: int | None, pipel
 
 def _to_deepspeed(source: OpenCheckpoint, target: Path) -> str:
     done = write_universal(source, target)
-    told = [
+    lines = [
         f"{done.num_parameters} parameters in {done.tag}; DeepSpeed resumes from {target} with "
         '"checkpoint": {"load_universal": true}, under ZeRO 1, 2 or 3, on any number of ranks; leave '
         "round_robin_gradients out of that config, for DeepSpeed then puts values into other parameters"
     ]
     if done.buffers:
-        told.append(
+        lines.append(
             f"DeepSpeed restores no buffers from such a folder; for {len(done.buffers)} of them call "
             f"engine.module.load_state_dict(client_state[{BUFFERS!r}], strict=False)"
         )
     if done.set_by_script:
-        told.append(f"as the script sets them under ZeRO 3, since groups differ: {', '.join(done.set_by_script)}")
+        lines.append(f"as the script sets them under ZeRO 3, since groups differ: {', '.join(done.set_by_script)}")
     if done.left_out:
-        told.append("left out, for their places in the client state are not known: " + ", ".join(done.left_out))
-    return "\n".join(told)
+        lines.append("left out, for their places in the client state are not known: " + ", ".join(done.left_out))
+    return "\n".join(lines)

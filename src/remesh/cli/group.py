@@ -48,7 +48,7 @@ class LazyGroup(click.Group):
             formatter.write_dl(sorted(_VERBS.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
-        """An error that we raise on purpose says all there is to say: its text, no traceback, exit code 1."""
+        """Print an error that we raise on purpose as its text, without a traceback; exit code 1."""
         try:
             return super().invoke(ctx)
         except Error as error:
@@ -59,7 +59,7 @@ class LazyGroup(click.Group):
 @click.version_option(__version__, prog_name="remesh")
 def main() -> None:
     """Carry the state of a running distributed job from any mesh to any other."""
-    # Names of files, and texts out of files that anybody may have written, may have no form in the terminal's encoding.
+    # Names of files, and texts out of files that any program may have written, may not fit the terminal's encoding.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

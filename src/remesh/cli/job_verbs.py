@@ -68,7 +68,7 @@ def checkpoint_job(job: str, stop: bool) -> None:
         + (f"; attempt {answer['attempts']}" if answer["attempts"] > 1 else "")
     )
     click.echo("caught: " + ", ".join(f"{count} {what}" for what, count in answer["caught"].items()))
-    # Not always in the folder that was named: one that was copied while its job ran speaks to the same job.
+    # Not always in the folder that was named: a folder that was copied while its job ran leads to the same job.
     click.echo(f"in {answer['folder']}")
 
 
@@ -100,10 +100,10 @@ def _describe_job(folder: JobFolder) -> dict[str, Any]:
     checkpoints = [{"number": each.number, "problem": each.problem} for each in folder.checkpoints()]
     try:
         state, num_ranks = folder.find_state(), folder.read_spec().num_ranks
-        told = {"state": state.state, "num_ranks": num_ranks, "cause": state.cause}
+        row = {"state": state.state, "num_ranks": num_ranks, "cause": state.cause}
     except Error as error:
-        told = {"state": "damaged", "num_ranks": None, "cause": str(error)}
-    return {"job": folder.path.name, **told, "checkpoints": checkpoints}
+        row = {"state": "damaged", "num_ranks": None, "cause": str(error)}
+    return {"job": folder.path.name, **row, "checkpoints": checkpoints}
 
 
 @click.command("show", short_help="Print a job, a checkpoint or an image as JSON.")
@@ -163,7 +163,7 @@ def _call(folder: JobFolder) -> Line:
 
 
 def refuse_if_running(folder: JobFolder) -> None:
-    """Raise what tells who leads a job, if somebody answers for it."""
+    """Raise an error that names the leader of a job, if one answers for it."""
     if not folder.find_state().addresses:
         return
     try:

@@ -131,7 +131,7 @@ for _verb in (checkpoint_job, list_jobs, show):
 @mpi.command("doctor", short_help="Check whether this machine can run jobs.")
 @JSON
 def examine(as_json: bool) -> None:
-    """Check what this machine has and lacks for checkpoints of MPI programs, and say what to do.
+    """Check what this machine has and lacks for checkpoints of MPI programs, and print what to do.
 
     Exit code 1 if something required is missing.
     """
@@ -170,10 +170,10 @@ def _mpis() -> Iterator[dict[str, Any]]:
     has_mpi = any(isinstance(found, Installation) for _, found in installed)
     for name, found in installed:
         if isinstance(found, Installation):
-            told = {"good": True, "needed": True, "found": found.launcher, "advice": ""}
+            row = {"good": True, "needed": True, "found": found.launcher, "advice": ""}
         else:
-            told = {"good": False, "needed": not has_mpi, "found": "missing", "advice": str(found)}
-        yield {"what": f"MPI {name}", **told}
+            row = {"good": False, "needed": not has_mpi, "found": "missing", "advice": str(found)}
+        yield {"what": f"MPI {name}", **row}
 
 
 def _mark(*, good: bool, needed: bool) -> str:

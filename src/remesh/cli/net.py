@@ -42,7 +42,7 @@ def net() -> None:
 def run_probe(ctx: click.Context, file: Path, seconds: float, bed: str | None, as_json: bool) -> None:
     """Measure rates and latency between hosts and write them to FILE (JSON).
 
-    Every host runs it, started by a launcher that says who is who, such as
+    Every host runs it, started by a launcher that gives each its rank, such as
 
     \b
         torchrun --nnodes 4 --nproc-per-node 1 --rdzv-backend c10d \\

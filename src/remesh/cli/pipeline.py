@@ -289,7 +289,7 @@ def _title(made: Schedule, simulation: Simulation) -> str:
 
 
 def _show(made: Schedule, simulation: Simulation, job: Asked, as_json: bool, reason: str = "") -> Console:
-    """Print a schedule and what it takes; where to say what else there is to say."""
+    """Print a schedule and what it takes; returns the console for what else is to be printed."""
     signal_s = compute_signal_bound_s(made, job.graph, job.costs)
     if as_json:
         print_json(

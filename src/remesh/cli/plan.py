@@ -39,7 +39,7 @@ _OWN_STRATEGIES = ("auto", "split")
 
 @dataclass(frozen=True, slots=True)
 class MoveSide:
-    """One side of a move, as ``SPEC@MESH[:HOST]`` says it."""
+    """One side of a move, as ``SPEC@MESH[:HOST]`` gives it."""
 
     spec: str
     mesh_shape: tuple[int, ...]
@@ -242,8 +242,8 @@ def _summary(made: Plan, simulation: SimulatedRun | None, strategy: str) -> Tabl
         table.add_row("", f"{made.lower_bound_s:.4g} s on this network")
     table.add_row("busiest host", f"{made.busiest_nic_bytes:,} bytes in one direction")
     table.add_row("certified ratio", f"{made.certified_ratio:.4f}")
-    told = _times(simulation.total_s, made) if simulation else "not with so many messages, unless --svg asks for it"
-    table.add_row("simulated", told)
+    duration = _times(simulation.total_s, made) if simulation else "not with so many messages, unless --svg asks for it"
+    table.add_row("simulated", duration)
     table.add_row("rounds", f"{made.num_rounds:,} with {len(made.messages):,} messages")
     table.add_row("kept in place", f"{made.bytes_copied:,} bytes")
     if simulation:

@@ -56,7 +56,7 @@ def _run(context: click.Context, /, script: str, arguments: tuple[str, ...], **v
     given = frozenset(name for name in values if context.get_parameter_source(name) is not ParameterSource.DEFAULT)
     request = Request(values, given, script, arguments)
     if "LOGLEVEL" not in os.environ:
-        # The agent says itself what happened; torch would say it several times. Its launcher's logger has a level too.
+        # The agent prints what happened; torch would print it several times. Its launcher's logger has a level too.
         for name in ("torch.distributed", "torch.distributed.run"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
@@ -99,7 +99,7 @@ def run_request(request: Request) -> Outcome:
             return node.run_agent(job, metrics.take)
         spare_folder = stack.enter_context(own_folder())
         if "LOGLEVEL" not in os.environ:
-            # Which worker failed, and how, torch says itself.
+            # torch itself prints which worker failed, and how.
             logging.getLogger("torch.distributed.elastic.multiprocessing").setLevel(logging.ERROR)
         restarted = restart_job(request, spare_folder)
         _wait_for_names(request)
@@ -107,7 +107,7 @@ def run_request(request: Request) -> Outcome:
         stack.callback(log.close)
         log.write("agent", pid=os.getpid(), node=request.node_name, mode=mode.value)
         try:
-            outcome = run_restart_job(restarted, log, _tell).outcome
+            outcome = run_restart_job(restarted, log, _print).outcome
         except SignalException as error:
             log.write("finish", ok=False, category=None, text=f"ended by {signal.Signals(error.sigval).name}")
             raise
@@ -119,10 +119,10 @@ def run_request(request: Request) -> Outcome:
 
 
 def _wait_for_names(request: Request) -> None:
-    wait_for_names(endpoints_of(request), NAME_TIMEOUT_S, _tell)
+    wait_for_names(endpoints_of(request), NAME_TIMEOUT_S, _print)
 
 
-def _tell(text: str) -> None:
+def _print(text: str) -> None:
     click.echo(f"remesh: {text}", err=True)
 
 

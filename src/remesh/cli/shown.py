@@ -1,7 +1,7 @@
 """Output of the verbs: tables for people, one JSON document with ``--json``, progress bars.
 
 Progress goes to stderr, if that is a terminal, and is gone when the work is done: a bar with the time left, or the time
-that has passed where nobody knows how much work there is.
+that has passed where the amount of work is unknown.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def with_progress(items: Iterable[T], what: str) -> Iterator[T]:
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Show the time that has passed while work runs whose length nobody knows."""
+    """Show the time that has passed while work of unknown length runs."""
     from rich.console import Console  # noqa: PLC0415  costs time: only where something is drawn
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415  as above
 

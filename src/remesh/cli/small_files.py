@@ -1,4 +1,4 @@
-"""Small files that the verbs read and write; failures are errors that say what to do."""
+"""Small files that the verbs read and write; failures are errors with what to do next."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class OutputFile:
             raise _cannot_write(path, raised) from raised
 
     def write(self, text: str, console: Console) -> None:
-        """Write it, and say so."""
+        """Write it, and print its path."""
         try:
             self._file.write(text)
             self._file.close()

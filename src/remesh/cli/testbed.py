@@ -49,7 +49,7 @@ def run_program(hosts: str, nproc_per_host: int, program: str, arguments: tuple[
     in its environment. If one of them fails, the others are stopped, and its exit code is returned.
     """
     spec = read_spec(hosts)
-    # A launcher that is told to end shall leave no host behind.
+    # A launcher that is terminated shall leave no host behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(of_signal(signal.SIGTERM)))
     with Testbed(spec) as bed:
         processes = []
@@ -71,7 +71,7 @@ def run_program(hosts: str, nproc_per_host: int, program: str, arguments: tuple[
 @testbed.command("list")
 @JSON
 def list_testbeds(as_json: bool) -> None:
-    """Show the testbeds on this machine and who owns them."""
+    """Show the testbeds on this machine and the processes that own them."""
     found = known_testbeds.find_testbeds()
     if as_json:
         beds = ({"bed": bed.label, "pid": bed.owner.pid, "is_alive": bed.is_alive, "hosts": bed.hosts} for bed in found)

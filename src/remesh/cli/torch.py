@@ -56,7 +56,7 @@ _how = with_options(*HOSTS, _INTERFACE, *CHECKPOINTS, MAX_RESTARTS)
 @click.option("--rdzv-backend", "--rdzv_backend", type=click.Choice(["static", "c10d"]), help=_NO_MEETING)
 @click.option("--rdzv-endpoint", "--rdzv_endpoint", help=_NO_MEETING)
 @click.option("--rdzv-id", "--rdzv_id", "run_id", help="Value of TORCHELASTIC_RUN_ID for the program.")
-@click.option("--master-addr", "--master_addr", help="Value of MASTER_ADDR for the program; nobody listens there.")
+@click.option("--master-addr", "--master_addr", help="Value of MASTER_ADDR for the program; no process listens there.")
 @click.option(
     "--master-port", "--master_port", type=click.IntRange(1, 65535), help="Value of MASTER_PORT for the program."
 )

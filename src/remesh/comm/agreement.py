@@ -43,7 +43,7 @@ class Agreed:
 
     epoch: str
     kept: dict[str, Any] = field(default_factory=dict)
-    """Values that callers keep for the next time, by name. They follow from what all ranks told, and nothing else."""
+    """Values that callers keep for the next time, by name. They follow from what all ranks sent alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,9 @@ class Agreement(Generic[T]):
     told: list[list[Any]] | None
     """The parts of every rank, by rank; equal parts may be one object. None when all is as remembered."""
     beside: list[Any]
-    """What each rank told beside its parts, by rank."""
+    """What each rank sent beside its parts, by rank."""
     value: T
-    """What this rank's step returned, of which it told the others."""
+    """What this rank's step returned; the parts that it sent were made of it."""
     mine: _Mine
 
 
@@ -89,7 +89,7 @@ class Agreements:
         translate: Callable[[str, BaseException], BaseException] | None = None,
         about: str = "",
     ) -> Agreement[T]:
-        """Run a local step and hear the others; ``tell`` makes of its value this rank's parts and something beside.
+        """Run a local step and gather the parts of all ranks; ``tell`` makes this rank's parts of its value.
 
         ``about`` names the kind of the parts, where one memory serves several: equal parts of two kinds, such as none
         at all, are two agreements.
@@ -108,21 +108,21 @@ class Agreements:
 
         def say(made: tuple[T, _Mine, Any]) -> list[Any]:
             _, mine, beside = made
-            epochs = [agreed.epoch for told, agreed in self._remembered if told is mine]
+            epochs = [agreed.epoch for sent, agreed in self._remembered if sent is mine]
             return [epochs, mine.digests, beside, mine.parts if tells_at_once else None]
 
         together = step_together(look, group, doing, tell=say, translate=translate)
-        (value, mine, _), told = together.mine, together.told
-        beside = [besides for _, _, besides, _ in told]
-        common = set[str].intersection(*(set(epochs) for epochs, *_ in told))
+        (value, mine, _), sent = together.mine, together.told
+        beside = [besides for _, _, besides, _ in sent]
+        common = set[str].intersection(*(set(epochs) for epochs, *_ in sent))
         if common:
             return Agreement(self._use(mine, common), None, beside, value, mine)
-        digests = [of_rank for _, of_rank, _, _ in told]
+        digests = [of_rank for _, of_rank, _, _ in sent]
         agreed = Agreed(_digest_of([about, digests]) if place[1] > 1 else uuid.uuid4().hex)
-        if all(parts is not None for *_, parts in told):
-            everywhere = [parts for *_, parts in told]
+        if all(parts is not None for *_, parts in sent):
+            everywhere = [parts for *_, parts in sent]
         else:
-            everywhere = _tell_in_full(mine.parts, digests, group, doing) if any(digests) else [[] for _ in told]
+            everywhere = _gather_parts(mine.parts, digests, group, doing) if any(digests) else [[] for _ in sent]
         return Agreement(agreed, everywhere, beside, value, mine)
 
     def remember(self, agreement: Agreement[Any]) -> None:
@@ -141,20 +141,20 @@ class Agreements:
 
     def _use(self, mine: _Mine, epochs: set[str]) -> Agreed:
         # An epoch is a digest of all parts, and these are the parts now: there is one that all ranks remember.
-        at = next(n for n, (told, agreed) in enumerate(self._remembered) if told is mine and agreed.epoch in epochs)
+        at = next(n for n, (own, agreed) in enumerate(self._remembered) if own is mine and agreed.epoch in epochs)
         self._remembered.append(self._remembered.pop(at))
         return self._remembered[-1][1]
 
 
-def check_alike(told: Sequence[Mapping[str, Any]], in_full: Callable[[str], Any], group: Group, doing: str) -> None:
-    """Raise `OptionError` on all ranks unless all have told equal options; ``told`` is what each of them told, by rank.
+def check_alike(by_rank: Sequence[Mapping[str, Any]], in_full: Callable[[str], Any], group: Group, doing: str) -> None:
+    """Raise `OptionError` on all ranks unless all have sent equal options; ``by_rank`` has those of each rank, by rank.
 
-    Called by every rank of the group with the same ``told``; calls nobody where they are equal. ``in_full`` returns
-    this rank's value of an option as JSON, for long ones that are told as digests; the error shows where they differ.
+    Called by every rank of the group with the same ``by_rank``; no communication where they are equal. ``in_full``
+    returns this rank's value of an option as JSON, for long ones that are sent as digests; the error shows the place.
     """
-    if all(each == told[0] for each in told):  # nearly always
+    if all(each == by_rank[0] for each in by_rank):  # nearly always
         return
-    unlike = find_unlike(told)
+    unlike = find_unlike(by_rank)
     if unlike is None:
         return
     name, rank = unlike
@@ -162,7 +162,7 @@ def check_alike(told: Sequence[Mapping[str, Any]], in_full: Callable[[str], Any]
     where, first, other = _difference(name, values[0], values[rank])
     raise OptionError(
         f"{doing}: option {where} is {_shown(first)} on rank 0 and {_shown(other)} on rank {rank}, "
-        f"expected the same value on all {len(told)} ranks; use the same options on every rank"
+        f"expected the same value on all {len(by_rank)} ranks; use the same options on every rank"
     )
 
 
@@ -179,25 +179,25 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
-def _tell_in_full(parts: Sequence[Any], digests: Sequence[Sequence[str]], group: Group, doing: str) -> list[list[Any]]:
+def _gather_parts(parts: Sequence[Any], digests: Sequence[Sequence[str]], group: Group, doing: str) -> list[list[Any]]:
     if len(digests) == 1:
         return [list(parts)]
     rank = group_rank(group)
     first: dict[str, tuple[int, int]] = {}
-    for teller, of_rank in enumerate(digests):
+    for sender, of_rank in enumerate(digests):
         for at, digest in enumerate(of_rank):
-            first.setdefault(digest, (teller, at))
+            first.setdefault(digest, (sender, at))
     mine = list(zip(digests[rank], parts, strict=True))
-    said = gather_from(
+    gathered = gather_from(
         lambda: [part if first[digest] == (rank, at) else None for at, (digest, part) in enumerate(mine)],
         group,
         doing,
     )
-    return [[said[first[digest][0]][first[digest][1]] for digest in of_rank] for of_rank in digests]
+    return [[gathered[first[digest][0]][first[digest][1]] for digest in of_rank] for of_rank in digests]
 
 
 def _digests_of(parts: Sequence[Any], place: tuple[int, int]) -> list[str]:
-    """A rank that is alone has nobody to compare with."""
+    """The digests of the parts; empty texts for a rank that is alone, which has nothing to compare."""
     return [_digest_of(part) for part in parts] if place[1] > 1 else [""] * len(parts)
 
 

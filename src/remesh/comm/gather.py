@@ -9,7 +9,7 @@ One gather, in steps:
    that raised before the collective would leave the others waiting in it.
 2. Every rank receives the heads of all: the length of the envelope, and the envelope when it is short. Most gathers end
    here. Over gloo heads go through a tree (`tree`), elsewhere they are a collective.
-3. If one is longer, everyone knows it from the heads, and a collective carries all of them in full, padded to the
+3. If one is longer, all ranks know it from the heads, and a collective carries all of them in full, padded to the
    longest. Sizes beyond the limit are refused by all ranks, from the same heads.
 4. If an envelope holds an error, every rank raises that of the lowest failing rank.
 5. An envelope also carries what its rank is doing. Ranks that are in different calls meet in the same gather, and would
@@ -73,11 +73,11 @@ class Together(Generic[T]):
     mine: T
     """What the step returned on this rank."""
     told: list[Any]
-    """What every rank told of its own, by group rank, as JSON returns it."""
+    """What every rank sent, by group rank, as JSON returns it."""
 
 
 def check_group(group: object) -> None:
-    """Raise `OptionError` for what is no group; what torch gives to those who are no members, a number, passes."""
+    """Raise `OptionError` for what is no group; what torch gives to processes that are no members, a number, passes."""
     doing = "taking part in a collective"
     members = dist.group.WORLD if group is None else group
     if members is None or members == dist.GroupMember.NON_GROUP_MEMBER:
@@ -89,17 +89,17 @@ def check_group(group: object) -> None:
         raise ConfigError(f"{doing}: the group was destroyed, expected one that is there; make another one")
     if "fake" in backends_of(members).values():
         raise ConfigError(
-            f"{doing}: the backend of the group is 'fake', which carries no message to anybody, expected gloo or NCCL"
+            f"{doing}: the backend of the group is 'fake', which carries no messages, expected gloo or NCCL"
         )
 
 
 def group_rank(group: Group = None) -> int:
-    """This process's rank in the group; 0 without a process group. Calls nobody."""
+    """This process's rank in the group; 0 without a process group. No communication."""
     check_group(group)
     members = group or dist.group.WORLD
     if members is None:
         return 0
-    # What torch says by the rank in the default group, a group beside that one (`remesh.groups.beside`) knows itself.
+    # torch answers by the rank in the default group; a group beside that one (`remesh.groups.beside`) knows its own.
     rank = members.rank() if isinstance(members, dist.ProcessGroup) else -1
     if rank < 0:
         raise PeerError(
@@ -110,7 +110,7 @@ def group_rank(group: Group = None) -> int:
 
 
 def group_size(group: Group = None) -> int:
-    """Number of ranks in the group; 1 without a process group. Calls nobody."""
+    """Number of ranks in the group; 1 without a process group. No communication."""
     members = group or dist.group.WORLD
     return 1 if members is None else dist.get_world_size(members)
 
@@ -130,7 +130,7 @@ def group_device(group: Group = None) -> torch.device:
 def is_queued(group: Group = None) -> bool:
     """Whether operations of the group have only been queued on a device when a wait for them returns; so with NCCL.
 
-    Then `check_end` says what became of them.
+    Then `check_end` raises if one of them was given up.
     """
     if group is None and not dist.is_initialized():
         return False
@@ -138,10 +138,10 @@ def is_queued(group: Group = None) -> bool:
 
 
 def check_end(group: Group, doing: str) -> None:
-    """Return when all that this rank has queued on the group's device is done; elsewhere at once. Calls nobody.
+    """Return when all that this rank has queued on the group's device is done; elsewhere at once. No communication.
 
     Raises `PeerError` when an operation of the group was given up, whose result is whatever was in its memory before:
-    torch aborts what hangs, and tells the program nothing of it.
+    torch aborts what hangs, and does not report it to the program.
     """
     if not is_queued(group):
         return
@@ -159,17 +159,17 @@ def find_given_up(group: Group, doing: str) -> PeerError | None:
 
 
 def is_of_own_device(raised: BaseException) -> bool:
-    """Whether an error says that this rank has no memory left, or its device is lost; no peer has to do with it."""
+    """Whether an error means that this rank has no memory left or that its device is lost: no peer has caused it."""
     return isinstance(raised, torch.AcceleratorError) or is_out_of_memory(raised)
 
 
 def is_out_of_memory(raised: BaseException) -> bool:
-    """Whether an error says that there is no memory left, on a device or on the host, for which torch has no type."""
+    """Whether an error means that a device or the host has no memory left; torch has no type for the host's."""
     return isinstance(raised, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(raised)
 
 
 def lack_of_memory(raised: BaseException) -> str | None:
-    """The allocator's words, in a line, if an error says that there is no memory left; None for any other."""
+    """The allocator's words, in a line, if an error means that no memory is left; None for any other."""
     if not is_out_of_memory(raised):
         return None
     words = str(raised).strip() or type(raised).__name__
@@ -218,7 +218,7 @@ def step_together(
 ) -> Together[T]:
     """Run a local step on every rank, and go on only if it has succeeded everywhere: else all raise the same error.
 
-    What the step returns stays here, of whatever type it is; what ``tell`` makes of it every rank hears. What
+    What the step returns stays here, of whatever type it is; every rank receives what ``tell`` makes of it. What
     either raises is raised as ``translate`` gives it, which knows what was being done. Called by every rank of the
     group; blocks until all have called it.
     """
@@ -252,7 +252,7 @@ def peer_error(doing: str, group: Group, raised: BaseException) -> PeerError:
     """The error to raise when a transport call failed because another rank died, left or stayed away.
 
     The group is of no use any more. This rank closes its connections in it first, so that ranks which wait for this
-    one, or for somebody who does, learn of it now and not after their timeout.
+    one, or for a rank that does, learn of it now and not after their timeout.
     """
     break_off(group)
     return PeerError(
@@ -363,8 +363,8 @@ def _all_gather_padded(mine: torch.Tensor, lengths: Sequence[int], group: Group,
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """An error as another rank tells it."""
+class _RankFailure:
+    """An error as another rank sent it."""
 
     types: list[list[str]]
     """``[module, name]`` of the type and its bases, nearest first."""
@@ -381,7 +381,7 @@ def _describe(error: BaseException, doing: str) -> dict[str, Any]:
     text = str(error) or type(error).__name__
     if isinstance(error, KeyError):
         text = f"missing key {text}"
-    if not text.startswith(doing):  # an error that already says what was being done is not told twice
+    if not text.startswith(doing):  # its text may already begin with what was being done
         text = f"{doing}: {text}"
     return {
         "types": [[cls.__module__, cls.__qualname__] for cls in type(error).__mro__],
@@ -407,30 +407,30 @@ def _raise_first(failed: dict[int, Any], mine: BaseException | None, group: Grou
     if mine is not None and not isinstance(mine, Exception):
         raise mine
     first = min(failed)
-    told = _Told(**failed[first])
+    failure = _RankFailure(**failed[first])
     where = f"rank {_world_rank(first, group)}"
     if len(failed) > 1:
         others = [str(_world_rank(rank, group)) for rank in sorted(failed)[1:9]]
         where += f", and others: {', '.join(others)}{', ...' if len(failed) > 9 else ''}"
-    raise _rebuild(told, f"{told.text} (raised on {where})") from _what_adds_to(told.text, mine)
+    raise _rebuild(failure, f"{failure.text} (raised on {where})") from _what_adds_to(failure.text, mine)
 
 
 def _what_adds_to(text: str, error: BaseException | None) -> BaseException | None:
-    """The cause worth a traceback of its own: errors of ours whose words the text repeats say nothing more."""
+    """The cause worth a traceback of its own: Remesh's errors whose words the text repeats add nothing."""
     while isinstance(error, Error) and str(error) in text:
         error = error.__cause__
     return error
 
 
-def _rebuild(told: _Told, text: str) -> Exception:
-    if told.leaving:
-        return PeerError(f"{text}; the rank is leaving on {told.types[0][1]}, meet again without it")
+def _rebuild(failure: _RankFailure, text: str) -> Exception:
+    if failure.leaving:
+        return PeerError(f"{text}; the rank is leaving on {failure.types[0][1]}, meet again without it")
     known = {(cls.__module__, cls.__qualname__): cls for cls in _descendants(Error)}
-    for module, name in told.types:
+    for module, name in failure.types:
         cls = getattr(builtins, name, None) if module == "builtins" else known.get((module, name))
         if not isinstance(cls, type) or not issubclass(cls, Exception):
             continue
-        for arguments in ((text,), (told.reason, text)):
+        for arguments in ((text,), (failure.reason, text)):
             try:
                 rebuilt = cls(*arguments)
             except TypeError:  # a type that needs other arguments, such as UnicodeDecodeError

@@ -78,12 +78,12 @@ def gather_words(word: bytes, most_bytes: int, group: dist.ProcessGroup | None) 
 def _place_in(group: dist.ProcessGroup | None) -> tuple[int, int]:
     """This rank in a group, and how many there are; torch itself would look for it in the default group first."""
     members = group or dist.group.WORLD
-    assert members is not None, "who calls others has a group"
+    assert members is not None, "a rank that has peers has a group"
     return members.rank(), members.size()
 
 
 class _Mailbox:
-    """A message that is waited for from one peer, or from nobody."""
+    """A message that is waited for from one peer; empty when no peer is to send one."""
 
     def __init__(self, group: dist.ProcessGroup | None, peer: int | None, most_bytes: int) -> None:
         self._buffer = torch.empty(most_bytes if peer is not None else 0, dtype=torch.uint8, device="cpu")
@@ -123,8 +123,8 @@ def _unpack(packed: bytes) -> Iterator[tuple[int, bytes]]:
 class Farewell:
     """The end of a run, which all ranks reach or none.
 
-    Made by every rank before the run begins, with the same tag, which is nobody else's, and the same root: best is who
-    ends last, for then one hop is left when it ends. Calls nobody.
+    Made by every rank before the run begins, with the same tag, which no other exchange uses, and the same root: best
+    is the rank that ends last, for then one hop is left when it ends. No communication.
     """
 
     def __init__(self, group: dist.ProcessGroup | None, tag: int, root: int) -> None:
@@ -135,7 +135,7 @@ class Farewell:
         self._done_everywhere = [self._expect(self._place.above)] if self._place.above is not None else []
 
     def wait(self, trouble: bool = False) -> bool:
-        """Say that this rank is done, and return when all are: whether any of them has met with ``trouble``.
+        """Report that this rank is done, and return when all are: whether any of them has met with ``trouble``.
 
         Raises RuntimeError when a peer is gone.
         """
@@ -143,17 +143,17 @@ class Farewell:
         for expected in self._done_below:
             word |= expected.wait()
         if self._place.above is not None:
-            self._tell(self._place.above, word).wait()
+            self._send(self._place.above, word).wait()
         for expected in self._done_everywhere:
             word |= expected.wait()
-        for work in [self._tell(child, word) for child in self._place.below]:
+        for work in [self._send(child, word) for child in self._place.below]:
             work.wait()
         return bool(word)
 
     def _expect(self, peer: int) -> _Word:
         return _Word(self._group, peer, self._tag)
 
-    def _tell(self, peer: int, word: torch.Tensor) -> Any:
+    def _send(self, peer: int, word: torch.Tensor) -> Any:
         return dist.isend(word, group=self._group, group_dst=peer, tag=self._tag)
 
 

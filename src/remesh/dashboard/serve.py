@@ -57,7 +57,7 @@ _HEADERS = {
 
 
 class LiveStory:
-    """The story of one job, and who waits for news of it."""
+    """The story of one job, and the connections that wait for news of it."""
 
     def __init__(self, poll: Poll, title: str) -> None:
         self._poll = poll
@@ -109,7 +109,7 @@ class LiveStory:
 
 
 class TokenGuard:
-    """Lets those through who bring the token."""
+    """Lets requests through that bring the token."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app
@@ -191,7 +191,7 @@ def make_server(app: Starlette, host: str, port: int) -> uvicorn.Server:
 
 
 def new_token() -> str:
-    """A token that nobody guesses."""
+    """A random token, too long to be guessed."""
     return secrets.token_urlsafe(24)
 
 

@@ -4,8 +4,8 @@ An event is a line of an event log: ``t`` (seconds since the epoch), ``who``, ``
 kind. Several processes log the same event (every agent logs a generation): the first one counts. A first generation of
 other processes is a job that was started again with the same folder, as platforms do: curves, checkpoints and
 happenings of the runs before stay. An unknown kind is shown in the list of happenings as it is, so that what a program
-logs itself is seen too. Values come from files that anybody may have written: what does not have the expected form is
-left out, and counted.
+logs itself is seen too. Values come from files that any program may have written: what has another form is left out,
+and counted.
 
 Steps come from ``step`` events, which a program writes with ``job.log("step", loss=...)``: every number in it that is
 not named in `_NOT_CURVES` becomes a curve. Memory is bounded for a job of any length.
@@ -59,7 +59,7 @@ class WorkerStory:
     step: int | None = None
     """Newest step that it reported."""
     seen_s: float = 0.0
-    """When it last said anything, seconds since the epoch."""
+    """When its last event was logged, seconds since the epoch."""
 
 
 @dataclass(slots=True)
@@ -87,13 +87,13 @@ class StateMove:
     """``peers``, ``checkpoint`` or ``fresh``."""
     reason: str
     seconds: float
-    """On the slowest rank that told so far."""
+    """On the slowest rank that has reported so far."""
     bytes_by_pair: list[list[int]]
     """``[giver, taker, bytes]`` by mesh rank, most bytes first. Invariant: at most _MAX_PAIRS."""
     bytes_moved: int
-    """Between ranks, to all that told so far."""
+    """Between ranks, to all that have reported so far."""
     bytes_from_disk: int
-    """Over all ranks that told so far."""
+    """Over all ranks that have reported so far."""
 
 
 @dataclass(slots=True)
@@ -217,7 +217,7 @@ class Story:
         self.state = "running"
         self.generations.append(GenerationStory(number, axes, len(members), step, _text(event.get("reason", "")), at_s))
         for key, worker in self.workers.items():
-            # Who is neither a member nor stands by did not come to the meeting.
+            # A worker that is neither a member nor on standby did not come to the meeting.
             worker.state = "standby" if key in standby else "gone"
             worker.rank, worker.coordinates = None, {}
         for key, rank, slot in members:
@@ -275,7 +275,7 @@ class Story:
         step, at_s = int(event["step"]), float(event["t"])
         current = self.generation
         if current is not None and int(event.get("generation", current.number)) != current.number:
-            return  # a straggler of an earlier mesh: what it did is told by the generation
+            return  # a straggler of an earlier mesh: what it did is in the event of the generation
         worker = self._member(int(event["rank"])) if "rank" in event else None
         if worker is not None:
             worker.state, worker.step, worker.seen_s = "training", step, at_s
@@ -318,7 +318,7 @@ class Story:
             self._happen(event, str(event["reason"]))
 
     def _on_exited(self, event: Event) -> None:
-        """In restart mode without a code: it ended well or was stopped, and failures are told by themselves."""
+        """In restart mode without a code: it ended well or was stopped, and failures have events of their own."""
         slot, code = int(event["slot"]), event.get("code")
         key = self._started_by.get((str(event["who"]), slot))
         worker = None if key is None else self.workers.get(key)
@@ -341,7 +341,7 @@ class Story:
             key, WorkerStory(key[1], self._node_of.get(who, ""), slot, seen_s=float(event["t"]))
         )
         if "rank" in event:
-            # Restart mode: nothing more is told of it.
+            # Restart mode: no further event comes of it.
             worker.rank, worker.state = int(event["rank"]), "training"
             worker.coordinates = {"rank": worker.rank}
 
@@ -356,22 +356,22 @@ class Story:
     def _on_other(self, event: Event) -> None:
         kind = str(event["kind"])
         self._num_other[kind] = count = self._num_other.get(kind, 0) + 1
-        told = event.get("reason", event.get("text"))
-        if told is None:
+        text = event.get("reason", event.get("text"))
+        if text is None:
             if count > _MAX_ALIKE:
                 return
             values = {name: value for name, value in event.items() if name not in ("t", "who", "kind")}
-            told = ", ".join(
+            text = ", ".join(
                 f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
                 for name, value in values.items()
             )
-        self._happen(event, str(told))
+        self._happen(event, str(text))
 
     def _happen(self, event: Event, text: str) -> None:
         self.happenings.append(Happening(float(event["t"]), _text(event["who"]), _text(event["kind"]), _text(text)))
 
     def _is_new(self, kind: str, number: int) -> bool:
-        """Whether this is the first to tell; several processes tell the same."""
+        """Whether this is the first event of its kind and number; several processes log the same."""
         if (kind, number) in self._counted_once:
             return False
         self._counted_once.add((kind, number))
@@ -411,12 +411,12 @@ def _member_of(member: Mapping[str, Any]) -> Process:
 
 
 def _child_of(event: Event) -> Process:
-    """The process of which its agent tells."""
+    """The process that an event of its agent is about."""
     return str(event["who"]).removeprefix("agent-"), int(event["pid"])
 
 
 def _who_of(event: Event) -> Process:
-    """The process of a worker that tells of itself."""
+    """The process of a worker that logged the event itself."""
     agent, _, pid = str(event["who"]).removeprefix("worker-").rpartition("-")
     return agent, int(pid)
 

@@ -53,7 +53,7 @@ def _check(answer: Any) -> None:
     """Raise what the driver answered, unless that was well.
 
     CUDA keeps the error of a call for the next query in this thread, and that is torch's after its next kernel: the
-    program would hear of it a second time, from a kernel that has nothing to do with it. So one that does nothing asks.
+    program would get it a second time, from a kernel that has nothing to do with it. So one that does nothing asks.
     """
     try:
         torch.cuda.check_error(int(answer))

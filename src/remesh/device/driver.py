@@ -1,8 +1,8 @@
 """``python -m remesh.device.driver withdraw|give-back PID...``: what NVIDIA's driver does for images.
 
 The driver takes and gives it for a whole process, from outside: the group CUDA_CHECKPOINT of its API, in version 570 or
-newer. Which step a process has come to the driver knows, not we: so each direction may be asked for again, from
-wherever the last one ended. A line of JSON tells each step; the last one may be a problem.
+newer. The driver, and not Remesh, knows which step a process has come to: so each direction may be asked for again,
+from wherever the last one ended. A line of JSON reports each step; the last one may be a problem.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from remesh.foundation.errors import ConfigError, PeerError
 
 @dataclass(frozen=True, slots=True)
 class NcclMember:
-    """What one rank tells."""
+    """What one rank reports of its NCCL."""
 
     host: str
     device: str
@@ -36,7 +36,7 @@ class NcclMember:
     must_outlive: bool = False
     """Whether its groups are aborted and made again."""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """Those of torch that say whether it outlives that."""
+    """The settings of torch that decide whether it outlives an abort."""
 
 
 def member_here(device_id: torch.device | None, *, must_outlive: bool = False) -> NcclMember:
@@ -84,16 +84,16 @@ def agree_on_members(store: dist.Store, rank: int, world_size: int, mine: NcclMe
         verdict = store.get(verdict_key).decode()
     except RuntimeError as raised:
         raise PeerError(
-            f"talking over NCCL: rank {rank} of {world_size} heard nothing of the others for "
+            f"talking over NCCL: rank {rank} of {world_size} received nothing from the others for "
             f"{timeout.total_seconds():.0f} s, expected all of them; see what became of them, and meet again"
         ) from raised
     if verdict:
         raise ConfigError(verdict)
 
 
-def _judge(told: Sequence[Mapping[str, object]]) -> str:
+def _judge(members: Sequence[Mapping[str, object]]) -> str:
     try:
-        check_members([NcclMember(**each) for each in told])  # type: ignore[arg-type]
+        check_members([NcclMember(**each) for each in members])  # type: ignore[arg-type]
     except ConfigError as raised:
         return str(raised)
     return ""

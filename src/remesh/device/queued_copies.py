@@ -5,8 +5,8 @@
     writer (a thread)                               └──> writes
 
 1. The copying stream waits for the program's stream: the save has what was queued there before it.
-2. The memory of each tensor is kept for the copying stream. torch's allocator gives it to nobody else before the copies
-   are made, no matter when the program frees the tensor or on which stream it was allocated.
+2. The memory of each tensor is kept for the copying stream. torch's allocator gives it to no other tensor before the
+   copies are made, no matter when the program frees the tensor or on which stream it was allocated.
 3. The copies go into memory whose pages are locked. Into other memory they would not be queued: the host would make
    them, and wait.
 4. The program's stream waits for the end. So nothing that is queued after the save, in place or not, is in it. The host
@@ -72,7 +72,7 @@ class Devices(Protocol):
         """Another one, for copies alone; always the same."""
 
     def keep(self, tensor: torch.Tensor, stream: DeviceStream) -> None:
-        """Let nobody else have the tensor's memory before what the stream will have been given is done."""
+        """Keep the tensor's memory from being used again before all that the stream will have been given is done."""
 
     def queue(self, copies: Sequence[QueuedCopy], stream: DeviceStream) -> None:
         """Let the stream copy; the host does not wait."""

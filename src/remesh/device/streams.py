@@ -80,10 +80,10 @@ def run_apart(act: Callable[[], object]) -> None:
 
 
 class StreamOrder:
-    """The order on devices of those who write some memory and those who read it.
+    """The order on devices of the threads that write some memory and those that read it.
 
-    Who reads and who writes takes turns on the host besides: this is about work that is still queued. Not locked; to be
-    called under the lock that keeps the turns.
+    On the host a lock keeps readers and writers apart; this is about work that is still queued. Not locked itself: to
+    be called under that lock.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class StreamOrder:
             self._reads[stream] = stream.record_event()
 
     def begin_write(self) -> None:
-        """What is queued from now on, on the current streams, overwrites what nobody reads any more."""
+        """What is queued from now on, on the current streams, overwrites what no reader needs any more."""
         for device in self._devices:
             for event in (*self._written, *self._reads.values()):
                 self._current_stream(device).wait_event(event)
@@ -133,7 +133,7 @@ def wait_for_devices(devices: Collection[torch.device]) -> None:
 
 
 def _keep(tensor: torch.Tensor, stream: Any) -> None:
-    """Let nobody else have the tensor's memory before what the stream has been given is done."""
+    """Keep the tensor's memory from being used again before all that the stream has been given is done."""
     if tensor.is_cuda:
         tensor.record_stream(stream)
 

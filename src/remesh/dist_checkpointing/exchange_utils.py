@@ -4,7 +4,7 @@ Definitions. A *shard id* is ``(key, global_offset, (start, stop) of a flattened
 with equal ids hold replicas. A *distribution* names for each shard the one rank of the group that reads or writes it.
 *Loaded* shards are those a rank has read, *unloaded* ones those it wants and another has read.
 
-1. The ranks of the group tell each other their shards, without data.
+1. The ranks of the group exchange descriptions of their shards, without data.
 2. Every rank computes the same distribution from that, by `distribute_shards_to_ranks`.
 3. After a load, shards go from their readers to all other ranks that hold them: the planner sends each rank the bytes
    it needs and no others, in messages of bounded size, straight into the tensors that want them.
@@ -112,22 +112,22 @@ def determine_main_replica_uniform_distribution(
     )
     kept = agreement.agreed.kept
     if agreement.told is not None:
-        kept["distribution"] = _build_shard_distribution([told[:-1] for told in agreement.told], ignore_groups)
+        kept["distribution"] = _build_shard_distribution([sent[:-1] for sent in agreement.told], ignore_groups)
         plans.remember(agreement)
     distribution: ShardDistribution = kept["distribution"]
     return distribution
 
 
-def _build_shard_distribution(told: Sequence[Sequence[Any]], ignore_groups: bool) -> ShardDistribution:
-    """The distribution of what each rank has told by `_describe`. Ranks that told the same are dealt with once."""
+def _build_shard_distribution(by_rank: Sequence[Sequence[Any]], ignore_groups: bool) -> ShardDistribution:
+    """The distribution of what each rank has sent by `_describe`. Ranks that sent the same are dealt with once."""
     ranks_of: dict[_ShardId, list[int]] = {}
     described: dict[_ShardId, ShardedTensor] = {}
     mains: set[_ShardId] = set()
     alike: dict[tuple[int, int, int], list[int]] = {}
-    for rank, (form, places, ranges, _) in enumerate(told):
+    for rank, (form, places, ranges, _) in enumerate(by_rank):
         alike.setdefault((id(form), id(places), id(ranges)), []).append(rank)
     for ranks in alike.values():
-        shards = _described(*told[ranks[0]][:3])
+        shards = _described(*by_rank[ranks[0]][:3])
         for name, shard in shards.items():
             first = described.setdefault(name, shard)
             if (first.dtype, first.data_shape) != (shard.dtype, shard.data_shape):
@@ -140,11 +140,11 @@ def _build_shard_distribution(told: Sequence[Sequence[Any]], ignore_groups: bool
             ranks_of[name] = list(ranks) if held is None else sorted(held + ranks)
         names = list(shards)
         for rank in ranks:
-            mains.update(names[at] for at in unpack(told[rank][3]).tolist())
+            mains.update(names[at] for at in unpack(by_rank[rank][3]).tolist())
     sizes = {name: _shard_size(shard) for name, shard in described.items()}
     counted = {name: ranks for name, ranks in ranks_of.items() if ignore_groups or name in mains}
     outside = ranks_of.keys() - mains if ignore_groups else ()
-    chosen = distribute_shards_to_ranks(counted, sizes, len(told), outside)
+    chosen = distribute_shards_to_ranks(counted, sizes, len(by_rank), outside)
     return ShardDistribution(chosen, mains, described, ranks_of)
 
 
@@ -201,7 +201,7 @@ _NOT_FLATTENED = (-1, -1)
 
 
 def _describe(sharded_state_dict: ShardedStateDict) -> list[Any]:
-    """What a rank tells of its distinct shards, as JSON: form, places, slices, and which are main replicas."""
+    """Description of a rank's distinct shards, as JSON: form, places, slices, and which are main replicas."""
     shards: dict[_ShardId, ShardedTensor] = {}
     mains: set[_ShardId] = set()
     for one in nested_values(sharded_state_dict):

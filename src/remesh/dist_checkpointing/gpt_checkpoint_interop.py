@@ -23,6 +23,6 @@ def gpt_compatible_layer_maps(hybrid_layer_pattern: str, *_: Any, **__: Any) -> 
     )
 
 
-# Layer maps are made by that function, so nobody comes to those that use them.
+# Layer maps are made by that function, so no caller reaches those that use them.
 retarget_sharded_state_dict_to_gpt_checkpoint = gpt_compatible_layer_maps
 retarget_fsdp_state_dict_to_gpt_checkpoint = gpt_compatible_layer_maps

@@ -48,7 +48,7 @@ def get_param_id_to_sharded_param_map(
 ) -> dict[int, Sharded]:
     """Map the number of each optimizer parameter to the model's entity whose data it is.
 
-    Parameters that the model's state dict does not have are left out; when none is found, a warning says why.
+    Parameters that the model's state dict does not have are left out; when none is found, a warning gives the reason.
     """
     numbers = get_optim_param_to_id_map(optim_params_iter)
     found: dict[int, Sharded] = {}

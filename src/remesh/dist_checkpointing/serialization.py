@@ -1,7 +1,7 @@
 """Entry points for saving and loading sharded state dicts, with Megatron Core's signatures.
 
 All functions accept a path for the directory, or a URL that fsspec knows. Those that are not marked otherwise
-communicate with nobody. What saves and loads is `remesh.checkpoint.run`, as for plain states.
+do not communicate. What saves and loads is `remesh.checkpoint.run`, as for plain states.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ def load(  # noqa: PLR0913 - the signature that users know
 
     agreement = Agreements(max_kept=0).agree(plan, process_group, doing, tell=tell, translate=as_checkpoint_error)
     check_is_one([seen for seen, _ in agreement.beside])
-    check_alike([told for _, told in agreement.beside], alike.__getitem__, process_group, doing)
+    check_alike([sent for _, sent in agreement.beside], alike.__getitem__, process_group, doing)
     ours = agreement.value
     outlines = [Outline.from_parts(parts) for parts in agreement.told or [] if parts]
     if validate_access_integrity:
@@ -330,7 +330,7 @@ def get_default_load_sharded_strategy(checkpoint_dir: Directory | None = None) -
 
 
 def _kind_of(strategy: Any) -> str:
-    """What of a strategy tells which collectives it makes: a name that is equal on all ranks that use its like."""
+    """What of a strategy decides which collectives it makes: a name that is equal on all ranks that use its like."""
     backend = getattr(strategy, "backend", None)
     of_backend = f" of {backend}" if isinstance(backend, str) else ""
     return f"{type(strategy).__module__}.{type(strategy).__qualname__}{of_backend}"

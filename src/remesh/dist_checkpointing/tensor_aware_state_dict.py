@@ -90,8 +90,8 @@ class MCoreTensorAwareStateDict:
         found = Mismatch()
         if StrictHandling.requires_explicit_ckpt_mismatch_check(mode):
             mine = [[one.key for one in each] for each in (self._entities, apart.entities)]
-            told = gather_from(lambda: mine, parallelization_group, doing)
-            held, asked = ({key for each in told for key in each[which]} for which in (0, 1))
+            gathered = gather_from(lambda: mine, parallelization_group, doing)
+            held, asked = ({key for each in gathered for key in each[which]} for which in (0, 1))
             found = find_and_report(mode, held, set(mine[1]), asked, parallelization_group, doing)
         kept = [one for one in apart.entities if one.key not in found.absent]
         result = apart.put_together(self.common, self._fill(kept, algo, exchange_algo, parallelization_group))

@@ -35,13 +35,13 @@ def zip_strict(*args: Any) -> Iterator[tuple[Any, ...]]:
 
 
 def _sharded_tensor_shard_id(sharded_tensor: ShardedTensor) -> _ShardId:
-    """What tells a shard from others of the checkpoint; equal for replicas."""
+    """Identity of a shard in the checkpoint; equal for replicas."""
     held = sharded_tensor.flattened_range
     return (sharded_tensor.key, sharded_tensor.global_offset, None if held is None else (held.start, held.stop))
 
 
 def _sharded_object_id(sharded_object: ShardedObject) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
-    """What tells an element from others of the checkpoint; equal for replicas."""
+    """Identity of an element in the checkpoint; equal for replicas."""
     return (sharded_object.key, sharded_object.global_offset, sharded_object.global_shape)
 
 

@@ -72,14 +72,14 @@ def determine_global_metadata(
     """
     local = [leaf.without_data() for leaf in nested_values(sharded_state_dict) if isinstance(leaf, ShardedBase)]
     doing = "describing the entities of all ranks"
-    told = gather_from(lambda: outline_in_pieces(local).parts(), process_group, doing)
-    return local, [Outline.from_parts(parts).entities() for parts in told]
+    gathered = gather_from(lambda: outline_in_pieces(local).parts(), process_group, doing)
+    return local, [Outline.from_parts(parts).entities() for parts in gathered]
 
 
 def find_and_report(
     strict: StrictHandling, stored: set[str], local: set[str], everywhere: set[str], group: Group, doing: str
 ) -> Mismatch:
-    """`find_mismatch`, reported as the mode says: logged, or raised on all ranks. Called by every rank of the group."""
+    """`find_mismatch`, reported as the mode asks: logged, or raised on all ranks. Called by every rank of the group."""
     found = find_mismatch(strict, stored, local, everywhere)
     decide = partial(decide_on_mismatch, strict, found.missing, found.reported)
     if (warning := step_together(decide, group, doing).mine) is not None:
@@ -95,7 +95,7 @@ def validate_integrity_and_strict_load(
     global_metadata: _GlobalMetadata | None = None,
     ckpt_sharded_metadata: _StoredMetadata | None = None,
 ) -> tuple[ShardedStateDict, set[str], set[str]]:
-    """The request without unexpected keys, the missing keys and the unexpected ones, reported as the mode says.
+    """The request without unexpected keys, the missing keys and the unexpected ones, reported as the mode asks.
 
     What is returned is this rank's; an error of ``raise_all`` names the unexpected keys of all ranks. Metadata that the
     mode or the check of integrity needs must be given; ValueError where it is not.

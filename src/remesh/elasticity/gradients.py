@@ -119,7 +119,7 @@ class Gradients:
                 self._kept[name] = parameter.grad.detach()
 
     def drop(self) -> None:
-        """Forget what a step that came to nothing has added up; what was kept stays kept."""
+        """Forget what a step that came to nothing has added up; what was kept before is still there."""
         for model in self._models.values():
             model.zero_grad(set_to_none=True)
 
@@ -152,7 +152,7 @@ def _named_gradients(models: Mapping[str, nn.Module]) -> Iterator[tuple[str, nn.
 
 def describe_values(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     """JSON of some elements and the size of every box, for :func:`find_unlike`; partial sums rightly differ."""
-    told = {}
+    described = {}
     for name, tensor in tensors.items():
         piece = piece_of(tensor)
         if piece.partial is not None or piece.tensor.is_complex():
@@ -160,17 +160,17 @@ def describe_values(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         flat = piece.tensor.detach().reshape(-1).double()
         some = flat[:: max(1, flat.numel() // _NUM_SAMPLES)].tolist()
         boxes = [[list(part) for part in (shard.box.start, shard.box.stop)] for shard in piece.shards]
-        told[name] = {"boxes": boxes, "some": [*some, float(flat.norm())]}
-    return told
+        described[name] = {"boxes": boxes, "some": [*some, float(flat.norm())]}
+    return described
 
 
-def find_unlike(told: Sequence[Mapping[str, Any]]) -> tuple[str, int, int] | None:
+def find_unlike(by_rank: Sequence[Mapping[str, Any]]) -> tuple[str, int, int] | None:
     """A tensor of which two ranks hold the same boxes with other values, and these ranks; None if there is none.
 
-    ``told`` has what :func:`describe_values` said on each rank.
+    ``by_rank`` has what :func:`describe_values` returned on each rank.
     """
     first: dict[tuple[str, str], tuple[int, Sequence[float]]] = {}
-    for rank, each in enumerate(told):
+    for rank, each in enumerate(by_rank):
         for name, one in each.items():
             other, values = first.setdefault((name, str(one["boxes"])), (rank, one["some"]))
             scale = max(map(abs, (*values, *one["some"])))

@@ -26,7 +26,7 @@ from remesh.wire.token import Token
 ORPHANED = 70
 """Exit code of a worker whose agent is gone (EX_SOFTWARE of sysexits.h)."""
 _CONNECT_TIMEOUT_S = timeout_s(120.0)
-"""An agent that looks for another store answers nobody meanwhile; one that is gone refuses at once."""
+"""An agent that looks for another store accepts no connection meanwhile; one that is gone refuses at once."""
 
 
 def token_path(link: Path) -> Path:
@@ -46,7 +46,7 @@ def connect_agent(link: str) -> Line:
 
 
 def refuse_job(line: Line, text: str) -> None:
-    """Tell the agent that the script asks for what cannot be; return once the job is over."""
+    """Report to the agent that the script asks for what cannot be; return once the job is over."""
     slot = int(SLOT.read())
     line.send({"type": "failed", "slot": slot, "text": text, "category": Category.INPUT.value})
     with contextlib.suppress(OSError, FormatError):
@@ -89,7 +89,7 @@ class WorkerLink:
         self._line.send(message)
 
     def next(self) -> Message:
-        """Block until the agent says something that is not urgent. The agent bounds the wait: it ends or we end."""
+        """Block until the agent sends a message that is not urgent. The agent bounds the wait: it ends or we end."""
         return self._inbox.get()
 
     def _read(self) -> None:

@@ -64,7 +64,7 @@ def check_can_be_made(optim: torch.optim.Optimizer) -> None:
 
 
 def check_state_is_its_own(name: str, optim: torch.optim.Optimizer) -> None:
-    """Raise `ConfigError` for an optimizer that keeps state where nobody looks for it: it would be lost in silence."""
+    """Raise `ConfigError` for an optimizer that keeps state outside ``state``: it would be lost in silence."""
     found = _describe_other_state(optim)
     if found is not None:
         raise ConfigError(f"carrying optimizer {name!r}: {type(optim).__name__} {found}, {_ADVICE}")

@@ -34,7 +34,7 @@ from remesh.foundation.errors import ConfigError
 from remesh.layout.from_torch import Piece, piece_of
 
 POSITION = "(position)"
-"""The value that says where the job stands in all that it reads (:mod:`remesh.elasticity.training.position`)."""
+"""Name of the value with the job's position in all that it reads (:mod:`remesh.elasticity.training.position`)."""
 EXTRA_STATE = "_extra_state"
 """The key of what a module's ``get_extra_state`` gives in its state_dict."""
 
@@ -68,8 +68,8 @@ class HeldState:
     @property
     def moment(self) -> Moment:
         """What its boxes belong to."""
-        told = self.values.get(POSITION)
-        return Moment(self.line, self.step, 0 if told is None else int(json.loads(told)["mark"]))
+        text = self.values.get(POSITION)
+        return Moment(self.line, self.step, 0 if text is None else int(json.loads(text)["mark"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class CarriedState:
         self.is_new = True
         """Whether the objects are as the program made them: nothing was filled in, and no step taken."""
         self.in_doubt: HeldState | None = None
-        """What these objects were filled with, and what was held before, where a rank was lost before this one heard
+        """What these objects were filled with, and what was held before, where a rank was lost before this one learned
         that all were filled: others may hold either."""
         self._allocated: list[torch.optim.Optimizer] = []
         self._models = {
@@ -218,7 +218,7 @@ class CarriedState:
             check_state_is_its_own(name, optim)
 
     def check_made(self, wanted: Collection[str]) -> None:
-        """Raise `ConfigError` for a moment that is wanted of an own parameter, and that nobody has made."""
+        """Raise `ConfigError` for a moment that is wanted of an own parameter, and that no step has made."""
         there = self.tensors().keys()
         for name, optim in self._optims.items():
             for parameter, path in self._parameters_of(name, optim):
@@ -237,16 +237,15 @@ class CarriedState:
         tensors = {name: one for name, one in self._others.items() if isinstance(one, torch.Tensor)}
         return {"values": self.values(), "tensors": describe_values(tensors)}
 
-    def check_alike(self, told: Sequence[Mapping[str, Any]]) -> None:
-        """Raise `ConfigError`, on all ranks alike, for what differs between them; ``told`` has what each describes."""
-        merge_values([each["values"] for each in told], self.streams)
-        unlike = find_unlike([each["tensors"] for each in told])
+    def check_alike(self, by_rank: Sequence[Mapping[str, Any]]) -> None:
+        """Raise `ConfigError`, on all ranks alike, for what differs in ``by_rank``, the description that each sent."""
+        merge_values([each["values"] for each in by_rank], self.streams)
+        unlike = find_unlike([each["tensors"] for each in by_rank])
         if unlike is not None:
             name, one, other = unlike
             raise ConfigError(
                 f"carrying {name!r}: ranks {one} and {other} hold the same part of this tensor with different values, "
-                "and a rank that is lost would get another one's; make it equal on all ranks, or a DTensor that says "
-                "which part is whose"
+                "and a rank that is lost would get another one's; make it equal everywhere, or a DTensor of parts"
             )
 
     @property
@@ -263,8 +262,8 @@ class CarriedState:
         """Call these with an optimizer's name, before and after each of its steps, as long as they are there."""
         hear_began, hear_stepped = weakref.WeakMethod(began), weakref.WeakMethod(stepped)
         for name, optim in self._optims.items():
-            optim.register_step_pre_hook(partial(_hear, hear_began, name))
-            optim.register_step_post_hook(partial(_hear, hear_stepped, name))
+            optim.register_step_pre_hook(partial(_notify, hear_began, name))
+            optim.register_step_post_hook(partial(_notify, hear_stepped, name))
 
     def versions(self) -> dict[str, int]:
         """How often each tensor was written to, by name."""
@@ -290,7 +289,7 @@ class CarriedState:
         """Make fresh optimizers' moments and gradients that ``wanted`` names, to be filled afterwards."""
         units = {self.unit_of(key) for key in wanted}
         for name, optim in self._optims.items():
-            # Of those that are wanted alone: a parameter that is frozen has none, and nobody could fill them.
+            # Of those that are wanted alone: a parameter that is frozen has none, and no rank could fill them.
             chosen = [one for unit, one in self._without_moments(name, optim).items() if unit in units]
             if chosen and not optim.state:
                 take_empty_step(optim, chosen)
@@ -361,10 +360,10 @@ def _gives_values(module: nn.Module) -> bool:
 def _tensors_of_model(name: str, model: nn.Module) -> dict[str, torch.Tensor]:
     """What its state_dict names; ConfigError where that is not the module's own memory, which is filled in place."""
     found = {}
-    told = model.state_dict(keep_vars=True)
+    entries = model.state_dict(keep_vars=True)
     # Only now: FSDP shards its parameters again before it gives them.
     own = {id(one) for one in (*model.parameters(), *model.buffers())}
-    for path, tensor in told.items():
+    for path, tensor in entries.items():
         if path.rpartition(".")[2] == EXTRA_STATE:
             continue
         if id(tensor) not in own:
@@ -389,6 +388,6 @@ def _into(present: Any, saved: Any) -> Any:
     return present.copy_(saved) if isinstance(present, torch.Tensor) and isinstance(saved, torch.Tensor) else saved
 
 
-def _hear(listener: weakref.WeakMethod[Callable[[str], None]], name: str, *_: Any) -> None:
+def _notify(listener: weakref.WeakMethod[Callable[[str], None]], name: str, *_: Any) -> None:
     if (hear := listener()) is not None:
         hear(name)

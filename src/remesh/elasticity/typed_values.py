@@ -154,13 +154,13 @@ _ROWS: dict[str, _TypeRow] = {
 _NAMES = {row.kind: name for name, row in _ROWS.items()}
 
 
-def merge_values(told: Sequence[Mapping[str, str]], apart: Collection[str] = ()) -> dict[str, str]:
+def merge_values(by_rank: Sequence[Mapping[str, str]], apart: Collection[str] = ()) -> dict[str, str]:
     """The values of all ranks, in rank order; a rank need not have all of them, as in a pipeline.
 
     ConfigError where two ranks have different values of one name, but for those ``apart``, whose first is taken.
     """
     merged: dict[str, tuple[int, str]] = {}
-    for rank, values in enumerate(told):
+    for rank, values in enumerate(by_rank):
         for name, text in values.items():
             first, known = merged.setdefault(name, (rank, text))
             if text != known and name not in apart:

@@ -42,7 +42,7 @@ class ExitRow:
 
 ROWS = (
     ExitRow("0", "all", "done; a job ended well; `ckpt diff` found no difference"),
-    ExitRow("1", "all", "an error, told in one message; a worker or a rank failed; `ckpt diff` found a difference"),
+    ExitRow("1", "all", "an error, printed in one message; a worker or a rank failed; `ckpt diff` found a difference"),
     ExitRow("1", "mpi doctor", "something is missing that MPI programs need"),
     ExitRow("2", "all", "wrong usage: a verb, an option, an argument"),
     ExitRow("2", "run", "every wrong input: flags, script, mesh, folders, token"),

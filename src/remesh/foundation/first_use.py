@@ -9,7 +9,7 @@ what it offers once, below ``if TYPE_CHECKING:``, where type checkers and editor
         __getattr__, __dir__ = names_at_first_use(__name__)
 
 Here the list is read out of the package's source when a name is first asked for. A name whose packages come with an
-extra that is not installed is a `ConfigError` that says which.
+extra that is not installed is a `ConfigError` that names the extra.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def names_at_first_use(package: str) -> tuple[Callable[[str], Any], Callable[[],
 
 @cache
 def _homes_of(package: str) -> dict[str, str]:
-    """The module that each name of a package comes from, as its source says below ``if TYPE_CHECKING:``."""
+    """The module that each name of a package comes from, as its source imports it below ``if TYPE_CHECKING:``."""
     loader: Any = sys.modules[package].__loader__
     blocks = [each for each in ast.parse(loader.get_source(package)).body if isinstance(each, ast.If)]
     imports = [each for block in blocks for each in block.body if isinstance(each, ast.ImportFrom)]

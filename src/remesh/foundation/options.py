@@ -25,7 +25,7 @@ _MOST_SHOWN = 80
 
 
 class OptionError(ConfigError, TypeError):
-    """An option has a name that nobody knows or a value of the wrong type; the caller must mend the call."""
+    """An option has an unknown name or a value of the wrong type; the caller must mend the call."""
 
 
 def check_options(doing: str, given: Mapping[str, Any], known: type) -> None:
@@ -64,17 +64,17 @@ def check_range(doing: str, name: str, value: float, *, least: float, most: floa
         )
 
 
-def find_unlike(told: Sequence[Mapping[str, Any]]) -> tuple[str, int] | None:
+def find_unlike(by_place: Sequence[Mapping[str, Any]]) -> tuple[str, int] | None:
     """The first option that not all have alike, and the place of one that has not what the first has; None if all are.
 
-    ``told`` has the options of each by name; a rank that omits an option is treated as passing None.
+    ``by_place`` has the options of each by name; a rank that omits an option is treated as passing None.
 
     >>> find_unlike([{"seed": 0}, {"seed": 0}, {"seed": 7}])
     ('seed', 2)
     """
-    for name in dict.fromkeys(name for options in told for name in options):
-        for place, options in enumerate(told):
-            if options.get(name) != told[0].get(name):
+    for name in dict.fromkeys(name for options in by_place for name in options):
+        for place, options in enumerate(by_place):
+            if options.get(name) != by_place[0].get(name):
                 return name, place
     return None
 

@@ -5,7 +5,7 @@
     submit           a thread that is idle takes the task, or a new one; nothing is made at import
     idle             a thread without tasks ends after `_IDLE_S`
     end of `main`    the process waits for all tasks, and for those that they submit, while executors of others still
-                     take work; whoever submits later does the task itself, and finds it done
+                     take work; a thread that submits later does the task itself, and finds it done
     fork             the child has none of these tasks: it waits for none, and their futures raise `ForkError` there
 """
 
@@ -38,8 +38,8 @@ _IDLE_S = 1.0
 class PooledExecutor(Executor):
     """Does at most ``limit`` tasks at once, begun in the order of their submission, on threads of the process's pool.
 
-    There is nothing to close; leaving it as a context manager waits for its tasks. A task cannot be cancelled: who has
-    been given its future can count on it.
+    There is nothing to close; leaving it as a context manager waits for its tasks. A task cannot be cancelled: the
+    holder of its future can count on it.
     """
 
     def __init__(self, limit: int, what: str) -> None:
@@ -55,7 +55,7 @@ class PooledExecutor(Executor):
         return future
 
     def put(self, future: Future[T], act: Callable[[], T]) -> None:
-        """Let a thread call ``act``, whose end the future, a new one, is to tell."""
+        """Let a thread call ``act``; the future, a new one, gets its result or its error."""
         future.set_running_or_notify_cancel()
         with self._lock:
             self._tasks.append((future, act))
@@ -80,7 +80,7 @@ class PooledExecutor(Executor):
             future, act = task
             try:
                 end = partial(future.set_result, act())
-            except BaseException as raised:  # belongs to whoever asks the future
+            except BaseException as raised:  # raised again where the future is asked for its result
                 end = partial(future.set_exception, raised)
             del task, act  # what they hold may be large, and is free when the future is done
             end()
@@ -143,7 +143,7 @@ class _Pool:
             self._start()
 
     def close(self) -> None:
-        """Wait until nothing is under way; whatever comes later is done by who brings it."""
+        """Wait until nothing is under way; a task that comes later is done by the thread that submits it."""
         with self._done:
             self._done.wait_for(lambda: not self._num_under_way)
             self._is_closed = True

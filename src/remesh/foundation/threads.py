@@ -1,8 +1,8 @@
-"""Threads of this process that are ours: the one place that makes them.
+"""Threads that Remesh starts in this process: the one place that makes them.
 
 `make_thread` gives each a name, ``remesh-<what>``, and lets it take no signal. A program blocks a signal in its own
-threads to wait for it (``sigwait``, a signalfd); a thread of ours that does not block it would take it, and the default
-action ends the process. Processes that are started from such a thread inherit this: they begin by unblocking.
+threads to wait for it (``sigwait``, a signalfd); a thread of Remesh that does not block it would take it, and the
+default action ends the process. Processes that are started from such a thread inherit this: they begin by unblocking.
 
 `remesh.foundation.thread_pool` does tasks on threads that are made here.
 """

@@ -1,6 +1,6 @@
 """Private names of torch that Remesh uses; no other module names one.
 
-A release of torch may move or drop any of them. Each is looked up when a module of ours is imported that uses it, and
+A release of torch may move or drop any of them. Each is looked up when a module of Remesh is imported that uses it, and
 what is not there is an error that names it and the torch that was found: a name that is imported from here is looked up
 then, members of classes and modules are when this module is imported, those of modules that are slow to load when their
 user calls `check_members`. `missing_names` lists all at once.
@@ -64,7 +64,7 @@ def missing_names() -> list[str]:
 
 
 def check_members(home: str) -> None:
-    """Raise `ConfigError` for what this torch lacks of a class that is slow to load. Called by who uses that."""
+    """Raise `ConfigError` for what this torch lacks of a class that is slow to load. Called before its use."""
     _refuse_missing(_members_of(home))
 
 
@@ -137,7 +137,7 @@ def backends_of(group: dist.ProcessGroup | None) -> dict[str, str]:
 
 
 def timeout_of(group: dist.ProcessGroup) -> timedelta | None:
-    """How long what a group does may take; None where its backend does not say."""
+    """How long what a group does may take; None where its backend has no timeout."""
     backend = group._get_backend(torch.device(next(iter(backends_of(group)))))
     return getattr(getattr(backend, "options", None), "_timeout", None)
 

@@ -30,7 +30,7 @@ def join_beside(
 
     ``meeting`` is a name that no earlier meeting at this store had, where it serves several.
 
-    Called by all of them; blocks until all have come. `PeerError` when somebody has not after ``timeout_s``. What
+    Called by all of them; blocks until all have come. `PeerError` when a rank has not after ``timeout_s``. What
     else waits in the group waits no longer than that, either.
     """
     doing = f"meeting {size} processes beside the default group as rank {rank}"
@@ -55,5 +55,5 @@ def join_beside(
 
 
 def leave_beside(group: dist.ProcessGroup) -> None:
-    """Drop the group on this process; calls nobody."""
+    """Drop the group on this process. No communication."""
     dist.destroy_process_group(group)

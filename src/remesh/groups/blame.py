@@ -1,9 +1,9 @@
 """Classification of an error as a network failure or the program's own, by where it comes from.
 
-A lost peer shows as errors of many kinds, and any program may raise errors of its own whose text says "Connection
+A lost peer shows as errors of many kinds, and any program may raise errors of its own whose text has "Connection
 refused" or "NCCL": its database is down, its file names an option. An error is the network's if
 
-1. its type says so: a ``DistError`` of torch, or a `PeerError`;
+1. its type is one of the network: a ``DistError`` of torch, or a `PeerError`;
 2. it is a plain ``RuntimeError`` from C++ whose text begins with a source file of gloo, as those of collectives do; not
    one that a ``raise`` statement made;
 3. it is a plain ``RuntimeError`` that came out of ``torch.distributed`` itself and speaks of a connection;

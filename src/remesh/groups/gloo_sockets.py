@@ -2,7 +2,7 @@
 
 gloo does not expose its sockets, and those that appear while groups are made may be the program's: a thread that talks
 to a database opens some whenever it likes. But each of gloo's devices has a thread of a known name, which sits in
-``epoll_wait``; the kernel tells on which descriptor, and which sockets that one watches:
+``epoll_wait``; the kernel shows on which descriptor, and which sockets that one watches:
 
     /proc/self/task/<tid>/comm        gloo_tcp_loop
     /proc/self/task/<tid>/syscall     232 0x16 ...          the first argument: descriptor 22
@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 Socket = tuple[int, int]
-"""Descriptor and inode, so that a descriptor that was used again since is told apart."""
+"""Descriptor and inode, so that a descriptor that was used again since is recognized."""
 
 _LOOP_NAMES = ("gloo_tcp_loop", "gloo_tls_loop")
 _WATCHED = re.compile(r"^tfd:\s+(\d+)", re.MULTILINE)
@@ -88,7 +88,7 @@ def descriptors_of_loops() -> frozenset[int]:
 
 
 def cut_connections(sockets: Iterable[Socket]) -> None:
-    """Make every operation on them end with an error; those that listen stay, and what took a descriptor since."""
+    """Make every operation on them end with an error; not of those that listen, or took a descriptor since."""
     for descriptor, _ in open_sockets().intersection(sockets):
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as alias:
             # gloo aborts the process when accept() on its listening socket fails.

@@ -1,10 +1,10 @@
 """Lower half on torch.distributed: process groups that can be shed in bounded time and grown again.
 
 Shedding. When a peer dies, only ranks with a direct connection to it notice; the others sit in their collective until
-the group's timeout, and gloo's ``abort`` wakes nobody. So a rank that learns of the death shuts down the sockets that
-the groups opened: every blocked operation then ends at once with a connection error. The sockets are known exactly:
-those that appeared while the groups were made, and that gloo's own threads wait on (by descriptor *and* inode, so that
-a descriptor reused by the program since is left alone).
+the group's timeout, and gloo's ``abort`` wakes no blocked thread. So a rank that learns of the death shuts down the
+sockets that the groups opened: every blocked operation then ends at once with a connection error. The sockets are known
+exactly: those that appeared while the groups were made, and that gloo's own threads wait on (by descriptor *and* inode,
+so that a descriptor reused by the program since is left alone).
 
 NCCL communicators are aborted instead, which their members must outlive (`remesh.device.nccl`). Aborts may take as long
 as they like: they have threads of their own, and the rank that sheds waits for them, for a limited time. Connections of
@@ -113,7 +113,7 @@ class LowerHalf:
             raise self._lost_meanwhile(rank, axes)
 
     def pretend(self, rank: int, axes: Mapping[str, int]) -> None:
-        """Groups of the same names that move nothing and wait for nobody, to build a model on before :meth:`grow`."""
+        """Groups of the same names that move nothing and wait for no rank, to build a model on before :meth:`grow`."""
         world_size = math.prod(axes.values())
         if not is_known_backend(PRETENCE):
             devices = ["cpu", "cuda"]
@@ -163,7 +163,7 @@ class LowerHalf:
             cut_connections(sockets)
 
     def check_end(self) -> None:
-        """Wait for what this rank has queued on its device; without a device returns at once. Calls nobody.
+        """Wait for what this rank has queued on its device; without a device returns at once. No communication.
 
         `PeerError` when an operation of any of its groups was given up: what it was to bring is not there.
         """
@@ -207,7 +207,7 @@ class LowerHalf:
             self._before, self._sockets, self._severed, self._wake = None, frozenset(), False, None
 
     def _see_one_backend(self, store: dist.Store, rank: int) -> None:
-        """Raise `ConfigError` when this rank has another backend than the one that came first. Waits for nobody."""
+        """Raise `ConfigError` when this rank has another backend than the one that came first. Waits for no rank."""
         first = store.compare_set("remesh-backend", "", self._backend).decode()
         if first != self._backend:
             raise ConfigError(

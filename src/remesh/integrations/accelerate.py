@@ -34,7 +34,7 @@ from remesh.integrations.random_numbers import random_rows, rows_to_load, take_r
 
 check_host("accelerate", (1, 10))
 
-from accelerate import Accelerator, DistributedType  # noqa: E402 - what is missing is said first
+from accelerate import Accelerator, DistributedType  # noqa: E402 - what is missing is reported first
 
 _FOREIGN = {
     DistributedType.DEEPSPEED: "DeepSpeed",
@@ -172,8 +172,8 @@ class RemeshAccelerator(Accelerator):
                 )
             return [name for name, one in models.items() if id(one) in left]
 
-        told = gather_from(ask, None, _SAVING)
-        return {name: one for name, one in models.items() if all(name in left for left in told)}
+        gathered = gather_from(ask, None, _SAVING)
+        return {name: one for name, one in models.items() if all(name in left for left in gathered)}
 
     def _loaded_by_hooks(self, folder: str) -> list[str]:
         """The names of the models that hooks have loaded themselves: those that a hook takes out of its list."""

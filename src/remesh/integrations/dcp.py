@@ -102,8 +102,8 @@ class DcpWriter(StorageWriter):
         boxes = [item for item in plan.items if item.type is not WriteItemType.BYTE_IO]
         objects = [self._bytes_of(item, planner) for item in blobs]
         tensors = [_tensor_of(item, planner) for item in boxes]
-        # A planner may take an older plan out of its cache, so nothing that a plan tells is of this save: a name that
-        # nobody else gives keeps its files apart from those of a save that was given up on.
+        # A planner may take an older plan out of its cache, so nothing in a plan is of this save: a name that
+        # no other save gives keeps its files apart from those of a save that was given up on.
         name = lone_file_name(self._rank)
         places: Sequence[tuple[int, int]] = ()
         if plan.items:
@@ -136,7 +136,7 @@ class DcpWriter(StorageWriter):
 
     @property
     def checkpoint_id(self) -> str:
-        """Where it writes, as torch's log of a save tells it."""
+        """Where it writes, as torch's log of a save shows it."""
         return str(self._place())
 
     @classmethod
@@ -206,7 +206,7 @@ class DcpReader(StorageReader):
 
     @property
     def checkpoint_id(self) -> str:
-        """Where it reads, as torch's log of a load tells it."""
+        """Where it reads, as torch's log of a load shows it."""
         return str(_given(self._directory, "loading"))
 
     @classmethod
@@ -234,11 +234,11 @@ def _is_pickle(blob: bytes) -> bool:
 
 def _tensor_of(item: WriteItem, planner: SavePlanner) -> torch.Tensor:
     tensor = planner.resolve_data(item)
-    told = item.tensor_data
-    assert isinstance(tensor, torch.Tensor) and told is not None, "torch plans a box for every tensor"
+    data = item.tensor_data
+    assert isinstance(tensor, torch.Tensor) and data is not None, "torch plans a box for every tensor"
     tensor = tensor.detach()
     check_has_values(tensor, item.index.fqn)
-    found, expected = (tensor.dtype, tensor.shape), (told.properties.dtype, told.chunk.sizes)
+    found, expected = (tensor.dtype, tensor.shape), (data.properties.dtype, data.chunk.sizes)
     if found != expected:
         raise CheckpointMismatchError(
             f"saving tensor {item.index.fqn!r} with dcp: its planner gave {found[0]} of shape {tuple(found[1])}, "

@@ -50,16 +50,16 @@ def check_planner_data(planner_data: Any, directory: Location) -> None:
 
 
 def index_of(metadata: Metadata) -> Index:
-    """Where everything is that torch's metadata tells of, as our index has it."""
+    """The index of all that torch's metadata lists."""
     index, places = Index({}, {}, {}), {}
     for where, info in metadata.storage_data.items():
         places[where.fqn, where.offset] = (info.relative_path, info.offset, info.length)
-    for name, told in metadata.state_dict_metadata.items():
-        if isinstance(told, BytesStorageMetadata):
+    for name, found in metadata.state_dict_metadata.items():
+        if isinstance(found, BytesStorageMetadata):
             index.objects[name] = places[name, None]
             continue
-        chunks = [(tuple(one.offsets), tuple(one.sizes), places[name, one.offsets]) for one in told.chunks]
-        index.tensors[name] = IndexedTensor(dtype_name(told.properties.dtype), tuple(told.size), chunks)
+        chunks = [(tuple(one.offsets), tuple(one.sizes), places[name, one.offsets]) for one in found.chunks]
+        index.tensors[name] = IndexedTensor(dtype_name(found.properties.dtype), tuple(found.size), chunks)
     return index
 
 
@@ -78,16 +78,16 @@ def open_native(directory: Location) -> OpenCheckpoint:
 
 
 def metadata_of(checkpoint: OpenCheckpoint) -> Metadata:
-    """What torch's planners are told of a checkpoint."""
+    """torch's metadata of a checkpoint, for its planners."""
     path = checkpoint.directory / METADATA_FNAME
     planner_data = getattr(load_inert(store_of(path).read(path), path), "planner_data", None)
-    told: dict[str, Any] = {name: BytesStorageMetadata() for name in checkpoint.manifest.objects}
-    told |= {name: _tensor_metadata(stored) for name, stored in checkpoint.manifest.tensors.items()}
+    described: dict[str, Any] = {name: BytesStorageMetadata() for name in checkpoint.manifest.objects}
+    described |= {name: _tensor_metadata(stored) for name, stored in checkpoint.manifest.tensors.items()}
     meta = StorageMeta(checkpoint_id=str(checkpoint.directory))
     places = {MetadataIndex(name): _info(extent) for name, extent in checkpoint.manifest.objects.items()}
     for name, stored in checkpoint.manifest.tensors.items():
         places |= {MetadataIndex(name, torch.Size(one.box.start)): _info(one.extent) for one in stored.chunks}
-    return Metadata(told, planner_data=planner_data, storage_data=places, storage_meta=meta, version=VERSION)
+    return Metadata(described, planner_data=planner_data, storage_data=places, storage_meta=meta, version=VERSION)
 
 
 def _info(extent: Extent) -> Any:

@@ -35,7 +35,7 @@ from remesh.integrations.moments import set_moments, stored_moments
 
 check_host("lightning", (2, 5))
 
-from lightning.pytorch.plugins.io import CheckpointIO  # noqa: E402 - what is missing is said first
+from lightning.pytorch.plugins.io import CheckpointIO  # noqa: E402 - what is missing is reported first
 from lightning.pytorch.strategies import ModelParallelStrategy  # noqa: E402
 
 _REST = "what Lightning keeps beside model and optimizers"

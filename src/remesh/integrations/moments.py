@@ -20,7 +20,7 @@ _STATE = "state"
 def stored_moments(states: Mapping[str, Any], place: str, stored: Collection[str]) -> dict[str, Any]:
     """Of ``get_state_dict``'s states of optimizers what to load: without parameters of which nothing is stored.
 
-    ``place`` is their name in the checkpoint, ``stored`` what `stored_names` says of it. A checkpoint that has the
+    ``place`` is their name in the checkpoint, ``stored`` what `stored_names` returns for it. A checkpoint that has the
     states of no parameter at all is asked for all of them: it is none of this optimizer.
     """
     of_parameters = states.get(_STATE, {})

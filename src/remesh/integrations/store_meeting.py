@@ -32,7 +32,7 @@ def act_while_asking(act: Callable[[], Any], ask: Callable[[], Any]) -> None:
     """Call ``act``, and at the same time ``ask``, which has the other side do its part.
 
     What ``act`` raises on all ranks alike is raised here, too, whatever the other side's answer makes of it. Where
-    somebody stayed away, that answer says why, and is raised first.
+    a rank did not come, that answer has the reason, and is raised first.
     """
     asking = PooledExecutor(1, "ask")
     try:

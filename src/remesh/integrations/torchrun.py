@@ -114,8 +114,8 @@ class MovableRendezvous(StoreForEachAttempt):
     def next_rendezvous(self) -> RendezvousInfo:
         info = super().next_rendezvous()
         info.store.set(f"remesh/node/{info.rank}", json.dumps(asdict(self._home.node)))
-        told = [json.loads(info.store.get(f"remesh/node/{rank}")) for rank in range(info.world_size)]
-        self._home.settle([NodeInfo(**one) for one in told])
+        nodes = [json.loads(info.store.get(f"remesh/node/{rank}")) for rank in range(info.world_size)]
+        self._home.settle([NodeInfo(**one) for one in nodes])
         return info
 
     def shutdown(self) -> bool:

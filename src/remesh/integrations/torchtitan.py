@@ -3,7 +3,7 @@
     checkpoint=RemeshCheckpointManager.Config(enable=True, interval=500)    # in a config; was CheckpointManager.Config
 
 When to save, what to leave out, which to remove, and Hugging Face's files stay torchtitan's. Its two methods that call
-DCP are ours: they name another writer and reader.
+DCP are overridden: they name another writer and reader.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from remesh.integrations.host_programs import check_host
 
 check_host("torchtitan", (0, 3))
 
-from torchtitan.components.checkpointer.base import MODEL  # noqa: E402 - what is missing is said first
+from torchtitan.components.checkpointer.base import MODEL  # noqa: E402 - what is missing is reported first
 from torchtitan.components.checkpointer.dcp import AsyncMode, CheckpointManager  # noqa: E402
 
 

@@ -36,7 +36,7 @@ from remesh.integrations.random_numbers import random_rows, rows_to_load, take_r
 
 check_host("transformers", (5, 0))
 
-from transformers import Trainer  # noqa: E402 - what is missing is said first
+from transformers import Trainer  # noqa: E402 - what is missing is reported first
 from transformers.trainer import TRAINER_STATE_NAME  # noqa: E402
 from transformers.trainer_callback import ExportableState  # noqa: E402
 
@@ -69,10 +69,10 @@ class RemeshTrainer(Trainer):
         folder = resume_from_checkpoint or None
         if folder is True:
             folder = next(reversed(complete_checkpoints(Path(self.args.output_dir))), None)
-            all_gather_json(None)  # nobody saves the next one before all have looked
+            all_gather_json(None)  # no rank saves the next one before all have looked
         if folder is not None:
-            told = load({"trainer": ""}, folder)["trainer"]
-            step_together(lambda: self._lay_out(told, Path(folder)), None, f"loading {folder}")
+            stored = load({"trainer": ""}, folder)["trainer"]
+            step_together(lambda: self._lay_out(stored, Path(folder)), None, f"loading {folder}")
         return super().train(None if folder is None else str(folder), *args, **kwargs)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
@@ -84,10 +84,10 @@ class RemeshTrainer(Trainer):
         if self.state.best_global_step and (best == folder or best.is_dir()):
             self.state.best_model_checkpoint = str(best)
         self._note_callbacks()
-        told = json.dumps(dataclasses.asdict(self.state))
+        text = json.dumps(dataclasses.asdict(self.state))
         tensors = self._tensors()
         weights = with_first_buffers(tensors["model"], buffer_names(self.model_wrapped, tensors["model"]))
-        save({**tensors, "model": weights, "random": random_rows(), "trainer": told}, folder)
+        save({**tensors, "model": weights, "random": random_rows(), "trainer": text}, folder)
         if self.args.should_save:
             self._remove_old(folder.parent)
 
@@ -140,10 +140,10 @@ class RemeshTrainer(Trainer):
         if rows := load_chosen(choose, checkpoint).get("random"):
             take_random_rows(rows)
 
-    def _lay_out(self, told: str, folder: Path) -> None:
+    def _lay_out(self, text: str, folder: Path) -> None:
         """Write the Trainer's state from the checkpoint into the file that the Trainer reads; done by one rank."""
         if self.args.should_save:
-            replace_whole(folder / TRAINER_STATE_NAME, told.encode())
+            replace_whole(folder / TRAINER_STATE_NAME, text.encode())
 
     def _tensors(self) -> dict[str, Any]:
         self._check_all_are_saved()

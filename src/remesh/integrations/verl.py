@@ -39,7 +39,7 @@ from remesh.resharding import Resharder
 
 check_host("verl", (0, 9))
 
-import ray  # noqa: E402 - what is missing is said first
+import ray  # noqa: E402 - what is missing is reported first
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry  # noqa: E402
 
 _UPDATING = "updating the weights of rollout workers"
@@ -67,7 +67,7 @@ class RemeshCheckpointEngine(CheckpointEngine):
         self._num_actors = 0
 
     def prepare(self) -> dict[str, Any]:
-        """This worker's description; that of actor rank 0 also says where all meet."""
+        """This worker's description; that of actor rank 0 also has the address where all meet."""
         if not self._is_master:
             return {"name": self._own_name}
         if self._server is None:
@@ -130,10 +130,10 @@ class RemeshCheckpointEngine(CheckpointEngine):
 
     @contextmanager
     def _new_to_others_if_it_fails(self) -> Iterator[None]:
-        """Behind an error, meet the others as somebody new: in a new group."""
+        """Behind an error, meet the others as a new member: in a new group."""
         try:
             yield
-        except BaseException:  # also when those who take the tensors have failed
+        except BaseException:  # also when the engines that take the tensors have failed
             self._own_name = uuid.uuid4().hex
             raise
 
@@ -145,7 +145,7 @@ class RemeshCheckpointEngine(CheckpointEngine):
         return self._resharder
 
     def _agree(self, step: Callable[[], dict[str, Piece]]) -> tuple[dict[str, Piece], list[Any]]:
-        """This worker's next bucket, and its names, shapes and dtypes as all actors tell them; empty at the end."""
+        """This worker's next bucket, and its names, shapes and dtypes as all actors send them; empty at the end."""
         self._moves()
         together = step_together(step, self._group, _UPDATING, tell=_describe)
         actors = together.told[: self._num_actors]

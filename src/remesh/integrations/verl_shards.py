@@ -10,6 +10,6 @@ from __future__ import annotations
 
 from remesh.integrations.verl import RemeshCheckpointEngine
 
-from verl.checkpoint_engine.base import CheckpointEngineRegistry  # isort: skip - what is missing is said first
+from verl.checkpoint_engine.base import CheckpointEngineRegistry  # isort: skip - what is missing is reported first
 
 CheckpointEngineRegistry.register("delta_sharded")(RemeshCheckpointEngine)

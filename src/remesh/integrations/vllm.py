@@ -35,7 +35,7 @@ from remesh.resharding import Resharder
 
 check_host("vllm", (0, 33))
 
-from vllm.distributed.weight_transfer.base import (  # noqa: E402 - what is missing is said first
+from vllm.distributed.weight_transfer.base import (  # noqa: E402 - what is missing is reported first
     TrainerInitInfo,
     TrainerWeightTransferEngine,
     WeightTransferEngine,
@@ -77,7 +77,7 @@ class RemeshTrainerInitInfo(TrainerInitInfo):
 
 @dataclass
 class RemeshWorkerInitInfo(WeightTransferInitInfo):
-    """What the sender tells every engine, in plain JSON."""
+    """What the sender sends to every engine, in plain JSON."""
 
     master_address: str
     master_port: int
@@ -113,20 +113,20 @@ class RemeshTrainerEngine(TrainerWeightTransferEngine[RemeshTrainerInitInfo]):
                 "yields what each rank holds; take vLLM's ModuleSource, or ShardedModule of this module"
             )
         engine = cls(client=client, source=source, is_sender=init_info.is_sender, rank=init_info.rank)
-        # The store of the first meeting stays, so that nobody takes an old one for the next.
+        # The store of the first meeting is kept, so that no process takes an old one for the next.
         store = store_at(init_info.master_address, init_info.master_port, is_server=init_info.rank == 0)
-        told = RemeshWorkerInitInfo(
+        info = RemeshWorkerInitInfo(
             **{key: value for key, value in asdict(init_info).items() if key != "rank"},
             meeting=store.add(f"meetings of {init_info.rank}", 1),
             shapes={meta.name: list(meta.shape) for meta in source.metadata},
         )
 
         def meet() -> None:
-            engine._group = _meet(told, store, init_info.rank)
+            engine._group = _meet(info, store, init_info.rank)
             step_together(lambda: None, engine._group, _MEETING)
 
         if engine.is_sender:
-            act_while_asking(meet, partial(client.init_weight_transfer_engine, asdict(told)))
+            act_while_asking(meet, partial(client.init_weight_transfer_engine, asdict(info)))
         else:
             meet()
         engine._resharder = Resharder(engine._group)
@@ -241,6 +241,6 @@ class RemeshWorkerEngine(WeightTransferEngine[RemeshWorkerInitInfo, RemeshUpdate
         return self._map()
 
 
-def _meet(told: RemeshWorkerInitInfo, store: dist.Store, rank: int) -> dist.ProcessGroup:
-    size = told.num_trainers + told.num_workers
-    return join_beside(store, rank, size, meeting=str(told.meeting), timeout_s=told.timeout_s)
+def _meet(info: RemeshWorkerInitInfo, store: dist.Store, rank: int) -> dist.ProcessGroup:
+    size = info.num_trainers + info.num_workers
+    return join_beside(store, rank, size, meeting=str(info.meeting), timeout_s=info.timeout_s)

@@ -90,7 +90,7 @@ def laid_open(layers: Collection[nn.Module], model_config: Any) -> Iterator[None
             initialize_layerwise_reload(layer)
             materialize_layer(layer, get_layerwise_info(layer))
             for key in get_layerwise_info(layer).restore_metadata[0]:
-                layer.get_parameter(key).zero_()  # of vocabularies the last rows are nobody's
+                layer.get_parameter(key).zero_()  # of vocabularies the last rows are padding
         yield
     except BaseException:
         for layer in opened:

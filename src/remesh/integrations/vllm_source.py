@@ -16,7 +16,7 @@ from remesh.layout.placement import Replicate, Split, boxes_at
 
 check_host("vllm", (0, 33))
 
-from vllm.distributed.weight_transfer.base import (  # noqa: E402 - what is missing is said first
+from vllm.distributed.weight_transfer.base import (  # noqa: E402 - what is missing is reported first
     ModuleSource,
     ParamMeta,
     Shard,

@@ -24,7 +24,7 @@ _CHANCE = random.SystemRandom()
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port of this machine on which nobody listens now. Raises `ConfigError` when none is found."""
+    """A port of this machine on which no process listens now. Raises `ConfigError` when none is found."""
     ports = server_ports()
     for _ in range(_TRIES):
         try:

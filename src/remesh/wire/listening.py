@@ -1,9 +1,9 @@
-"""Listening sockets: one that is bound to an address, and a probe whether anybody listens at another.
+"""Listening sockets: one that is bound to an address, and a probe whether a process listens at another.
 
 A probe asks nothing of a process that listens. *Refused* is to prove that there is none any more: the kernel of a host
-resets a connection to a port that nobody has. A firewall that rejects connections answers by ICMP, which proves
-nothing; the socket's queue of errors tells the two apart. (A firewall that rejects by a reset, as ``iptables -j REJECT
---reject-with tcp-reset`` does, cannot be told from the host.)
+resets a connection to a port that no process has. A firewall that rejects connections answers by ICMP, which proves
+nothing; the socket's queue of errors separates the two. (A firewall that rejects by a reset, as ``iptables -j REJECT
+--reject-with tcp-reset`` does, looks the same as the host.)
 """
 
 from __future__ import annotations

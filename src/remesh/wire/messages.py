@@ -6,7 +6,7 @@
     frames                         <──>     frames
 
     frame    length of the body (4 bytes, big endian), proof (32 bytes), body: a JSON object
-    proof    HMAC-SHA256 of who speaks, the frame's number and its body, under a key that follows from token and nonce
+    proof    HMAC-SHA256 of the sender's role, the frame's number and its body, under a key of token and nonce
 
 The token never crosses the network. A frame fits in one place of one connection: no frame can be replayed, changed,
 left out or reflected to its sender. What arrives is data: it is read once its proof fits, nothing is unpickled, and
@@ -73,14 +73,14 @@ class Conversation:
     def __init__(self, token: Token, nonce: bytes, role: Role) -> None:
         self._key = token.sign("connection", nonce)
         self._role = role
-        self._num_said = 0
-        self._num_heard = 0
+        self._num_sent = 0
+        self._num_received = 0
         self._bytes = bytearray()
 
     @property
     def is_proven(self) -> bool:
         """Whether the other end has shown that it knows the token."""
-        return self._num_heard > 0
+        return self._num_received > 0
 
     def prove(self) -> bytes:
         """A frame without a message."""
@@ -96,7 +96,7 @@ class Conversation:
         return self._pack(body)
 
     def feed(self, data: bytes) -> list[Message]:
-        """Messages that are complete now; `FormatError` for what is none, or not of one who knows the token."""
+        """Messages that are complete now; `FormatError` for what is none, or not of a sender that knows the token."""
         self.add(data)
         found = []
         while (message := self.take()) is not None:
@@ -118,10 +118,10 @@ class Conversation:
             if len(self._bytes) < end:
                 break
             body = bytes(self._bytes[_HEAD.size : end])
-            if not hmac.compare_digest(proof, self._proof(self._role.other, self._num_heard, body)):
+            if not hmac.compare_digest(proof, self._proof(self._role.other, self._num_received, body)):
                 raise FormatError("no-proof", "reading a message: the sender does not have the job's token")
             del self._bytes[:end]
-            self._num_heard += 1
+            self._num_received += 1
             if body:
                 return _read(body)
         return None
@@ -133,8 +133,8 @@ class Conversation:
         return rest
 
     def _pack(self, body: bytes) -> bytes:
-        proof = self._proof(self._role, self._num_said, body)
-        self._num_said += 1
+        proof = self._proof(self._role, self._num_sent, body)
+        self._num_sent += 1
         return _HEAD.pack(len(body), proof) + body
 
     def _proof(self, role: Role, number: int, body: bytes) -> bytes:
@@ -147,7 +147,7 @@ def make_nonce() -> bytes:
 
 
 def set_up(connection: socket.socket) -> None:
-    """Send at once, and break when the other end has not answered for `SILENCE_TIMEOUT_S`: a lost host says nothing."""
+    """Send at once, and break when the other end has not answered for `SILENCE_TIMEOUT_S`: its host is lost."""
     if connection.family == socket.AF_UNIX:
         return
     options = {
@@ -255,7 +255,7 @@ class Line:
         return message
 
     def send_payload(self, data: memoryview) -> None:
-        """Send bytes of which a message before has told how many they are; they travel as they are."""
+        """Send bytes as they are; a message before has given their number."""
         with self._sending:
             for start in range(0, len(data), _CHUNK_BYTES):
                 self._socket.sendall(data[start : start + _CHUNK_BYTES])

@@ -53,11 +53,11 @@ class Reception:
                     return
                 continue
             if self._free.acquire(blocking=False):
-                make_thread(f"{self._name}-talk", self._hear, connection, daemon=True).start()
+                make_thread(f"{self._name}-talk", self._converse, connection, daemon=True).start()
             else:
                 connection.close()
 
-    def _hear(self, connection: socket.socket) -> None:
+    def _converse(self, connection: socket.socket) -> None:
         try:
             with connection, contextlib.suppress(OSError):
                 self._talk(connection)

@@ -1,7 +1,7 @@
 """Server end of `remesh.wire.messages.Line`: accepts connections, authenticates each, receives messages.
 
-One thread, one `Server.poll` at a time, nothing that blocks. Who says what no caller may say, does not prove itself in
-time, or does not read what it is sent, is disconnected; the leader of the job decides what that means.
+One thread, one `Server.poll` at a time, nothing that blocks. A caller that sends what no caller may send, does not
+prove itself in time, or does not read what it is sent, is disconnected; the leader of the job decides what that means.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from remesh.wire.token import Token
 _PROOF_TIMEOUT_S = timeout_s(20.0)
 """For a caller to show that it knows the token."""
 MAX_STRANGERS = 64
-"""Callers who have not shown it yet; more wait in the kernel's queue until some have, or are hung up on."""
+"""Callers that have not shown it yet; more wait in the kernel's queue until some have, or are hung up on."""
 _SEND_LIMIT_BYTES = 64 << 20
 """A caller that lets this much pile up does not read any more."""
 _READ_BYTES = 1 << 18
@@ -39,7 +39,7 @@ class Peer:
     unread_s: float = math.inf
     """Since when it has not taken anything of ``out``."""
     is_deaf: bool = False
-    """It was hung up on because it did not read what it was told."""
+    """The server closed its connection because it did not read what it was sent."""
 
     @property
     def is_known(self) -> bool:
@@ -59,9 +59,9 @@ class Server:
         *,
         patience_s: float = math.inf,
     ) -> None:
-        """``on_message`` is called for what known callers say, ``on_gone`` once for each whose connection ends.
+        """``on_message`` is called for what known callers send, ``on_gone`` once for each whose connection ends.
 
-        ``patience_s`` is how long a caller may leave unread what it is told.
+        ``patience_s`` is how long a caller may leave unread what it is sent.
         """
         self._token = token
         self._on_message, self._on_gone, self._log = on_message, on_gone, log
@@ -76,11 +76,11 @@ class Server:
         self._add(listener, self._welcome)
 
     def show_life(self, listener: socket.socket) -> None:
-        """Take connections from this listening socket and close them at once: the peer learns that we live."""
+        """Take connections from this listening socket and close them at once: a peer sees that this process lives."""
         self._add(listener, socket.socket.close)
 
     def watch(self, descriptor: int) -> None:
-        """End a `poll` early as long as this descriptor has something to tell."""
+        """End a `poll` early as long as this descriptor is readable."""
         self._selector.register(descriptor, selectors.EVENT_READ)
 
     def forget(self, descriptor: int) -> None:
@@ -88,11 +88,11 @@ class Server:
         self._selector.unregister(descriptor)
 
     def poll(self, wait_s: float) -> None:
-        """Hear who speaks, and send what still waits; wait for more at most ``wait_s``."""
+        """Receive what callers have sent, and send what still waits; wait for more at most ``wait_s``."""
         self._set_accepting(sum(not caller.is_known for caller in self.callers.values()) < MAX_STRANGERS)
         for key, _ in self._selector.select(wait_s):
             if (welcome := self._listeners.get(key.fileobj)) is not None:  # type: ignore[call-overload]
-                # Who knocked may be gone again.
+                # The caller may be gone again.
                 with contextlib.suppress(OSError):
                     welcome(key.fileobj.accept()[0])  # type: ignore[union-attr]
             elif (caller := self.callers.get(key.fileobj)) is not None:  # type: ignore[call-overload]
@@ -102,17 +102,17 @@ class Server:
             self._flush(caller)
             now_s = time.monotonic()
             if not caller.is_known and now_s - caller.came_s > _PROOF_TIMEOUT_S:
-                self._hang_up(caller, f"somebody who did not show the token within {_PROOF_TIMEOUT_S:g} s")
+                self._hang_up(caller, f"a caller that did not show the token within {_PROOF_TIMEOUT_S:g} s")
             elif now_s - caller.unread_s > self._patience_s:
                 self._give_up(caller, f"did not read a message for {self._patience_s:g} s")
 
     def tell(self, caller: Peer, message: Message) -> None:
-        """Say something to a caller; nothing happens if it has gone."""
+        """Send a message to a caller; nothing happens if it has gone."""
         caller.out += caller.conversation.pack(message)
         self._flush(caller)
 
     def close(self) -> None:
-        """Hang up on everybody."""
+        """Close all connections."""
         for caller in list(self.callers.values()):
             self._flush(caller)
             self.drop(caller)
@@ -172,7 +172,7 @@ class Server:
             while caller.socket in self.callers and (message := caller.conversation.take()) is not None:
                 self._on_message(caller, message)
         except (Error, KeyError, TypeError, ValueError) as error:
-            who = "a caller" if caller.is_known else "a stranger, who was turned away"
+            who = "a caller" if caller.is_known else "a caller without the token, turned away"
             self._hang_up(caller, f"{who}: {type(error).__name__}: {error}")
 
     def _flush(self, caller: Peer) -> None:
@@ -193,7 +193,7 @@ class Server:
 
     def _give_up(self, caller: Peer, why: str) -> None:
         caller.is_deaf = True
-        self._hang_up(caller, f"somebody who {why}")
+        self._hang_up(caller, f"a caller that {why}")
 
     def _hang_up(self, caller: Peer, why: str) -> None:
         if caller.socket not in self.callers:

@@ -1,6 +1,6 @@
 """TLS for snapshots and stores between nodes, with certificates that the operator gives.
 
-Both sides show a certificate of the job's authority, and take nobody without one. Names in certificates are not
+Both sides show a certificate of the job's authority, and refuse a peer without one. Names in certificates are not
 compared: nodes go by addresses that change, and a node with a certificate of this authority belongs here.
 """
 

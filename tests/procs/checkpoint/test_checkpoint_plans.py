@@ -26,13 +26,13 @@ class Ear:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.num_tellings = 0
-        in_full = agreement._tell_in_full
+        in_full = agreement._gather_parts
 
         def listen(*args: Any) -> Any:
             self.num_tellings += 1
             return in_full(*args)
 
-        patch.setattr(agreement, "_tell_in_full", listen)
+        patch.setattr(agreement, "_gather_parts", listen)
 
     def during(self, act: Callable[[], Any]) -> int:
         before = self.num_tellings

@@ -24,7 +24,7 @@ def _warnings() -> Iterator[list[str]]:
     told: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
-    common_data._told.clear()
+    common_data._warned.clear()
     common_data.logger.addHandler(handler)
     try:
         yield told

@@ -116,7 +116,7 @@ def _warnings_of(state: State, folder: Path) -> list[str]:
     told: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
-    common_data._told.clear()
+    common_data._warned.clear()
     logging.getLogger("remesh").addHandler(handler)
     try:
         for number in range(2):

@@ -61,7 +61,7 @@ def test_what_a_user_has_said_of_errors_stays() -> None:
 
 
 def test_a_member_that_never_comes_is_told_after_the_timeout() -> None:
-    with pytest.raises(PeerError, match="rank 1 of 2 heard nothing of the others for 0 s"):
+    with pytest.raises(PeerError, match="rank 1 of 2 received nothing from the others for 0 s"):
         agree_on_members(dist.HashStore(), 1, 2, B, timedelta(milliseconds=10))
 
 

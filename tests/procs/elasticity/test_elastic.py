@@ -115,7 +115,7 @@ def test_boxes_that_died_with_their_node_come_from_the_last_checkpoint(
         assert job.agents["a"].returncode == 0, job.describe_logs()
         filled = job.of_kind("filled", generation=2)
         assert {(event["source"], event["step"]) for event in filled} == {("checkpoint", 10)}
-        assert "nobody alive holds box" in filled[0]["reason"]
+        assert "no rank alive holds box" in filled[0]["reason"]
         assert checksums(job.events) == pytest.approx(undisturbed, rel=1e-12)
 
 
@@ -153,7 +153,7 @@ def test_a_job_whose_workers_all_die_without_checkpoints_ends_and_says_how_far_i
         hold.end()
         assert job.wait(QUIET_S) == {"a": 1}, job.describe_logs()
         lost = re.search(
-            r"nobody alive holds state, and .* had come to step (\d+) or later", job.log_of("a").read_text()
+            r"no rank alive holds state, and .* had come to step (\d+) or later", job.log_of("a").read_text()
         )
         assert lost is not None and 1 <= int(lost[1]) <= 8, job.describe_logs()
         assert {event["source"] for event in job.of_kind("filled")} == {"fresh"}  # as it began

@@ -281,7 +281,7 @@ def test_a_save_that_has_lost_its_turn_is_told_so_when_the_other_ends_in_that_mo
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given_up = begin(tmp_path)
-    marks = [given_up.mark, begin(tmp_path).mark]
+    marks = [given_up.path, begin(tmp_path).path]
     look = LocalStore.size_of
 
     def look_while_the_other_ends(store: LocalStore, path: Path) -> int | None:

@@ -74,7 +74,7 @@ def test_newcomers_wait_a_while_for_members_that_hold_the_state_and_are_only_sil
     assert (plan.step, plan.known_step) == (0, 7)
     wait = check_state_is_here(plan, here, {0: "node-0"}, RULES, 19.9)
     assert isinstance(wait, Wait) and wait.absent == (0,)
-    assert wait.reason == "nobody here holds the state of step 7, and these may be alive with it: node-0"
+    assert wait.reason == "no worker here holds the state of step 7, and these may be alive with it: node-0"
     assert check_state_is_here(plan, here, {0: "node-0"}, RULES, 20.0) is None
     assert check_state_is_here(plan, here, {}, RULES, 0.1) is None  # both are proved to be gone
 

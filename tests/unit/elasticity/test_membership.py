@@ -329,7 +329,7 @@ def test_worker_that_does_not_end_when_told_is_killed_and_the_agent_ends() -> No
     told = machine.handle(LeaveAsked("SIGTERM"), 1.0)
     assert [one.message["type"] for one in told if isinstance(one, Tell)] == ["exit"]
     assert machine.handle(Tick(), 5.9) == []
-    assert machine.handle(Tick(), 6.1) == [KillWorker(0, "did not end when told to")]
+    assert machine.handle(Tick(), 6.1) == [KillWorker(0, "did not end as asked")]
     assert machine.handle(Tick(), 7.0) == []
     (finish,) = machine.handle(WorkerExited(0, -9), 7.1)
     assert isinstance(finish, Finish) and finish.outcome.is_ok

@@ -15,7 +15,7 @@ Requests finish in the order in which they were scheduled. A write that failed o
 when it would be finalized; its checkpoint does not exist, and later requests go on.
 
 The end of the program finalizes what is left of a queue of one rank. Of several ranks it cannot: another rank may have
-failed, and would never come. Then the log says which saves are lost. A fork leaves all requests to its parent.
+failed, and would never come. Then the log names the saves that are lost. A fork leaves all requests to its parent.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ _UNFINISHED: dict[AsyncCallsQueue, None] = {}
 class AsyncCallsQueue:
     """The unfinalized requests of a rank. Every rank of the group has one and makes the same calls on it.
 
-    ``worker`` says who writes: ``"thread"``, which is the default; ``"process"``, which ``persistent`` means too: one
-    process that stays; or ``"process per save"``. At most ``max_unfinalized`` requests wait: scheduling one more first
-    finalizes the oldest, which bounds the number of copies.
+    ``worker`` is what writes: ``"thread"``, which is the default; ``"process"``, which ``persistent`` means too: one
+    process for all requests; or ``"process per save"``. At most ``max_unfinalized`` requests wait: scheduling one more
+    first finalizes the oldest, which bounds the number of copies.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class AsyncCallsQueue:
     def maybe_finalize_async_calls(self, blocking: bool = False, no_dist: bool = False) -> list[int]:
         """Finalize the requests that are written on all ranks, or with ``blocking`` all; returns their numbers.
 
-        Called by every rank, unless ``no_dist`` says that only this rank's own worker counts. Raises on all ranks alike
+        Called by every rank, unless with ``no_dist`` only this rank's own worker counts. Raises on all ranks alike
         when a write failed; requests before that one are finalized, those after it stay in the queue.
         """
         if blocking:
@@ -139,8 +139,8 @@ class AsyncCallsQueue:
             return []
         num_written, is_settled = self._num_written(), self._is_settled()
         if not no_dist and group_size(self._group) > 1:
-            told = all_gather_json([num_written, is_settled], self._group)
-            num_written, is_settled = min(one[0] for one in told), all(one[1] for one in told)
+            everywhere = all_gather_json([num_written, is_settled], self._group)
+            num_written, is_settled = min(one[0] for one in everywhere), all(one[1] for one in everywhere)
         done: list[int] = []
         while len(done) < num_written and is_settled:
             is_settled = self._begun or not self._begin(no_dist)
@@ -214,7 +214,7 @@ class AsyncCallsQueue:
         return not self._begun or all(settling.is_done() for settling in self._settlings())
 
     def _begin(self, no_dist: bool) -> bool:
-        """Tell how the oldest request was written; whether it is being settled now, by the function that comes first.
+        """Publish how the oldest request was written; whether the function that comes first is settling it now.
 
         Called by every rank, and so is `_finalize`; a request for which either raises is finalized by that.
         """

@@ -1,4 +1,4 @@
-"""Background saves of plain states: on a thread, in a process group that nobody else uses.
+"""Background saves of plain states: on a thread, in a process group of their own.
 
 Once the values are copied, what is left of a save is what it always is: write, agree on the index, commit. A thread of
 each rank does it, and its collectives go through a gloo group of the same ranks, made for this alone. So the program
@@ -6,7 +6,7 @@ may use its own group meanwhile, and nothing waits for a call of the program: th
 ranks have written. There is one thread for each group, so saves end in the order in which they began, on every rank.
 
 The end of the program waits for them, a fork of it does not (`remesh.foundation.threads`). A group that is destroyed
-takes its thread's group with it: saves that are still under way fail. A save that fails says so in the log as well,
+takes its thread's group with it: saves that are still under way fail. A save that fails is logged as well,
 since its program may never ask.
 """
 
@@ -39,7 +39,7 @@ class BackgroundSave(Future[T]):
     """The future of what a saving thread does. It knows whether its error has been raised."""
 
     was_raised = False
-    """Whether somebody has been given the error, if there is one."""
+    """Whether a caller has been given the error, if there is one."""
 
     def result(self, timeout: float | None = None) -> T:
         self.exception(timeout)
@@ -51,7 +51,7 @@ class BackgroundSave(Future[T]):
         return raised
 
     def failure(self) -> BaseException | None:
-        """Its error, as if nobody had asked. Waits for the end."""
+        """Its error, without noting that it was given to a caller. Waits for the end."""
         return super().exception()
 
 
@@ -68,7 +68,7 @@ class SavingThread:
         self._under_way: deque[Future[object]] = deque()
 
     def make_room(self) -> None:
-        """Wait until one more save may hold copies. What became of the others is told by their own handles."""
+        """Wait until one more save may hold copies. What became of the others, their own handles report."""
         while len(self._under_way) >= _MAX_UNDER_WAY:
             wait([self._under_way.popleft()])
 

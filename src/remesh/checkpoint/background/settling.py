@@ -59,11 +59,11 @@ class Settling:
         """Do what is left, of all three. Called by every rank; raises on all alike."""
         if self._settled is None:
             self.begin()
-        gather_from(self._tell, self._group, self._doing)
+        gather_from(self._report, self._group, self._doing)
         for then in self._on_success:
             then()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         assert self._settled is not None
         self._settled.result()
 

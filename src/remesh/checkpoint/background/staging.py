@@ -81,7 +81,7 @@ class StagingBuffers:
         self._used_bytes = 0
 
     def __deepcopy__(self, memo: object) -> StagingBuffers:
-        """A new one with the same options, for a copy of who keeps it."""
+        """A new one with the same options, for a copy of the object that keeps it."""
         return StagingBuffers(self._max_bytes, devices=self._devices)
 
     @property
@@ -91,7 +91,7 @@ class StagingBuffers:
             return self._used_bytes
 
     def copy(self, tensors: Sequence[torch.Tensor]) -> Copies:
-        """Copies that nobody else changes. Waits while the cap leaves no room for them.
+        """Copies that no other code changes. Waits while the cap leaves no room for them.
 
         `CheckpointMismatchError` for a quantized tensor.
         """
@@ -100,7 +100,7 @@ class StagingBuffers:
             if tensor.is_quantized:
                 raise CheckpointMismatchError(
                     f"copying tensors for a background save: one of shape {tuple(tensor.shape)} is quantized "
-                    f"({tensor.dtype}), expected plain numbers, since torch cannot copy it into memory of ours; "
+                    f"({tensor.dtype}), expected plain numbers, since torch cannot copy it into staging memory; "
                     "save without background, or give int_repr() with its scale and zero point"
                 )
             starts.append(num_bytes)

@@ -6,7 +6,7 @@ their bytes, not as torch does it: libraries replace what torch unpickles with, 
 The rest is pickled by value, functions by name: those of the main script cannot be found in another process, and are
 refused.
 
-Both ends are this package's own, on a socket that nobody else has.
+Both ends are this package's own, on a socket that no other process has.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def _answer_next(channel: Channel) -> tuple[str, Any]:
 
 
 def _portable(error: Exception) -> Exception:
-    """The error as it can be sent: itself where its copy says the same, else its words."""
+    """The error as it can be sent: itself where its copy has the same text, else that text."""
     with contextlib.suppress(Exception):
         copy = pickle.loads(pickle.dumps(error))
         if type(copy) is type(error) and str(copy) == str(error):

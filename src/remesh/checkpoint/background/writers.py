@@ -48,11 +48,11 @@ class WriteCall:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     progress: Callable[[int], None] | None
-    """Takes the bytes written so far; None for a function that does not tell them."""
+    """Takes the bytes written so far; None for a function that does not report them."""
 
     def __call__(self) -> Any:
-        told = {} if self.progress is None else {"progress": self.progress}
-        return self.function(*self.args, **self.kwargs, **told)
+        options = {} if self.progress is None else {"progress": self.progress}
+        return self.function(*self.args, **self.kwargs, **options)
 
 
 class AsyncRequest(NamedTuple):
@@ -101,8 +101,8 @@ class AsyncRequest(NamedTuple):
             args[1] = self.preload_fn()
         if self.async_fn is None:
             return
-        told = progress if self.total_bytes else None
-        value = run(WriteCall(self.async_fn, tuple(args), self.async_fn_kwargs, told))
+        reported = progress if self.total_bytes else None
+        value = run(WriteCall(self.async_fn, tuple(args), self.async_fn_kwargs, reported))
         if self.receive_fn is not None:
             self.receive_fn(value)
 
@@ -118,7 +118,7 @@ class Progress:
     call_idx: int
     written_bytes: int
     total_bytes: int
-    """0 where the request does not tell."""
+    """0 where the request does not have it."""
 
 
 class AsyncCaller(ABC):
@@ -137,7 +137,7 @@ class AsyncCaller(ABC):
         self._writes.append(self._executor.submit(self._write, request))
 
     def num_written(self) -> int:
-        """How many of the scheduled requests have been written or have failed. Waits for nobody."""
+        """How many of the scheduled requests have been written or have failed. Returns at once."""
         while self._num_written < len(self._writes) and self._writes[self._num_written].done():
             self._num_written += 1
         return self._num_written

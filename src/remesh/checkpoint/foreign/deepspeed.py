@@ -64,7 +64,7 @@ def read_zero(folder: Path) -> dict[str, Any]:
     if any(part.num_ranks != len(parts) for part in parts):
         raise _bad(tag, f"{len(parts)} files of optimizer states, expected one of each of {first.num_ranks} ranks")
     model = _load(_files(tag, "*_model_states.pt")[0])
-    shapes = [dict(group) for group in _told(model, "param_shapes", tag)]
+    shapes = [dict(group) for group in _value_of(model, "param_shapes", tag)]
     if model.get("frozen_param_shapes"):
         raise _bad(tag, "frozen parameters, expected none; load it with DeepSpeed and save what is frozen apart")
     if any(part.vectors.keys() != first.vectors.keys() or part.gaps != first.gaps for part in parts):
@@ -151,17 +151,17 @@ def _check_sum(tag: Path, what: str, found: int, used: int, alignment: int) -> N
 
 
 def _partition_of(path: Path) -> _Partition:
-    told = _told(_load(path), "optimizer_state_dict", path)
-    stage, num_ranks = _told(told, "zero_stage", path), told.get("partition_count")
+    zero_state = _value_of(_load(path), "optimizer_state_dict", path)
+    stage, num_ranks = _value_of(zero_state, "zero_stage", path), zero_state.get("partition_count")
     if isinstance(stage, StandIn):
         stage = _STAGES.get(stage.values[-1], stage.values[0])
     stage = int(stage)
-    num_ranks = max(num_ranks) if isinstance(num_ranks, list) else int(_told(told, "partition_count", path))
+    num_ranks = max(num_ranks) if isinstance(num_ranks, list) else int(_value_of(zero_state, "partition_count", path))
     is_even = stage == 3
     if stage not in (1, 2, 3):
         raise _bad(path, f"ZeRO stage {stage}, expected 1, 2 or 3")
-    master = _told(told, "fp32_flat_groups" if is_even else "single_partition_of_fp32_groups", path)
-    base = _told(told, "optimizer_state_dict" if is_even else "base_optimizer_state", path)
+    master = _value_of(zero_state, "fp32_flat_groups" if is_even else "single_partition_of_fp32_groups", path)
+    base = _value_of(zero_state, "optimizer_state_dict" if is_even else "base_optimizer_state", path)
     if not isinstance(base, dict) or "state" not in base:
         raise _bad(path, "an elastic optimizer state, expected one of each rank; save with elastic_checkpoint: false")
     states = [base["state"].get(number, {}) for number in range(len(master))]
@@ -170,7 +170,7 @@ def _partition_of(path: Path) -> _Partition:
         found = zip(states, master, strict=True)
         vectors[kind] = [_moment(state.get(kind), len(one), kind, path) for state, one in found]
     steps = [state.get("step") for state in states]
-    gaps = told.get("param_alignment_paddings")
+    gaps = zero_state.get("param_alignment_paddings")
     return _Partition(vectors, steps, base.get("param_groups", []), stage, num_ranks, gaps)
 
 
@@ -205,7 +205,7 @@ def _files(tag: Path, pattern: str) -> list[Path]:
     return found
 
 
-def _told(found: Mapping[str, Any], key: str, path: Path) -> Any:
+def _value_of(found: Mapping[str, Any], key: str, path: Path) -> Any:
     if found.get(key) is None:
         raise _bad(path, f"no {key!r}, expected it")
     return found[key]

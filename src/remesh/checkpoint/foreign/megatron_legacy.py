@@ -142,7 +142,7 @@ def read_megatron_legacy(folder: Path, rules: Sequence[tuple[str, HowCut]] = GPT
         merged.add([_tensors_of(of_rank[stage], first_layers, steps, place) for of_rank in parts], place)
     if merged.unknown:
         raise ConfigError(
-            f"reading {place}: no rule tells how {len(merged.unknown)} tensors are cut, expected one for each; give "
+            f"reading {place}: no rule covers how {len(merged.unknown)} tensors are cut, expected one for each; give "
             "read_megatron_legacy rules of your own before GPT_RULES:\n  " + "\n  ".join(merged.unknown)
         )
     if not getattr(args, "untie_embeddings_and_output_weights", False):
@@ -179,8 +179,8 @@ def _iteration_in(folder: Path) -> Path:
     tracker = folder / "latest_checkpointed_iteration.txt"
     place = folder
     if tracker.is_file():
-        told = tracker.read_text().strip()
-        place = folder / (f"iter_{int(told):07d}" if told.isdigit() else "release")
+        text = tracker.read_text().strip()
+        place = folder / (f"iter_{int(text):07d}" if text.isdigit() else "release")
     if not any(place.glob(f"mp_rank_*/{FILE}")):
         raise CheckpointPathError(
             f"reading a checkpoint of Megatron: no mp_rank_*/{FILE} in {place}; give the folder of an iteration, or "
@@ -251,9 +251,9 @@ def _tensors_of(part: Mapping[str, Any], first_layers: Mapping[str, int], steps:
     for key, first in first_layers.items():
         for name, value in part[key].items():
             match = _LAYER.fullmatch(name)
-            told = name if match is None else f"{match[1]}.{int(match[2]) + first}.{match[3]}"
+            renamed = name if match is None else f"{match[1]}.{int(match[2]) + first}.{match[3]}"
             if isinstance(value, torch.Tensor) and not name.endswith("_extra_state"):
-                parameters[told] = value
+                parameters[renamed] = value
             elif not _is_empty(value):
                 raise _bad(
                     place, f"{name!r} as a {type(value).__name__}, expected a tensor; scales of FP8 are not read"
@@ -266,7 +266,7 @@ def _tensors_of(part: Mapping[str, Any], first_layers: Mapping[str, int], steps:
 
 
 def _is_empty(value: Any) -> bool:
-    """Whether a state of a module tells nothing: Transformer Engine saves one of each, of which old ones are files."""
+    """Whether a state of a module is empty: Transformer Engine saves one of each, of which old ones are files."""
     if isinstance(value, io.BytesIO):
         value = torch.load(value, weights_only=True)
     return value is None or (isinstance(value, torch.Tensor) and not value.numel())

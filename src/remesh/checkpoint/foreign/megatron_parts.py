@@ -182,7 +182,7 @@ def _check_names(plan: _Writing) -> None:
     odd = [name for name, count in layers.items() if count != plan.num_layers or name[len(_STACK)].isdigit()]
     if unknown or odd:
         raise ConfigError(
-            f"writing {source.directory} for Megatron: no rule tells how {len(unknown) + len(odd)} tensors are cut, "
+            f"writing {source.directory} for Megatron: no rule covers how {len(unknown) + len(odd)} tensors are cut, "
             "expected one for each, and layers that are stacked:\n  " + "\n  ".join([*unknown, *odd])
         )
 
@@ -296,8 +296,8 @@ def _read(plan: _Writing, name: str, layer: int | None, rank: int, kind: str = "
 
 def _optimizer_of(plan: _Writing, parameters: Sequence[tuple[str, int | None]], rank: int) -> dict[str, Any]:
     """The optimizer's state in a part: states by number, groups, and the master values of half-precision parameters."""
-    told = plan.source.common["optimizer"]
-    inner = told.get("optimizer", told)
+    stored = plan.source.common["optimizer"]
+    inner = stored.get("optimizer", stored)
     groups = without_stand_ins(inner["param_groups"])
     kinds = kinds_of(groups)
     steps = inner.get("state", {}).get("common_step")
@@ -318,9 +318,9 @@ def _optimizer_of(plan: _Writing, parameters: Sequence[tuple[str, int | None]], 
             "parameters have; groups of a program's own are not known here",
         )
     made = {"state": state, "param_groups": groups}
-    if inner is told:
+    if inner is stored:
         return made
-    others = {key: value for key, value in told.items() if key != "optimizer"}
+    others = {key: value for key, value in stored.items() if key != "optimizer"}
     return {"optimizer": made, "fp32_from_fp16_params": masters, **without_stand_ins(others)}
 
 

@@ -101,7 +101,7 @@ class Frame:
                 rows[:, start : start + 4] = values.view(np.uint8).reshape(-1, 4)
 
     def stored_crc(self, tail: bytes | memoryview) -> int:
-        """The checksum of the elements as a tail tells it; 0 where the writer left it out."""
+        """The checksum of the elements as a tail has it; 0 where the writer left it out."""
         crc: int = _CRC.unpack_from(tail, self.crc_starts[0])[0]
         return crc
 

@@ -170,7 +170,7 @@ class DataFile:
         self._flush(len(self._pending))
         trailer = Trailer(BLOCK_BYTES, data_bytes, self._crcs)
         self._write_all(memoryview(trailer.encode()))
-        for sync in self._syncs:  # a disk that failed says so only once, perhaps there
+        for sync in self._syncs:  # a disk that failed reports it only once, perhaps there
             sync.result()
         self._file.finish()
         return trailer
@@ -196,7 +196,7 @@ class DataFile:
         hashed.result()
 
     def _check_beside(self, act: Callable[[memoryview], None], content: memoryview) -> Future[None]:
-        """Give a thread a sum to compute; who gives it waits for it before the next of its kind."""
+        """Give a thread a sum to compute; the caller waits for it before the next of its kind."""
         self._checks = [one for one in self._checks if not one.done()]
         self._checks.append(_CHECKS.submit(act, content))
         return self._checks[-1]
@@ -211,7 +211,7 @@ def write_data_file(
 ) -> list[tuple[int, int]]:
     """Write blobs of objects, then tensors, durably; returns where each lies: first byte and length.
 
-    Tensors are on any device and of any strides. ``progress`` is told the number of bytes after each of them,
+    Tensors are on any device and of any strides. ``progress`` is called with the number of bytes after each of them,
     ``hasher`` all bytes of the file.
     """
     places: list[tuple[int, int]] = []
@@ -319,14 +319,14 @@ def write_alike(tensors: Sequence[torch.Tensor], frame: Frame, file: DataFile) -
 
 
 def read_tensor(blob: bytes, dtype: str, shape: tuple[int, ...], where: str) -> torch.Tensor:
-    """The tensor of a blob, after checking that it is what the metadata says."""
+    """The tensor of a blob, after checking its dtype and shape against the metadata."""
     tensor = _load(blob, where)
     is_tensor = isinstance(tensor, torch.Tensor)
     found = (dtype_name(tensor.dtype), tuple(tensor.shape)) if is_tensor else type(tensor).__name__
     if found != (dtype, shape):
         raise CheckpointFormatError(
             "wrong-blob",
-            f"reading {where}: expected a tensor of dtype {dtype} and shape {shape} as the metadata says, found "
+            f"reading {where}: expected a tensor of dtype {dtype} and shape {shape} as in the metadata, found "
             f"{found}; the checkpoint is damaged, use another one",
         )
     assert isinstance(tensor, torch.Tensor)
@@ -410,7 +410,7 @@ def _is_plain(value: Any) -> bool:
 def load_object(blob: bytes, where: str, *, with_stand_ins: bool = False) -> Any:
     """The object of a blob, on the CPU.
 
-    A class that is not known to be safe is a `CheckpointFormatError`, or its objects are stand-ins, as told.
+    A class that is not known to be safe is a `CheckpointFormatError`, or its objects are stand-ins, as asked for.
     """
     return _load(blob, where, with_stand_ins)
 

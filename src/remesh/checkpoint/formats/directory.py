@@ -79,7 +79,7 @@ def begin(directory: Location) -> SaveLock:
     lock = take_lock(directory)
     names = {entry.name for entry in store.entries(directory)}
     try:
-        _check_has_no_checkpoint(directory, names - {lock.mark.name})
+        _check_has_no_checkpoint(directory, names - {lock.path.name})
     except CheckpointPathError:
         withdraw(lock)
         raise
@@ -204,7 +204,7 @@ def data_file_name(rank: int, lock: int = 0) -> str:
 
 
 def lone_file_name(rank: int) -> str:
-    """Name of a data file that no other save gives, for a rank that is not told how many were given up on before."""
+    """Name of a data file that no other save gives, for a rank that does not know how many were given up on before."""
     return f"__{rank}_{secrets.randbits(48)}_0{_SUFFIX}"
 
 
@@ -282,7 +282,7 @@ def _marker_in(directory: Location) -> bytes | None:
         try:
             if finish_ended(directory):
                 return store.read(path)
-        except OSError as raised:  # who may not write waits until another one looks
+        except OSError as raised:  # a process that may not write waits until another one looks
             if not isinstance(raised, PermissionError) and raised.errno != errno.EROFS:
                 raise
     return None

@@ -50,8 +50,8 @@ def decode_columns(
     for content that contradicts itself.
     """
     try:
-        magic, *told = END.unpack_from(content, len(content) - END.size)
-        if magic != MAGIC or tuple(told) != metadata:
+        magic, *fields = END.unpack_from(content, len(content) - END.size)
+        if magic != MAGIC or tuple(fields) != metadata:
             return None
         columns = _read(content)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError, *_OURS) as raised:

@@ -85,7 +85,7 @@ def stage_index(lock: SaveLock, index: IndexFiles) -> None:
 
 
 def stage_native_index(lock: SaveLock, index: Index, metadata: bytes) -> None:
-    """The same with a ``.metadata`` that torch's own classes were pickled to, which say what ``index`` says."""
+    """The same with a ``.metadata`` that torch's own classes were pickled to, with the content of ``index``."""
     for name, content in ((METADATA_FNAME, metadata), (COLUMNS_FNAME, seal_columns(encode_columns(index), metadata))):
         store_of(lock.directory).write_soon(lock.staged(name), content)
 
@@ -153,7 +153,7 @@ def encode_index(index: Index) -> EncodedIndex:
 
 
 def encode_columns(index: Index) -> bytes:
-    """The index as columns, without the end that tells which ``.metadata`` it belongs to."""
+    """The index as columns, without the end that names the ``.metadata`` it belongs to."""
     files: dict[str, int] = {}
     kinds: dict[tuple[str, tuple[int, ...]], int] = {}
     kind_of: list[int] = []

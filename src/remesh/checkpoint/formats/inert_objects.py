@@ -117,7 +117,7 @@ def _class_of(name: str) -> type[StandIn]:
     return type("StandIn", (_LookedUp if name == LOOK_UP else StandIn,), {"name": name})
 
 
-class _Pickler(pickle._Pickler):  # the one in C cannot be told how to name a class
+class _Pickler(pickle._Pickler):  # the one in C has no hook for the name of a class
     def save_global(self, obj: Any, name: str | None = None) -> None:
         if not (isinstance(obj, type) and issubclass(obj, StandIn)):
             super().save_global(obj, name)  # type: ignore[misc]

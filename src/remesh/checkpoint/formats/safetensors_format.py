@@ -33,7 +33,7 @@ _SUFFIX = ".safetensors"
 _NUMBERED = re.compile(r"(.+)-\d{5}-of-(\d{5})\.safetensors")
 _OF_A_RANK = re.compile(r"shard-\d{5}-")
 _PARTS = "DCP_SHARDING_INFO"
-"""Under which native torch says in a file where the parts of tensors begin; also in files that have whole ones."""
+"""Key of native torch in a file: where the parts of tensors begin; also in files that have whole ones."""
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000
 """The library's own limit."""
@@ -177,7 +177,7 @@ def is_safetensors(place: Location) -> bool:
 
 
 def _files_in(place: Location) -> dict[str, list[str] | None]:
-    """The files of a directory, each with the tensors that the index says it has; None where there is no index."""
+    """The files of a directory, each with the tensors that it has by the index; None where there is no index."""
     store, index = store_of(place), place / INDEX_FNAME
     if store.size_of(index) is None:
         names = [entry.name for entry in store.entries(place) if entry.name.endswith(_SUFFIX)]
@@ -203,7 +203,7 @@ def _files_in(place: Location) -> dict[str, list[str] | None]:
 
 
 def _check_complete(place: Location, names: Sequence[str]) -> None:
-    """Files that count themselves, ``model-00001-of-00003``, have to be all there where no index tells of them."""
+    """Files that count themselves, ``model-00001-of-00003``, have to be all there where no index lists them."""
     for match in filter(None, map(_NUMBERED.fullmatch, names)):
         wanted = [f"{match[1]}-{at:0{len(match[2])}d}-of-{match[2]}{_SUFFIX}" for at in range(1, int(match[2]) + 1)]
         if missing := [name for name in wanted if name not in names]:
@@ -239,12 +239,12 @@ def _tensors_in(directory: Location, name: str) -> dict[str, StoredTensor]:
         ) from raised
 
 
-def _check_is_whole(path: Location, told: Mapping[str, str]) -> None:
+def _check_is_whole(path: Location, extra: Mapping[str, str]) -> None:
     """Refuse the file of one rank of a save by native torch, which has parts of tensors under their names.
 
-    It says where a part begins, and not how large the tensor is; also a part that begins at 0 need not be the whole.
+    It has where a part begins, and not how large the tensor is; also a part that begins at 0 need not be the whole.
     """
-    parts = json.loads(told.get(_PARTS, "{}"))
+    parts = json.loads(extra.get(_PARTS, "{}"))
     if parts and (_OF_A_RANK.match(path.name) or any(any(one["saved_offsets"]) for one in parts.values())):
         raise CheckpointFormatError(
             "parts-of-tensors",
@@ -258,8 +258,8 @@ def _decode(header: Mapping[str, Any], name: str, data_start: int, file_stop: in
     """The tensors of a header, which have to fill the data without gaps, as the library demands."""
     tensors: dict[str, StoredTensor] = {}
     extents: list[tuple[int, int]] = []
-    for key, told in header.items():
-        dtype, shape, (start, stop) = _NAMES[told["dtype"]], tuple(told["shape"]), told["data_offsets"]
+    for key, entry in header.items():
+        dtype, shape, (start, stop) = _NAMES[entry["dtype"]], tuple(entry["shape"]), entry["data_offsets"]
         if not all(type(number) is int and number >= 0 for number in (*shape, start, stop)):
             raise ValueError(f"tensor {key!r} of shape {shape} at {start}:{stop}")
         if math.prod(shape) * itemsize_bytes(dtype) != stop - start:

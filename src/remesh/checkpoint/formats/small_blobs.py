@@ -62,12 +62,12 @@ def find_small(
     found: dict[str, list[Small]] = {}
     others: list[int] = []
     for number, (key, place) in enumerate(wanted):
-        told = whole.get(key)
-        frame = frame_of(told[0], told[1]) if told is not None and told[1] == place.shape else None
-        if frame is None or told is None or frame.num_bytes > SMALL_BYTES or told[2][2] != frame.blob_bytes:
+        entry = whole.get(key)
+        frame = frame_of(entry[0], entry[1]) if entry is not None and entry[1] == place.shape else None
+        if frame is None or entry is None or frame.num_bytes > SMALL_BYTES or entry[2][2] != frame.blob_bytes:
             others.append(number)
             continue
-        file, start, _ = told[2]
+        file, start, _ = entry[2]
         found.setdefault(file, []).append(Small(start, frame, key, place))
     for of_file in found.values():
         of_file.sort(key=lambda small: small.file_start)
@@ -80,7 +80,7 @@ def read_small(file: CheckedFile, wanted: Sequence[Small], read_alone: Callable[
         first, stop = part[0].file_start, part[-1].file_stop
         content = None
         if file.is_checked:
-            with suppress(CheckpointFormatError):  # for the one that is damaged to tell
+            with suppress(CheckpointFormatError):  # raised again where the damaged one is read
                 content = np.frombuffer(file.view(first, stop, f"tensor {part[0].key!r} and others"), np.uint8)
         alike: dict[int, list[Small]] = {}
         for small in part:

@@ -1,7 +1,7 @@
 """Format ``torch_dist``: the files of ``torch.distributed.checkpoint``, which native torch reads too.
 
 A directory holds ``__{rank}_0.distcp`` files of blobs one after another, and ``.metadata``, a pickle of torch's own
-plain ``Metadata`` that says which box of which tensor lies in which bytes of which file. Objects stand under their
+plain ``Metadata`` that has which box of which tensor lies in which bytes of which file. Objects stand under their
 unique key. State-dict keys are not stored, entity keys are.
 
 Writing goes through torch's classes; reading never does (see `inert_pickle`): every value of a file is checked
@@ -57,12 +57,12 @@ def read_manifest(directory: Location, checksums: Checksums | None = None) -> Ma
 
 
 def _manifest_in_columns(directory: Location, checksums: Checksums) -> Manifest | None:
-    path, told = directory / COLUMNS_FNAME, checksums.entries.get(METADATA_FNAME)
+    path, entry = directory / COLUMNS_FNAME, checksums.entries.get(METADATA_FNAME)
     content = checksums.read(COLUMNS_FNAME)
-    if told is None:
+    if entry is None:
         return None
     manifest = decode_columns(
-        content, (told.num_bytes, told.crc), path, lambda name: _check_name(name, "a tensor", path)
+        content, (entry.num_bytes, entry.crc), path, lambda name: _check_name(name, "a tensor", path)
     )
     if manifest is not None:
         for key, shape in manifest.unflattened_shapes.items():

@@ -222,7 +222,7 @@ def remove_staged(directory: Location, before: int) -> None:
 
 
 def remove_arrays(directory: Location, kept: Collection[str] = ()) -> None:
-    """Remove what saves of this format have left below a directory that nobody saves in; but not the files ``kept``."""
+    """Remove what saves of this format have left below a directory without a save in it; but not the files ``kept``."""
     store = store_of(directory)
     for key, sizes in list(folders_below(directory))[::-1]:
         for name in sizes:

@@ -145,15 +145,15 @@ class Written:
 
     @classmethod
     def from_parts(cls, parts: Sequence[Any]) -> list[Written]:
-        """The files of which `parts` has been told, one after the other."""
+        """The files in the ``parts`` that a rank sent, one after the other."""
         files = zip(parts[::3], parts[1::3], parts[2::3], strict=True)
-        return [cls(file, told[0], told[1], told[2], unpack(numbers)) for file, told, numbers in files]
+        return [cls(file, row[0], row[1], row[2], unpack(numbers)) for file, row, numbers in files]
 
 
 def assemble_index(written: Sequence[Written]) -> Index:
     """The index of what all ranks have written. Of a box or object that several ranks wrote, one is taken.
 
-    Ranks that told the same of their tensors, as the same object, are dealt with at once.
+    Ranks that sent the same of their tensors, as the same object, are dealt with at once.
     """
     objects: dict[str, Place] = {}
     shapes: dict[str, tuple[int, ...]] = {}
@@ -163,10 +163,10 @@ def assemble_index(written: Sequence[Written]) -> Index:
         shapes |= {key: tuple(shape) for key, shape in one.shapes_before_flattening}
     tensors: dict[str, IndexedTensor] = {}
     for ranks in _alike([one.tensors for one in written]):
-        told = [written[rank] for rank in ranks]
-        numbers = np.array([one.numbers[2 * len(one.objects) :] for one in told], dtype=np.int64)
-        files, at = [one.file for one in told], 0
-        for key, dtype, box_shape, global_shape in told[0].tensors:
+        parts = [written[rank] for rank in ranks]
+        numbers = np.array([one.numbers[2 * len(one.objects) :] for one in parts], dtype=np.int64)
+        files, at = [one.file for one in parts], 0
+        for key, dtype, box_shape, global_shape in parts[0].tensors:
             stop = at + len(global_shape)
             *offsets, starts, lengths = numbers[:, at : stop + 2].T.tolist()
             at = stop + 2
@@ -183,10 +183,10 @@ _Kind = tuple[str, tuple[int, ...]]
 """Name of a tensor and shape of a box."""
 
 
-def _alike(told: Sequence[Any]) -> list[list[int]]:
-    """The ranks that told the same object, by rank."""
+def _alike(by_rank: Sequence[Any]) -> list[list[int]]:
+    """The ranks that sent the same object, by rank."""
     ranks_of: dict[int, list[int]] = {}
-    for rank, one in enumerate(told):
+    for rank, one in enumerate(by_rank):
         ranks_of.setdefault(id(one), []).append(rank)
     return list(ranks_of.values())
 

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 NAME = "the common data"
 _ALWAYS_FIT = (int, float, str, bool, bytes, type(None))
 _MOST_NAMED = 5
-_told: set[tuple[str, ...]] = set()
+_warned: set[tuple[str, ...]] = set()
 """The names of values that differed when this process has warned of them: each save finds the same again."""
 
 
@@ -55,7 +55,7 @@ class Common:
 
     values: dict[str, Any]
     blob: bytes | None = None
-    """The same serialised; None where nobody has done it yet."""
+    """The same serialised; None until that is done."""
     digest: str = ""
     """Of the blob: ranks with equal ones have the same data."""
 
@@ -79,9 +79,9 @@ def join_common(mine: Common, digests: Sequence[str], group: Group, doing: str) 
         if rank > 0:
             return mine
         joined, differing = mine.values, set[str]()
-        for other, told in enumerate(blobs):
-            if told.numel():
-                theirs = load_object(told.cpu().numpy().tobytes(), f"the common data of rank {other}")
+        for other, sent in enumerate(blobs):
+            if sent.numel():
+                theirs = load_object(sent.cpu().numpy().tobytes(), f"the common data of rank {other}")
                 joined = _joined(joined, theirs, differing)
         warn_once(
             logger,
@@ -116,8 +116,8 @@ def _differences(mine: Any, theirs: Any) -> Iterator[Path]:
 
 def warn_once(to: logging.Logger, names: Sequence[str], text: str) -> None:
     """Log a warning of these names, if there are any, unless this process has warned of the same before."""
-    if names and tuple(names) not in _told:
-        _told.add(tuple(names))
+    if names and tuple(names) not in _warned:
+        _warned.add(tuple(names))
         to.warning("%s", text)
 
 

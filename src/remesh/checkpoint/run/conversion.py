@@ -151,8 +151,8 @@ def convert(
 ) -> Converted:
     """Write contents as one checkpoint into the directory ``target``, which is created; called by one process.
 
-    ``on_bytes`` is told the bytes of each part that was written. Raises `CheckpointingException`; then there is no
-    checkpoint at the target, and one that was there before is untouched.
+    ``on_bytes`` is called with the bytes of each part that was written. Raises `CheckpointingException`; then there is
+    no checkpoint at the target, and one that was there before is untouched.
     """
     with as_checkpoint_errors(f"writing {target} as {to.value}"):
         if to is Format.SAFETENSORS:

@@ -4,9 +4,9 @@ One of them writes the box, and all will load what it wrote. Where values differ
 a pipeline whose layers have local names, local shards given as plain tensors, DTensors on meshes that have no rank in
 common. Two steps, which cost a save nothing where copies are equal:
 
-1. Each rank tells one digest for each set of ranks that it shares boxes with. It goes over a sample of the elements of
+1. Each rank sends one digest for each set of ranks that it shares boxes with. It goes over a sample of the elements of
    each box, and travels with a gather of the save.
-2. Where those differ, the ranks tell the digest of each box, and all find the same names. Whole tensors that are small
+2. Where those differ, the ranks send the digest of each box, and all find the same names. Whole tensors that are small
    may rightly differ, as means of batch norm do under DDP: the first rank's are stored, with a warning. All else is an
    error.
 """
@@ -45,17 +45,17 @@ Copies = Mapping[str, Sequence[HeldCopy]]
 
 
 def digests_of(copies: Copies) -> dict[str, str]:
-    """What this rank tells first, by set of ranks. Waits for the device that values lie on."""
+    """What this rank sends first, by set of ranks. Waits for the device that values lie on."""
     return {ranks: _digest([one.values for one in of_set]) for ranks, of_set in copies.items()}
 
 
-def check_equal(told: Sequence[Mapping[str, str]], copies: Copies, group: Group, doing: str) -> None:
+def check_equal(by_rank: Sequence[Mapping[str, str]], copies: Copies, group: Group, doing: str) -> None:
     """Raise `CheckpointMismatchError` on all ranks, or warn on the first, where copies differ.
 
-    Called by every rank of the group with the same ``told``, which is `digests_of` by rank; calls nobody where all fit.
+    Called by every rank of the group with the same ``by_rank``, their `digests_of`; no communication where all fit.
     """
     digests: dict[str, set[str]] = {}
-    for ranks, digest in [item for of_rank in told for item in of_rank.items()]:
+    for ranks, digest in [item for of_rank in by_rank for item in of_rank.items()]:
         digests.setdefault(ranks, set()).add(digest)
     unlike = [ranks for ranks, found in digests.items() if len(found) > 1]
     if not unlike:  # nearly always

@@ -1,7 +1,7 @@
 """Requests of loads, compared with what is stored: names, kinds, dtypes and places of all that a plain state asks for.
 
-A key of a dict that is not stored is an error: who has misspelt it would go on without what was saved. Who says that
-some may be absent is told in the log which are, and keeps the values that were there.
+A key of a dict that is not stored is an error: a program that misspells it would go on without what was saved. Where
+some may be absent, the log names those that are, and the values that were there are kept.
 
 Tensors are stored under names, the paths to them joined by dots; other values are stored under the keys themselves. So
 ``{1: 5}`` has no value for ``"1"``, and ``{"a.b": 5}`` none for ``{"a": {"b": None}}``. Native torch has names for all.
@@ -66,7 +66,8 @@ def common_asked_for(state: Any, asked: Iterable[str], checkpoint: OpenCheckpoin
     """The common data, without lists in which tensors are stored and that were saved without their places.
 
     Of such a list, which earlier releases have saved, the other values stand in order alone. They would come at other
-    places unless it is asked for with all of its tensors: `CheckpointMismatchError`. Where nobody asks, it is left out.
+    places unless it is asked for with all of its tensors: `CheckpointMismatchError`. Where it is not asked for, it is
+    left out.
     """
     stored, wanted = checkpoint.above, count_parents(asked)
 
@@ -108,14 +109,14 @@ def check_casts(asked: Iterable[tuple[str, torch.dtype]], checkpoint: OpenCheckp
     """
     stored = checkpoint.manifest.tensors
     whole = stored.whole if isinstance(stored, ColumnTensors) else {}  # most are, and need no closer look
-    told = [(name, whole[name][0] if name in whole else stored[name].dtype, dtype_name(dtype)) for name, dtype in asked]
-    differing = [one for one in told if one[1] != one[2] and not one[1].startswith("q")]
+    pairs = [(name, whole[name][0] if name in whole else stored[name].dtype, dtype_name(kind)) for name, kind in asked]
+    differing = [one for one in pairs if one[1] != one[2] and not one[1].startswith("q")]
     clashing = [one for one in differing if travelling_dtype(one[1], one[2]) is None]
     for name, held, wanted in clashing:
         raise CheckpointMismatchError(
             f"{len(clashing)} tensors are asked for in a dtype that their values may not fit in: {name!r} is stored as "
             f"{held}, expected the same or a like dtype, found {wanted}; give tensors of the stored dtype, "
-            "or say allow_unsafe_types=True to have them cast like copy_"
+            "or pass allow_unsafe_types=True to have them cast like copy_"
         )
 
 

@@ -134,16 +134,16 @@ def open_checkpoint(directory: Location, *, allow_native: bool = False, with_sta
     return OpenCheckpoint(checksums, manifest, common, found)
 
 
-def check_is_one(told: Sequence[Sequence[str]]) -> None:
-    """Raise `CheckpointMismatchError` unless all ranks load one checkpoint; ``told`` is identity and path, by rank.
+def check_is_one(by_rank: Sequence[Sequence[str]]) -> None:
+    """Raise `CheckpointMismatchError` unless all ranks load one checkpoint; ``by_rank`` is identity and path, by rank.
 
     Ranks that look for the newest one by themselves may find two: one is slower to see what has just been saved.
     """
-    for rank, (identity, path) in enumerate(told):
-        if identity != told[0][0]:
+    for rank, (identity, path) in enumerate(by_rank):
+        if identity != by_rank[0][0]:
             raise CheckpointMismatchError(
-                f"loading a checkpoint: rank 0 loads {told[0][1]} and rank {rank} loads {path}, expected the same "
-                "checkpoint on all ranks; let one rank choose and tell the others, as remesh.Checkpoints does"
+                f"loading a checkpoint: rank 0 loads {by_rank[0][1]} and rank {rank} loads {path}, expected the same "
+                "checkpoint on all ranks; let one rank choose for all, as remesh.Checkpoints does"
             )
 
 
@@ -351,7 +351,7 @@ def _format_of(directory: Location, allow_native: bool) -> tuple[str, bool]:
     if config is None:
         names = [entry.name for entry in store.entries(directory)]
         committed = [name for name in (METADATA_FNAME, BLOCKS_FNAME) if name in names and is_commit(directory, name)]
-        # Looked for again: a commit gives the marker its name before it removes the marks that say otherwise.
+        # Looked for again: a commit gives the marker its name before it removes the lock files.
         config = maybe_load_config(directory)
     if config is None:
         if allow_native and committed:

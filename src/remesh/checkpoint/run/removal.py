@@ -41,7 +41,7 @@ def remove_tensors(directory: Location, key_prefix: str) -> list[str]:
         flattened=manifest.flattened - gone,
         unflattened_shapes={key: shape for key, shape in manifest.unflattened_shapes.items() if key not in gone},
     )
-    # Sums of what is about to change go first: without them the checkpoint is one that nobody has summed up.
+    # Sums of what is about to change go first: without them the checkpoint is one that has no sums yet.
     store = store_of(directory)
     summed = [name for name in (CHECKSUMS_FNAME, SHA256_FNAME) if store.size_of(directory / name) is not None]
     for name in summed:

@@ -118,12 +118,12 @@ class SavePart:
 
     def written(self, file: PartOfFile, places: Sequence[tuple[int, int]]) -> Written:
         """What the others need to know of a file, whose objects and then tensors lie at these places."""
-        told = [number for place in places[: len(file.objects)] for number in place]
+        numbers = [number for place in places[: len(file.objects)] for number in place]
         for number, place in zip(file.numbers, places[len(file.objects) :], strict=True):
-            told += self.offsets[number]
-            told += place
+            numbers += self.offsets[number]
+            numbers += place
         rows = [self.rows[number] for number in file.numbers]
-        return Written(file.name, list(file.objects), rows, self.shapes_before_flattening, told)
+        return Written(file.name, list(file.objects), rows, self.shapes_before_flattening, numbers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,12 +187,12 @@ def begin_save(  # noqa: PLR0913 - what is saved, where, and how far
     with collector_at_rest():
         agreement = plans.agree(look, group, doing, tell=tell, translate=as_checkpoint_error, about="outline")
     begun = agreement.value
-    check_alike([told for _, told, _ in agreement.beside], options.__getitem__, group, doing)
+    check_alike([sent for _, sent, _ in agreement.beside], options.__getitem__, group, doing)
     if agreement.told is not None and any(agreement.told):
         check_outlines([Outline.from_parts(parts) if parts else Outline([], []) for parts in agreement.told])
         plans.remember(agreement)
-    if any(told for *_, told in agreement.beside):
-        check_equal([told for *_, told in agreement.beside], begun.state.copies, group, doing)
+    if any(sent for *_, sent in agreement.beside):
+        check_equal([sent for *_, sent in agreement.beside], begun.state.copies, group, doing)
     if len({digest for digest, *_ in agreement.beside if digest is not None}) > 1:
         warn_of_differences(begun.state.compared, group)
 
@@ -328,8 +328,8 @@ def write_index_of(agreement: Agreement[Sequence[Any]], lock: SaveLock, group: G
 
 
 def sums_of(agreement: Agreement[Sequence[Any]]) -> dict[str, str]:
-    """The SHA-256 sums that all ranks told beside what they have written, by file."""
-    return {name: told for sums in agreement.beside for name, told in sums.items()}
+    """The SHA-256 sums that all ranks sent beside what they have written, by file."""
+    return {name: digest for sums in agreement.beside for name, digest in sums.items()}
 
 
 def commit_save(lock: SaveLock, group: Group = None, config: CheckpointingConfig | None = None) -> None:
@@ -338,7 +338,7 @@ def commit_save(lock: SaveLock, group: Group = None, config: CheckpointingConfig
 
 
 def commit_alone(lock: SaveLock, group: Group = None, config: CheckpointingConfig | None = None) -> None:
-    """`commit_save` without telling the other ranks. The first rank commits; calls nobody."""
+    """`commit_save` on the first rank alone. No communication."""
     if group_rank(group) == 0:
         finish(lock, config or CheckpointingConfig(BACKEND, BACKEND_VERSION))
 
@@ -381,10 +381,10 @@ def write_part(
     progress: Callable[[int], None] | None = None,
     with_sha256: bool = False,
 ) -> tuple[list[Any], dict[str, str]]:
-    """Write this rank's data files durably; returns what the others need to know of them. Calls nobody.
+    """Write this rank's data files durably; returns what the others need to know of them. No communication.
 
     The second value has the SHA-256 of each file, by its name, if that is asked for. ``tensors`` are those of the part,
-    or copies of them. ``progress`` is told how many bytes are written.
+    or copies of them. ``progress`` is called with the number of bytes that are written.
     """
     boxes = tensors.tensors if isinstance(tensors, StagedCopies) else tensors
     written: list[Written] = []

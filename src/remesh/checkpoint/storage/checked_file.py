@@ -41,7 +41,7 @@ _READERS: Final = PooledExecutor(NUM_READERS, "read")
 
 
 class CheckedFile:
-    """A data file open for reading. A context manager; leaving it waits for all reads and tells their errors."""
+    """A data file open for reading. A context manager; leaving it waits for all reads and raises their errors."""
 
     def __init__(
         self,

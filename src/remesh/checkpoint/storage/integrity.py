@@ -89,14 +89,14 @@ class SummedFile:
 
 @dataclass(frozen=True, slots=True)
 class Checksums:
-    """What `CHECKSUMS_FNAME` says; without entries for a checkpoint of another writer."""
+    """Content of `CHECKSUMS_FNAME`; without entries for a checkpoint of another writer."""
 
     directory: Location
     entries: Mapping[str, SummedFile]
 
     @property
     def identity(self) -> str:
-        """What tells this checkpoint from others, under any path; the directory's name where nothing is summed up."""
+        """Identity of this checkpoint, equal under any path; the directory's name where there are no sums."""
         if not self.entries:
             return self.directory.name
         sums = sorted((name, one.num_bytes, one.crc) for name, one in self.entries.items() if one.table is None)
@@ -125,7 +125,7 @@ class Checksums:
             try:
                 found = _look_through(path)
             except (FileNotFoundError, IsADirectoryError):
-                continue  # for its reader to tell: what it is needed for is known there
+                continue  # left to its reader to report: what it is needed for is known there
             _check_length(path, entry.num_bytes, found.num_bytes)
             self._check_crc(path, found.crc, entry, "the file")
 
@@ -199,11 +199,11 @@ def read_checksums(directory: Location) -> Checksums:
         content = store_of(path).read(path)
     except FileNotFoundError:
         return Checksums(directory, {})
-    body, told = content[:-9], content[-9:]
-    if told != b"%08x\n" % crc32(body):
+    body, ending = content[:-9], content[-9:]
+    if ending != b"%08x\n" % crc32(body):
         raise CheckpointFormatError(
             "checksum",
-            f"reading {path}: expected the file to end in its own checksum {crc32(body):08x}, found {told!r}; it is "
+            f"reading {path}: expected the file to end in its own checksum {crc32(body):08x}, found {ending!r}; it is "
             "damaged, use another checkpoint",
         )
     try:
@@ -237,7 +237,7 @@ def write_blocks(path: Location, tables: Mapping[str, Trailer]) -> None:
 
 
 def files_in_blocks(path: Location) -> list[str]:
-    """The files that `write_blocks` was told of."""
+    """The files whose sums `write_blocks` has written."""
     return list(json.loads(store_of(path).read(path))["files"])
 
 
@@ -248,7 +248,7 @@ def _read_blocks(checksums: Checksums) -> dict[str, SummedFile]:
         found = json.loads(store_of(path).read(path))
         if found["version"] != _VERSION:
             raise ValueError(f"version {found['version']!r}")
-        return {_inner_name(name): _table_entry(found["block_bytes"], *told) for name, told in found["files"].items()}
+        return {_inner_name(name): _table_entry(found["block_bytes"], *row) for name, row in found["files"].items()}
     except CheckpointFormatError:
         raise
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as raised:

@@ -5,7 +5,7 @@ Reads, small writes and listings are tried a few times with growing pauses, unle
 itself; what arrives is compared with what was written. No listing is cached: others write there, too.
 
 A store may take a connection and never answer. So each call of a client is made by a thread, and waited for no longer
-than `STORE_TIMEOUT_S` says: a step of a save or load that goes on moves a part of a file in each call.
+than `STORE_TIMEOUT_S`: a step of a save or load that goes on moves a part of a file in each call.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ NUM_ATTEMPTS = 5
 FIRST_POLL_S = 0.2
 """Doubled after each attempt: with five, three seconds of pauses in all."""
 _SILENT_S = 30.0
-"""After so long without an answer the log says so."""
+"""After so long without an answer a warning is logged."""
 _PART_BYTES = 32 << 20
 """Of a large file; stores take 10,000 parts of a file."""
 _WITHOUT_DIRECTORIES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "memory"})
 _CHANGING = ("size", "ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified", "mtime", "created")
-"""What stores tell of a file that changes when the file does."""
+"""Attributes by which stores show that a file has changed."""
 
 
 class NoAnswerError(TimeoutError):
@@ -95,7 +95,7 @@ class RemoteStore(Store[RemotePath]):
     def is_directory(self, path: RemotePath) -> bool:
         if _tried(f"looking at {path}", lambda: _call(path, "isdir")):
             return True
-        # Many clients say no to every error; this tells a store that does not answer from one that has no such place.
+        # Many clients return False at every error; this raises where a store does not answer.
         found = self._info_of(path)
         return found is not None and found["type"] == "directory"
 

@@ -10,13 +10,13 @@ one of the two succeeds, and the other gets an error. Nothing else decides which
 clock does.
 
 Until the end no two saves write files of one name: data files carry the number of the lock, and a small file that has a
-fixed name in the format is *staged* as NAME.turn, or in a folder as FOLDER/.remesh-turn-NAME. So a save that lost the
-lock may go on without harm. Once the end is there, staged files get their names, the last one being the commit of the
-format. If the saver dies in between, the next process that looks renames them: all that is needed is on disk by then,
-and every process does the same. With the last name the checkpoint is there. A failure after that is logged, and nothing
-is raised.
+fixed name in the format is *staged* as NAME.N, or in a folder as FOLDER/.remesh-N-NAME, where N is the number of the
+lock. So a save that lost the lock may go on without harm. Once the end is there, staged files get their names, the last
+one being the commit of the format. If the saver dies in between, the next process that looks renames them: all that is
+needed is on disk by then, and every process does the same. With the last name the checkpoint is there. A failure after
+that is logged, and nothing is raised.
 
-A store without exclusive creation (see `Store.create_once`) can tell apart only saves that do not begin in one instant.
+A store without exclusive creation (see `Store.create_once`) separates only saves that do not begin in one instant.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class SaveLock:
     """How many saves were there before without becoming a checkpoint."""
 
     @property
-    def mark(self) -> Location:
-        """The file that says so."""
+    def path(self) -> Location:
+        """The lock file."""
         return _lock_path(self.directory, self.number)
 
     def staged(self, name: str) -> Location:
@@ -94,7 +94,7 @@ def lock_staged_in_folder(name: str) -> int | None:
 
 
 def take_lock(directory: Location) -> SaveLock:
-    """Take the lock of the directory, which is ours until another save takes over. Called by one rank.
+    """Take the lock of the directory, which this save has until another one takes over. Called by one rank.
 
     A save that had come to its end and died is completed. Raises `CheckpointPathError` when another save has begun in
     the same instant, or ended. The holder must look once more whether a checkpoint is there, and withdraw: lock files
@@ -119,7 +119,7 @@ def take_lock(directory: Location) -> SaveLock:
 
 def withdraw(lock: SaveLock) -> None:
     """Leave a directory that turned out to hold a checkpoint."""
-    store_of(lock.directory).remove(lock.mark)
+    store_of(lock.directory).remove(lock.path)
 
 
 @contextmanager
@@ -128,8 +128,8 @@ def held(lock: SaveLock) -> Iterator[None]:
     try:
         yield
     except (OSError, Error) as raised:
-        # The later mark first: when another save has ended, marks go in the order in which they came.
-        if not _exists(_next(lock).mark) and _exists(lock.mark):
+        # The later file first: when another save has ended, lock files go in the order in which they came.
+        if not _exists(_next(lock).path) and _exists(lock.path):
             raise as_checkpoint_error(f"saving checkpoint {lock.directory}", raised)  # noqa: B904 - it brings its cause
         raise _lost(lock) from raised
 
@@ -139,10 +139,10 @@ def check_found(lock: SaveLock) -> None:
 
     For a rank that writes nothing: of one that does, the first rank looks for the files.
     """
-    if _exists(_next(lock).mark):
+    if _exists(_next(lock).path):
         raise _lost(lock)
-    if not _exists(lock.mark):
-        raise not_shared(lock.directory, f"the file {lock.mark.name}")
+    if not _exists(lock.path):
+        raise not_shared(lock.directory, f"the file {lock.path.name}")
 
 
 def close_lock(lock: SaveLock, names: Sequence[str], seal: bytes) -> None:
@@ -153,15 +153,14 @@ def close_lock(lock: SaveLock, names: Sequence[str], seal: bytes) -> None:
     over.
     """
     store, end = store_of(lock.directory), _next(lock)
-    told = {"turn": uuid.uuid4().hex, "staged": list(names)}
+    fields = {"turn": uuid.uuid4().hex, "staged": list(names)}
     try:
-        is_ours = _create(end.directory, end.number, told)
+        is_ours = _create(end.directory, end.number, fields)
         if is_ours:
             is_named = _exists(lock.directory / names[-1])
-            if _exists(_next(end).mark) or (is_named and store.read(lock.directory / names[-2]) != seal):
-                store.remove(
-                    end.mark
-                )  # it was free because another save had ended, and its lock files were being removed
+            if _exists(_next(end).path) or (is_named and store.read(lock.directory / names[-2]) != seal):
+                # It was free because another save had ended, and its lock files were being removed.
+                store.remove(end.path)
                 is_ours = False
             else:
                 _give_names(lock, names)
@@ -181,9 +180,9 @@ def finish_ended(directory: Location) -> bool:
 
 
 def is_commit(directory: Location, name: str) -> bool:
-    """Whether a file of that name, found there, commits a checkpoint: no mark says otherwise, or the end names it last.
+    """Whether a file of that name, found there, commits a checkpoint: no lock file is there, or the end names it last.
 
-    Marks may be there beside a checkpoint whose store let nobody remove them.
+    Lock files may be there beside a checkpoint whose store did not allow to remove them.
     """
     last = _last_lock_file(directory)
     return last is None or (last.staged is not None and last.staged[-1:] == (name,))
@@ -191,7 +190,7 @@ def is_commit(directory: Location, name: str) -> bool:
 
 @contextmanager
 def tidying(directory: Location, left: Sequence[str]) -> Iterator[None]:
-    """Around what is only cleared away of a checkpoint that is there: a failure is told in the log, with what is left.
+    """Around what is only cleared away of a checkpoint that is there: a failure is logged, with what is left.
 
     The block takes out of ``left`` what it has removed.
     """
@@ -219,7 +218,7 @@ def _give_names(lock: SaveLock, names: Sequence[str]) -> None:
         _give_last(lock, last)
     left = [_lock_path(directory, number).name for number in range(lock.number + 2)]
     with tidying(directory, left):
-        while left:  # the end goes last: what it says holds until then
+        while left:  # the end goes last: the names in it are needed until then
             store.remove(directory / left[0])
             del left[0]
 
@@ -244,8 +243,8 @@ def _give_last(lock: SaveLock, last: str) -> None:
         return
     if not is_given and not _exists(directory / last):  # nor has another process given it
         raise CheckpointPathError(
-            f"ending the save in {directory}: expected the file {lock.staged(last)}, found none; somebody has removed "
-            "files of this checkpoint, remove the directory"
+            f"ending the save in {directory}: expected the file {lock.staged(last)}, found none; another program has "
+            "removed files of this checkpoint, remove the directory"
         )
 
 
@@ -269,8 +268,8 @@ def _last_lock_file(directory: Location) -> _LockFile | None:
 def _read_lock_file(directory: Location, number: int) -> _LockFile:
     path = _lock_path(directory, number)
     try:
-        told = json.loads(store_of(path).read(path) or b"{}")
-        staged = told.get("staged")
+        content = json.loads(store_of(path).read(path) or b"{}")
+        staged = content.get("staged")
         return _LockFile(number, None if staged is None else tuple(map(str, staged)))
     except FileNotFoundError:  # its checkpoint has come to be
         return _LockFile(number, None)
@@ -317,7 +316,7 @@ def _not_ended(end: SaveLock, raised: OSError | Error) -> BaseException:
     """The error for an end that came to be or not, and whose checkpoint is not there."""
     doing = f"saving checkpoint {end.directory}"
     with suppress(OSError, Error):
-        if not _exists(end.mark):
+        if not _exists(end.path):
             return as_checkpoint_error(doing, raised)
     return CheckpointPathError(
         f"{doing}: all of it is written, but its files could not be given their names ({raised}); the next load or "

@@ -146,7 +146,7 @@ class Store(ABC, Generic[P]):
             file.finish()
 
     def write_soon(self, path: P, content: bytes | memoryview) -> None:
-        """`write`, but durable only when `settle` has been told of it too."""
+        """`write`, but durable only after `settle` of it too."""
         self.write(path, content)
 
     def settle(self, paths: Sequence[P]) -> None:
@@ -156,7 +156,7 @@ class Store(ABC, Generic[P]):
     def create_once(self, path: P, content: bytes) -> bool:
         """Let a small file appear in full, unless there is one; whether this content is there by this call.
 
-        Of all who call it for one path, in any process of any machine, one is told yes. Says nothing of crashes.
+        Of all callers for one path, in any process of any machine, one gets True. It promises nothing for crashes.
         """
 
     @abstractmethod
@@ -180,7 +180,7 @@ class Store(ABC, Generic[P]):
         """Let the names in a directory reach the disk; without it a name may be lost in a crash."""
 
     def is_link(self, path: P) -> bool:
-        """Whether a path is a symbolic link, which may be removed, while what it leads to belongs to somebody else."""
+        """Whether a path is a symbolic link, which may be removed, while what it leads to is not ours."""
         return False
 
     @abstractmethod
@@ -303,7 +303,7 @@ class LocalStore(Store[Path]):
 
 
 def _stat(path: Path) -> os.stat_result | None:
-    """None where nothing is there. Of methods of Path, from Python 3.14 on, those that tell so say it at any error."""
+    """None where nothing is there. From Python 3.14 on, ``Path.exists`` and its like return False at any error."""
     try:
         return path.stat()
     except OSError as raised:
@@ -315,7 +315,7 @@ def _stat(path: Path) -> os.stat_result | None:
 
 
 def _entry_of(found: os.DirEntry[str]) -> Entry | None:
-    """None for what is neither file nor directory, and for what somebody has removed since the directory was read."""
+    """None for what is neither file nor directory, and for what was removed since the directory was read."""
     if found.is_dir():
         return Entry(found.name, None)
     with contextlib.suppress(FileNotFoundError):

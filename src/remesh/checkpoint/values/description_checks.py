@@ -101,7 +101,7 @@ def find_mismatch(strict: StrictHandling, stored: set[str], local: set[str], eve
 
 
 def decide_on_mismatch(strict: StrictHandling, missing: set[str], unexpected: set[str]) -> str | None:
-    """The warning to log in this mode, or None; `CheckpointMismatchError` where the mode says to raise."""
+    """The warning to log in this mode, or None; `CheckpointMismatchError` where the mode is to raise."""
     if not missing and not unexpected:
         return None
     text = ""
@@ -120,7 +120,7 @@ def decide_on_mismatch(strict: StrictHandling, missing: set[str], unexpected: se
 
 
 def raise_problems(problems: Sequence[str]) -> None:
-    """Tell all problems of a sharding in one `CheckpointMismatchError`, if there are any."""
+    """Raise all problems of a sharding in one `CheckpointMismatchError`, if there are any."""
     if problems:
         more = f" (and {len(problems) - _MAX_LISTED} more)" if len(problems) > _MAX_LISTED else ""
         raise CheckpointMismatchError(

@@ -8,8 +8,8 @@ Definitions. A *sharded state dict* is a nest of dicts and lists. Its leaves are
 4. `LocalNonpersistentObject`: not saved; put back into the result of a load;
 5. anything else: *common* data, the same on all ranks, saved once.
 
-The identity of an entity in the checkpoint is its ``key``, not its place in the dict. ``replica_id`` tells copies
-apart: the *main* replica (0, or zeros only) is the one that is written.
+The identity of an entity in the checkpoint is its ``key``, not its place in the dict. ``replica_id`` numbers the
+copies: the *main* replica (0, or zeros only) is the one that is written.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ def diff(
 ) -> tuple[list[Path], list[Path], list[tuple[Path, type, type]]]:
     """Compare two nests: the paths only in the left, the paths only in the right, and unequal leaves with their types.
 
-    ``equal`` says when two leaves are; by default those of one type, and dtype, and value.
+    ``equal`` compares two leaves; by default those of one type, and dtype, and value.
 
     >>> diff({"a": 1, "b": 2}, {"b": 3, "c": 4})
     ([('a',)], [('c',)], [(('b',), <class 'int'>, <class 'int'>)])
@@ -198,7 +198,7 @@ def _are_equal(left: Any, right: Any) -> bool:
             is_alike = left.dtype == right.dtype and left.shape == right.shape
             return is_alike and bool(np.array_equal(left, right) or left.tobytes() == right.tobytes())
         return bool(left == right)
-    except Exception:  # an object of any class says what it likes
+    except Exception:  # ``==`` of any class may raise
         return False
 
 

@@ -101,7 +101,7 @@ def check_outlines(outlines: Sequence[Outline]) -> None:
     """Raise `CheckpointMismatchError` unless the main replicas of all ranks fill everything exactly once.
 
     ``outlines`` has one for each rank, by rank. Ranks whose forms are the same object cost next to nothing more. All
-    problems are told together.
+    problems are raised together.
     """
     rows_of: dict[str, list[_Row]] = {}
     for group in _groups(outlines):

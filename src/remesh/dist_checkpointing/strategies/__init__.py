@@ -1,4 +1,4 @@
-"""Strategies: objects that say how sharded data is written and read. Modules are attributes, as in Megatron Core."""
+"""Strategies: objects that define how sharded data is written and read. Modules are attributes, as in Megatron Core."""
 
 from remesh.dist_checkpointing.strategies import (  # noqa: F401 - attributes; and some register themselves
     async_utils,

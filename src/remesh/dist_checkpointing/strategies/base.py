@@ -43,7 +43,7 @@ class _Strategy(ABC):  # noqa: B024 - its children have the abstract methods
     can_handle_sharded_objects = False
     """Whether `ShardedObject` is dealt with here, too."""
     raises_everywhere = False
-    """Whether what goes wrong on one rank is raised on all; otherwise the caller tells the others."""
+    """Whether what goes wrong on one rank is raised on all; otherwise the caller sends it to the others."""
 
 
 class LoadStrategyBase(_Strategy):

@@ -8,7 +8,7 @@
     )
 
 So DTensor state dicts of torch go through the queue of `async_utils` like everything else. Values are copied when the
-plan is made. A rank writes one file. What was written is told in a small file of the rank's own, so that the function
+plan is made. A rank writes one file. A small file of the rank's own lists what was written, so that the function
 may run in a thread or in any process.
 """
 
@@ -72,11 +72,11 @@ class FileSystemWriterAsync(FileSystemWriter):
         self.checkpoint_dir = path
         self.write_buckets: Items = []
         self._file = ""
-        self._told: Path | None = None
-        """Where the function that writes tells what it has written."""
+        self._listing: Path | None = None
+        """The file in which the function that writes lists what it has written."""
 
     def prepare_write_data(self, plan: SavePlan, planner: SavePlanner) -> None:
-        """Copy what the plan says to memory that nobody else writes to."""
+        """Copy what the plan has to memory that no other code writes to."""
         self._file = f"{plan.storage_data.prefix}0.distcp"
         blobs: Items = []
         tensors: Items = []
@@ -97,7 +97,7 @@ class FileSystemWriterAsync(FileSystemWriter):
             return None, None, []
         descriptor, name = tempfile.mkstemp(prefix="written-", suffix=".json")
         os.close(descriptor)
-        self._told = Path(name)
+        self._listing = Path(name)
         return write_items, None, [group_rank(), self.write_buckets, os.fspath(self.checkpoint_dir), self._file, name]
 
     def retrieve_write_results(self) -> list[WriteResult]:
@@ -106,11 +106,11 @@ class FileSystemWriterAsync(FileSystemWriter):
 
     def take_rows(self) -> list[Row]:
         """The same as JSON, once."""
-        told, self._told, self.write_buckets = self._told, None, []
-        if told is None:
+        listing, self._listing, self.write_buckets = self._listing, None, []
+        if listing is None:
             return []
-        text = told.read_text()
-        told.unlink()
+        text = listing.read_text()
+        listing.unlink()
         if not text:
             raise CheckpointingException(
                 f"saving checkpoint {self.checkpoint_dir}: the write function has returned nothing, expected it to "
@@ -120,8 +120,8 @@ class FileSystemWriterAsync(FileSystemWriter):
         return rows
 
 
-def write_items(rank: int, items: Items, directory: str, file: str, told: str) -> None:
-    """Write the file of a rank durably, and then, into the file ``told``, what lies where."""
+def write_items(rank: int, items: Items, directory: str, file: str, listing: str) -> None:
+    """Write the file of a rank durably, and then, into the file ``listing``, what lies where."""
     with as_checkpoint_errors(f"saving checkpoint {directory}"):
         blobs = [value for _, value in items if isinstance(value, bytes)]
         tensors = [value for _, value in items if isinstance(value, torch.Tensor)]
@@ -131,7 +131,7 @@ def write_items(rank: int, items: Items, directory: str, file: str, told: str) -
             num_bytes = len(value) if isinstance(value, bytes) else value.nbytes
             offset = None if index.offset is None else list(index.offset)
             rows.append([index.fqn, offset, index.index, num_bytes, file, *place])
-        Path(told).write_text(json.dumps(rows))
+        Path(listing).write_text(json.dumps(rows))
 
 
 def result_of(row: Row) -> WriteResult:

@@ -53,7 +53,7 @@ class _Sharing(Generic[_Wrapped]):
     """What both wrappers have: the wrapped strategy, the group, and the distribution of the work among its ranks.
 
     With ``do_cache_distribution`` the distribution is computed anew only when the shards of a rank have changed, which
-    one short gather tells. ``pg_cache_path`` and ``pg_cache_create`` are accepted and change nothing: where nothing is
+    one short gather shows. ``pg_cache_path`` and ``pg_cache_create`` are accepted and change nothing: where nothing is
     remembered, one gather makes the distribution.
     """
 
@@ -115,7 +115,7 @@ class FullyParallelSaveStrategyWrapper(_Sharing[SaveShardedStrategy], AsyncSaveS
         return self.base_strategy.check_can_save(sharded_state_dict)
 
     def save(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: Directory, **options: Any) -> None:
-        """Share out the writing, then save. Marks in ``replica_id`` of the caller's tensors who writes."""
+        """Share out the writing, then save. Marks in ``replica_id`` of the caller's tensors which rank writes."""
         self.apply_saving_parallelization(sharded_state_dict)
         self.base_strategy.save(sharded_state_dict, checkpoint_dir, **options)
 

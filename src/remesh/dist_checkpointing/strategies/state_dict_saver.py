@@ -34,7 +34,7 @@ def save_state_dict_async_plan(  # noqa: PLR0913 - the signature that users know
 
     Every save is planned anew, so that a state of another structure is saved as it is; plans of the save before and of
     a loaded checkpoint are accepted and change nothing. With ``enable_cache``, whatever its value, the arguments of
-    `save_state_dict_async_finalize` come back; otherwise these, the plan of this rank as agreed on and as it was told,
+    `save_state_dict_async_finalize` come back; otherwise these, the plan of this rank as agreed on and as it was sent,
     and twice False: neither plan was used again.
     """
     wrapper = DistWrapper(process_group, dist.is_initialized(), coordinator_rank)
@@ -52,14 +52,14 @@ def save_state_dict_async_plan(  # noqa: PLR0913 - the signature that users know
         return storage_writer.prepare_global_plan(agreed)
 
     doing = "planning a save"
-    told = step_together(plan_alone, process_group, doing).mine
+    sent = step_together(plan_alone, process_group, doing).mine
     try:
-        agreed = planner.finish_plan(wrapper.reduce_scatter("plan", lambda: told, agree))
+        agreed = planner.finish_plan(wrapper.reduce_scatter("plan", lambda: sent, agree))
     except CheckpointException as raised:  # which is no Exception, and the same on all ranks
         raise CheckpointingException(f"{doing}: {raised}") from raised
     gather_from(lambda: storage_writer.prepare_write_data(agreed, planner), process_group, "copying values to save")
     planned = storage_writer, metadata, wrapper
-    return planned if enable_cache is not None else (planned, agreed, told, False, False)
+    return planned if enable_cache is not None else (planned, agreed, sent, False, False)
 
 
 def save_state_dict_async_finalize(

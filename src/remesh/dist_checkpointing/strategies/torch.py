@@ -51,7 +51,7 @@ from remesh.dist_checkpointing.strategies.base import (
 from remesh.dist_checkpointing.strategies.torch_faces import *  # noqa: F403 - names of this module, too
 
 PLANS = Agreements()
-"""Of the states that this process has saved, so that ranks which save the same again need not tell each other again."""
+"""Of the states that this process has saved, so that ranks which save the same again send no plans."""
 
 
 class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
@@ -145,8 +145,8 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
         part, copies = take_step(copy_values, process_group, f"saving checkpoint {directory}").mine
         written: Future[Sequence[Any]] = Future()
 
-        def receive(told: Sequence[Any]) -> None:
-            written.set_result(told)
+        def receive(rows: Sequence[Any]) -> None:
+            written.set_result(rows)
             self._staging.give_back(copies)
 
         return AsyncRequest(
@@ -168,21 +168,21 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
 
 def _settling(written: Callable[[], Sequence[Any]], under_way: SaveUnderWay, group: Group) -> Settling:
     """What writes the index of a background save, and closes its lock if that is the strategy's own."""
-    turn = under_way.lock
+    lock = under_way.lock
 
     def agree() -> Callable[[], None]:
-        agreement = agree_on_index(written, turn.directory, PLANS, group)
+        agreement = agree_on_index(written, lock.directory, PLANS, group)
 
         def keep() -> None:
             PLANS.remember(agreement)
             under_way.sums.update(sums_of(agreement))
 
         settling.add_on_success(keep)
-        return lambda: write_index_of(agreement, turn, group)
+        return lambda: write_index_of(agreement, lock, group)
 
-    settling = Settling(agree, group, f"saving checkpoint {turn.directory}")
+    settling = Settling(agree, group, f"saving checkpoint {lock.directory}")
     if under_way.is_lone:
-        settling.add(partial(commit_native, turn, group))
+        settling.add(partial(commit_native, lock, group))
     return settling
 
 

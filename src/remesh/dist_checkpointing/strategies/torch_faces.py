@@ -63,7 +63,7 @@ class MCoreSavePlan(SavePlan):
 class MCoreSavePlanner(DefaultSavePlanner):
     """torch's planner, for saving what `mcore_to_pyt_state_dict` returns with native torch.
 
-    ``nd_flattened_global_shapes`` is refused: only this package's own save tells readers what was flattened.
+    ``nd_flattened_global_shapes`` is refused: only this package's own save records what was flattened.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ def get_async_strategy(async_strategy: str = "mcore", module: str | None = None)
     """The functions of background saves, always those of this package: all by name, or the one of ``module``."""
     if async_strategy not in ("mcore", "nvrx") or (module is not None and module not in _BACKGROUND):
         raise TypeError(
-            f"choosing who saves in the background: found async_strategy {async_strategy!r} and module {module!r}, "
+            f"choosing the writer of background saves: found async_strategy {async_strategy!r} and module {module!r}, "
             f"expected 'mcore' or 'nvrx', and None or one of {', '.join(_BACKGROUND)}"
         )
     return "mcore", dict(_BACKGROUND) if module is None else _BACKGROUND[module]

@@ -1,6 +1,6 @@
 """Strategies of the format ``zarr``: every shard is the cell of a grid, in a file of its own.
 
-A save tells all ranks which cells there are, lets the first one describe the arrays, and then each rank write its
+A save sends the list of cells to all ranks, lets the first one describe the arrays, and then each rank write its
 cells. Flattened slices are first moved to whole cells, each on the rank that has its beginning: a reshard. A load finds
 the arrays of a checkpoint and goes the way of every load: any layout from any grid. The bytes are the business of
 ``strategies.zarr_format``.
@@ -83,9 +83,9 @@ class ZarrSaveShardedStrategy(SaveShardedStrategy):
         under_way = save_under_way(directory, process_group)
         lock = under_way.lock
         part = _whole_cells(_part_of(sharded_state_dict), process_group, doing)
-        told = take_step(part.names, process_group, doing, tell=list).told
-        rows = [row for of_rank, _ in told for row in of_rank]
-        objects = {name for _, of_rank in told for name in of_rank}
+        by_rank = take_step(part.names, process_group, doing, tell=list).told
+        rows = [row for of_rank, _ in by_rank for row in of_rank]
+        objects = {name for _, of_rank in by_rank for name in of_rank}
 
         def begin() -> tuple[dict[str, Array], dict[str, Trailer]]:
             arrays, tables = _arrays_of(rows), {}
@@ -102,7 +102,7 @@ class ZarrSaveShardedStrategy(SaveShardedStrategy):
             doing,
             tell=lambda made: [[name, table.data_bytes, table.crcs.tolist()] for name, table in made.items()],
         ).told
-        everything = {name: _table(*told) for one in written for name, *told in one}
+        everything = {name: _table(*names) for one in written for name, *names in one}
 
         def end() -> None:
             with held(lock):

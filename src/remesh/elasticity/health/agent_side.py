@@ -21,18 +21,18 @@ PACE_INTERVAL_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class PaceReport:
-    """A worker tells that it made steps."""
+    """A worker's report that it made steps."""
 
     slot: int
     generation: int
     busy_s: float | None
-    """Busy time per step since it last told; None for its first step."""
+    """Busy time per step since its last report; None for its first step."""
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class StackReport:
-    """A worker tells where it stands."""
+    """A worker's report of the stack of its program."""
 
     slot: int
     generation: int
@@ -62,8 +62,8 @@ class HealthWatch:
         self._plan: Generation | None = None
         self._paces: dict[int, Pace] = {}
         """By rank, of this node's workers in this generation."""
-        self._has_heard = False
-        """Whether it was told in this generation that one of its workers is too slow."""
+        self._has_learned = False
+        """Whether this agent learned in this generation that one of its workers is too slow."""
         self._next_poll_s = 0.0
         self._next_pace_s = 0.0
         self._stragglers: frozenset[int] = frozenset()
@@ -73,16 +73,16 @@ class HealthWatch:
         self._plan = plan
         self._paces.clear()
         self._stragglers = frozenset()
-        self._has_heard = False
+        self._has_learned = False
         self._judge.begin()
         self._machine.begin(plan, time.monotonic())
 
     def restart(self) -> None:
-        """Another store is in force: what was asked and told in the old one is void."""
+        """Another store is in force: questions and answers in the old one are void."""
         self._machine.restart(time.monotonic())
 
     def take(self, report: HealthReport) -> None:
-        """A worker tells that it made a step, or where it stands."""
+        """Take a worker's report of its steps or of its stack."""
         plan = self._plan
         if plan is None or report.generation != plan.number:
             return
@@ -98,7 +98,7 @@ class HealthWatch:
             self._paces[rank] = Pace(report.busy_s, report.step)
 
     def poll(self) -> StragglerFound | None:
-        """Do what is due; called often. What the membership is to hear."""
+        """Do what is due; called often. Returns the straggler that the membership is to know of, if one was found."""
         now_s = time.monotonic()
         if self._plan is None or now_s < self._next_poll_s:
             return None
@@ -108,7 +108,7 @@ class HealthWatch:
             return None
         self._next_pace_s = now_s + PACE_INTERVAL_S
         self._compare_paces(self._plan)
-        return self._hear_verdict(self._plan) if self._judge.is_on else None
+        return self._read_verdict(self._plan) if self._judge.is_on else None
 
     def _read_view(self, plan: Generation) -> HealthView:
         stuck = self._store.get(f"gen/{plan.number}/stuck")
@@ -122,7 +122,7 @@ class HealthWatch:
         return HealthView(str(stuck["text"]), stacks, self._store.get(f"gen/{plan.number}/culprits"))
 
     def _compare_paces(self, plan: Generation) -> None:
-        """Tell the others how busy our ranks are; the first node compares all."""
+        """Publish how busy this node's ranks are; the first node compares those of all nodes."""
         if self._paces:
             mine = {str(rank): [pace.busy_s, pace.step] for rank, pace in self._paces.items()}
             self._store.put(f"gen/{plan.number}/pace/{self._machine.index}", mine)
@@ -131,8 +131,8 @@ class HealthWatch:
             return
         everywhere: dict[int, Pace] = {}
         for node in nodes:
-            told = self._store.get(f"gen/{plan.number}/pace/{node}") or {}
-            everywhere |= {int(rank): Pace(float(busy_s), int(step)) for rank, (busy_s, step) in told.items()}
+            published = self._store.get(f"gen/{plan.number}/pace/{node}") or {}
+            everywhere |= {int(rank): Pace(float(busy_s), int(step)) for rank, (busy_s, step) in published.items()}
         if (slow := self._judge.compare(everywhere)) is not None:
             self._store.put_once(f"gen/{plan.number}/slow", asdict(slow))
         found = find_stragglers({rank: pace.busy_s for rank, pace in everywhere.items()})
@@ -141,11 +141,11 @@ class HealthWatch:
             for one in found:
                 self._log.write("straggler", generation=plan.number, **asdict(one))
 
-    def _hear_verdict(self, plan: Generation) -> StragglerFound | None:
+    def _read_verdict(self, plan: Generation) -> StragglerFound | None:
         """The first node's verdict on a worker of this node, once."""
-        told = None if self._has_heard else self._store.get(f"gen/{plan.number}/slow")
+        published = None if self._has_learned else self._store.get(f"gen/{plan.number}/slow")
         ranks = {member.rank for member in plan.of_node(self._machine.index)}
-        if told is None or int(told["rank"]) not in ranks - {-1}:
+        if published is None or int(published["rank"]) not in ranks - {-1}:
             return None
-        self._has_heard = True
-        return StragglerFound(plan.number, int(told["rank"]), float(told["ratio"]), str(told["reason"]))
+        self._has_learned = True
+        return StragglerFound(plan.number, int(published["rank"]), float(published["ratio"]), str(published["reason"]))

@@ -23,7 +23,7 @@ from remesh.elasticity.membership.instructions import Instruction, KillWorker, N
 from remesh.elasticity.model.generation import Generation
 
 ANSWER_TIMEOUT_S = 3.0
-"""How long a worker may take to tell its stack."""
+"""How long a worker may take to report its stack."""
 NODES_TIMEOUT_S = 10.0
 """How long the first node waits for the others' stacks."""
 
@@ -31,15 +31,15 @@ NODES_TIMEOUT_S = 10.0
 class _HangDeed(enum.Enum):
     """What an agent does at most once about the hang of a generation, in this order."""
 
-    TELL_STUCK = "say that its workers made no step for too long"
-    TELL_STACKS = "tell where its workers stand"
-    JUDGE = "say who hangs, as the first node"
+    TELL_STUCK = "publish that its workers made no step for too long"
+    TELL_STACKS = "publish the stacks of its workers"
+    JUDGE = "decide which ranks hang, as the first node"
     KILL = "kill those of its workers that hang"
 
 
 @dataclass(frozen=True, slots=True)
 class HealthView:
-    """What the store says of the present generation's hang, if any."""
+    """What the store has of the present generation's hang, if there is one."""
 
     stuck: str | None
     stacks: Mapping[int, Sequence[Mapping[str, Any]]]
@@ -49,7 +49,7 @@ class HealthView:
 
 @dataclass
 class HealthMachine:
-    """One agent's part in naming who hangs."""
+    """One agent's part in finding the ranks that hang."""
 
     index: int
     hang_timeout_s: float
@@ -58,7 +58,7 @@ class HealthMachine:
     """When one of this node's workers last made a step."""
     _asked_s: float | None = None
     _answers: dict[int, RankStack] = field(default_factory=dict)
-    """Slot -> what it told."""
+    """Slot -> the stack that its worker reported."""
     _done: set[_HangDeed] = field(default_factory=set)
 
     def begin(self, generation: Generation, now_s: float) -> None:
@@ -68,7 +68,7 @@ class HealthMachine:
             self.restart(now_s)
 
     def restart(self, now_s: float) -> None:
-        """Whatever was asked and told is over."""
+        """Forget all questions and answers."""
         self._progress_s, self._asked_s = now_s, None
         self._answers.clear()
         self._done.clear()
@@ -78,7 +78,7 @@ class HealthMachine:
         self._progress_s = now_s
 
     def answered(self, slot: int, stack: RankStack) -> None:
-        """A worker told where it stands."""
+        """Take the stack that a worker reported."""
         self._answers[slot] = stack
 
     def poll(self, view: HealthView, now_s: float) -> list[Instruction]:
@@ -110,14 +110,14 @@ class HealthMachine:
         return out
 
     def _judge(self, view: HealthView, plan: Generation) -> list[Instruction]:
-        told = [RankStack.from_json(one) for stacks in view.stacks.values() for one in stacks]
-        known = {one.rank for one in told}
+        reported = [RankStack.from_json(one) for stacks in view.stacks.values() for one in stacks]
+        known = {one.rank for one in reported}
         silent = [
             RankStack(member.rank, member.node, member.slot, -1, "", "", "")
             for member in plan.members
             if member.rank not in known
         ]
-        stacks = sorted([*told, *silent], key=lambda one: one.rank)
+        stacks = sorted([*reported, *silent], key=lambda one: one.rank)
         verdict = decide_culprits(stacks)
         report = format_report(verdict, stacks)
         culprits = [[one.node, one.slot] for one in verdict.culprits]

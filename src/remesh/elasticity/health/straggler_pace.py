@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from remesh.elasticity.membership.exclusion import StragglerRules
 
 MIN_RANKS = 3
-"""Of two ranks nobody can say which one is slow."""
+"""With two ranks there is no median to call one of them slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +44,20 @@ class PaceJudge:
     rules: StragglerRules
     _since_step: dict[int, int] = field(default_factory=dict)
     """Rank -> step at which it was first found slow, without a break since."""
-    _has_told: bool = False
+    _has_reported: bool = False
 
     @property
     def is_on(self) -> bool:
-        """Whether anybody is ever told."""
+        """Whether slow ranks are looked for at all."""
         return self.rules.factor > 0
 
     def begin(self) -> None:
         """A new generation runs, and ranks may be others."""
         self._since_step.clear()
-        self._has_told = False
+        self._has_reported = False
 
     def compare(self, paces: Mapping[int, Pace]) -> SlowRank | None:
-        """The rank to tell of now, if there is one."""
+        """The slow rank to report now, if there is one."""
         if not self.is_on or len(paces) < MIN_RANKS:
             return None
         found = {}
@@ -70,9 +70,9 @@ class PaceJudge:
                 found[rank] = (since, busy_s[at] / median_s, median_s)
         self._since_step = {rank: since for rank, (since, _, _) in found.items()}
         late = [rank for rank, (since, _, _) in found.items() if paces[rank].step - since >= self.rules.num_steps]
-        if not late or self._has_told:
+        if not late or self._has_reported:
             return None
-        self._has_told = True
+        self._has_reported = True
         slowest = max(late, key=lambda rank: (found[rank][1], -rank))
         since, ratio, median_s = found[slowest]
         reason = (

@@ -24,7 +24,7 @@ MAD_TO_DEVIATION = 1.4826
 MIN_DEVIATION = 0.05
 """Least deviation, as a share of the median: equal ranks differ by less all the time."""
 MIN_RATIO = 1.2
-"""A rank that is less than this slower than the median is nobody's trouble."""
+"""A rank that is less than this slower than the median is not reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class HangVerdict:
     """The ranks that keep the other ranks waiting."""
 
     culprits: tuple[RankStack, ...]
-    """Empty when nobody is to blame."""
+    """Empty when no rank is to blame."""
     reason: str
 
 
@@ -82,7 +82,7 @@ def decide_culprits(stacks: Sequence[RankStack]) -> HangVerdict:
     if not waiting:
         silent = [one for one in stacks if not one.answered]
         if silent and len(silent) < len(stacks):
-            return HangVerdict(tuple(silent), f"{_ranks(silent)} does not answer, and nobody waits in a collective yet")
+            return HangVerdict(tuple(silent), f"{_ranks(silent)} does not answer, and none waits in a collective yet")
         return HangVerdict((), f"none of {len(stacks)} ranks waits in a collective: the step is long, not stuck")
     furthest = max(one.step for one in waiting)
     ahead = [one for one in waiting if one.step == furthest]
@@ -90,8 +90,8 @@ def decide_culprits(stacks: Sequence[RankStack]) -> HangVerdict:
     where = f"{ahead[0].collective} after step {furthest}"
     if not culprits:
         return HangVerdict((), f"all {len(stacks)} ranks wait in {where}: the network does not carry")
-    told = "; ".join(_describe(one) for one in culprits)
-    return HangVerdict(tuple(culprits), f"{_ranks(ahead)} waits in {where}, which did not enter: {told}")
+    described = "; ".join(_describe(one) for one in culprits)
+    return HangVerdict(tuple(culprits), f"{_ranks(ahead)} waits in {where}, which did not enter: {described}")
 
 
 def format_report(verdict: HangVerdict, stacks: Sequence[RankStack]) -> str:

@@ -34,11 +34,11 @@ ETCD_TIMEOUT_S = timeout_s(60.0)
 """How long a server may leave all requests without an answer."""
 ETCD_POLL_S = 0.02
 MAX_VALUE_BYTES = 1 << 20
-"""A larger value is not ours: rendezvous states of 16,384 nodes stay below."""
+"""A larger value is not of a rendezvous: states of 16,384 nodes are smaller."""
 
 
 class _UnavailableError(http.client.HTTPException):
-    """The server says that it cannot answer now."""
+    """The server answers that it is not available now."""
 
 
 class EtcdClient:
@@ -78,7 +78,7 @@ class EtcdClient:
         return None if found is None else (*found, False)
 
     def put_once(self, key: str, value: bytes, modified: int, claim: str) -> bool:
-        """As `put_if`, for a value that does not tell whose it is: the key ``claim`` does. Whether it was written."""
+        """As `put_if`, for a value that does not show its writer: the key ``claim`` does. Whether it was written."""
         answer = self._call(
             "/v3/kv/txn",
             {

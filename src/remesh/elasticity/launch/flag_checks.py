@@ -17,7 +17,7 @@ from remesh.elasticity.store.endpoint import join_endpoint
 from remesh.foundation.errors import ConfigError
 
 _FROM_ONE = ("monitor_interval", "join_timeout", "leave_timeout", "hang_timeout")
-"""Where 0 would mean never, or at once, which nobody means."""
+"""Flags where 0 would mean never, or at once, which no user means."""
 _MAX_PORT = 65535
 _NUMERIC_KEYS = ("timeout", "interval", "attempt")
 _LOOK_UP_POLL_S = 0.5
@@ -79,7 +79,7 @@ def wait_for_names(endpoints: Sequence[str], patience_s: float, tell: Callable[[
 
     The name of a pod may be known a little after others look for it.
     """
-    told = not endpoints
+    is_reported = not endpoints
     deadline_s = time.monotonic() + patience_s
     while endpoints:
         errors = []
@@ -94,8 +94,8 @@ def wait_for_names(endpoints: Sequence[str], patience_s: float, tell: Callable[[
                 f"joining the other nodes: this machine could not look up the host of {', '.join(errors)}, for "
                 f"{patience_s:g} s; correct --rdzv-endpoint (or --master-addr), or give an address"
             )
-        if not told:
-            told = True
+        if not is_reported:
+            is_reported = True
             tell(f"cannot look up the host of {', '.join(errors)}; trying again for {patience_s:g} s")
         time.sleep(min(_LOOK_UP_POLL_S, max(0.0, deadline_s - time.monotonic())))
 
@@ -131,7 +131,7 @@ def check_signals(names: str) -> None:
 def check_script(script: str, values: Mapping[str, Any]) -> None:
     """What is to be run is there: a program on the path, a module, a file, or a folder with ``__main__.py``."""
     if values["no_python"] and values["module"]:
-        raise ConfigError("reading the flags: --module names Python code, and --no-python says there is none; give one")
+        raise ConfigError("reading the flags: --module names Python code, and --no-python excludes it; give one")
     if values["no_python"] and not values["run_path"]:
         if shutil.which(script) is None:
             raise ConfigError(

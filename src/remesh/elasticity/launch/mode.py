@@ -6,7 +6,7 @@
 The two need different things before the first line of the script runs (restart mode gives ranks in the environment,
 in-process mode a link to the agent), so the choice is made from the text: a script is in-process if it imports
 ``remesh.elastic``, or imports ``elastic`` from ``remesh``, or calls ``remesh.elastic`` under whatever name it gave
-``remesh``. A script that gets there through a module of its own says ``--mode in-process``.
+``remesh``. A script that gets there through a module of its own needs ``--mode in-process``.
 """
 
 from __future__ import annotations

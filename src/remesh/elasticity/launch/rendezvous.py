@@ -1,7 +1,7 @@
 """Rendezvous of a restart-mode job's agents: torch's, on c10d, etcd, or fixed ranks, with admission by token.
 
 Admission: an agent first compares the job's card (:mod:`remesh.elasticity.store.admission`), signed with the job's
-token. The rendezvous state itself is signed too, and checked before torch unpickles it, so that a stranger who reaches
+token. The rendezvous state itself is signed too, and checked before torch unpickles it, so that a stranger that reaches
 the store cannot make an agent run code. Fixed ranks (static) and backends of other packages have no such check.
 """
 
@@ -99,7 +99,7 @@ class ForwardingRendezvous(RendezvousHandler):
 class StoreForEachAttempt(ForwardingRendezvous):
     """A handler after whose every meeting workers find an empty store.
 
-    ``names_rounds`` says whether each meeting of the handler has keys of its own. Where it has none (fixed ranks) the
+    ``names_rounds``: each meeting of the handler has keys of its own. Where it has none (fixed ranks) the
     nodes count their attempts, and the first one keeps the store at the port that the user gave, as under torchrun.
     """
 

@@ -235,7 +235,7 @@ def read_tls(request: Request) -> Tls | None:
 
 
 def describe_uncovered(job: AgentConfig, environment: Mapping[str, str]) -> str | None:
-    """What --tls leaves unencrypted between nodes; None when nothing of ours leaves this node so."""
+    """What --tls leaves unencrypted between nodes; None when all that Remesh sends to other nodes is encrypted."""
     if job.tls is None or is_loopback(job.local_address) or environment.get("GLOO_DEVICE_TRANSPORT") == "TCP_TLS":
         return None
     return (

@@ -7,7 +7,7 @@ logs, the monitor loop, restarts, the exit barrier, the error file. What is adde
   attempt has a store of its own (:mod:`remesh.elasticity.launch.rendezvous`), restarts are reported, and a failure that
   ended the job on one node is left in the store, where all other agents find it within a monitor interval, and end,
   too;
-- *torch's events*, which say which workers were started.
+- *torch's events*, which name the workers that were started.
 
 The cause that is reported is the earliest failure of any node that follows from no other.
 """
@@ -54,7 +54,7 @@ from remesh.wire.token import Token
 
 _ENDED = "remesh/ended"
 _FAILURES = "remesh/failures/"
-_HEARD = "remesh/heard"
+_NUM_INFORMED = "remesh/heard"
 _ORDER = "remesh/order"
 FAREWELL_GRACE_S = 15.0
 """How long an agent whose workers failed for good waits until the others know, for it may host their store.
@@ -158,15 +158,15 @@ class SharedEnd(ForwardingRendezvous):
         if self._round is None:
             return
         store, deadline_s = self._round.store, time.monotonic() + FAREWELL_GRACE_S
-        # Who hosts the store may have failed as well, and be gone: that is no cause.
+        # The host of the store may have failed as well, and be gone: that is no cause.
         with contextlib.suppress(*_STORE_GONE):
             # The store counts, for clocks of hosts differ.
             order = int(store.add(_ORDER, 1))
             values = json.dumps([replace(failure, order=order).to_json() for failure in failures])
             store.set(f"{_FAILURES}{self._round.rank}", values)
             store.set(_ENDED, "yes")
-            store.add(_HEARD, 1)
-            while store.add(_HEARD, 0) < self._round.world_size and time.monotonic() < deadline_s:
+            store.add(_NUM_INFORMED, 1)
+            while store.add(_NUM_INFORMED, 0) < self._round.world_size and time.monotonic() < deadline_s:
                 time.sleep(_POLL_S)
 
     def failures(self) -> list[WorkerFailure]:
@@ -185,7 +185,7 @@ class SharedEnd(ForwardingRendezvous):
             return
         known = self.failures()
         with contextlib.suppress(*_STORE_GONE):
-            self._round.store.add(_HEARD, 1)  # its host may go now
+            self._round.store.add(_NUM_INFORMED, 1)  # its host may go now
         raise EndedElsewhereError(known)
 
 
@@ -237,7 +237,7 @@ class _Starts(logging.Handler):
 
 
 def run_restart_job(job: RestartJob, log: EventLog, tell: Callable[[str], None]) -> RestartEnd:
-    """Run this node's part of the job to its end; ``tell`` says on the console what happens meanwhile.
+    """Run this node's part of the job to its end; ``tell`` prints on the console what happens meanwhile.
 
     Raises what keeps it from starting or running.
     """
@@ -290,7 +290,7 @@ def _parameters_of(config: LaunchConfig) -> RendezvousParameters:
 
 
 def _outcome_of(failures: Sequence[WorkerFailure], node_name: str, unknown: str) -> Outcome:
-    """The job's end, as this node tells it; ``unknown`` is what to say where no failure is known."""
+    """The job's end, as this node reports it; ``unknown`` is its text where no failure is known."""
     if not failures:
         return Outcome(Category.WORKER, unknown)
     cause, reason = decide_cause(failures)
@@ -306,7 +306,7 @@ def _failure_of(node_name: str, rank: int, failure: ProcessFailure) -> WorkerFai
         traceback = str(message.get("extraInfo", {}).get("py_callstack", ""))
         message = message.get("message", "")
     else:
-        # Where there is no error file torch fills in an advertisement for them, or says the signal once more.
+        # Where there is no error file torch fills in an advertisement for them, or repeats the signal.
         message = "its own output says why" if failure.exitcode >= 0 else ""
     return WorkerFailure(
         rank=rank,

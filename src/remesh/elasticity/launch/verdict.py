@@ -1,4 +1,4 @@
-"""Outcome of an error that ended an agent: its category, which says who must act."""
+"""Outcome of an error that ended an agent: its category, which decides who must act."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ADDRESS_IN_USE = ("EADDRINUSE", "Address already in use", "address already in u
 
 
 def outcome_of_error(error: BaseException) -> Outcome:
-    """The outcome that an exception stands for; what nobody expected is a defect of ours, with its traceback."""
+    """The outcome that an exception stands for; an unexpected one is a defect of Remesh, with its traceback."""
     text = _first_line(error)
     if isinstance(error, (ConfigError, StorageError)):
         return Outcome(Category.INPUT, str(error))

@@ -2,8 +2,8 @@
 
 A node counts a *failure* when it dies, or loses a worker. Counts stand in the generation, by the node's name, so that a
 restarted agent knows them too. After ``free`` failures every further one doubles the time for which the node holds off
-before it asks to join; its workers that are in the mesh stay there. Time is taken on the node's own clock, from when it
-learned of the count. While the job waits for more workers no node holds off.
+before it asks to join; its workers that are in the mesh remain in it. Time is taken on the node's own clock, from when
+it learned of the count. While the job waits for more workers no node holds off.
 
 A worker that was found slower than the others may be left out at a step boundary, if the job is better off without it:
 it is a standby for as long as its node would hold off. The remaining mesh has more to do per worker, so the worker must

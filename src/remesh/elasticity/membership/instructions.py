@@ -13,19 +13,19 @@ from remesh.elasticity.model.failover import FIRST_PLACE, Place
 from remesh.elasticity.model.generation import Generation, NodeInfo, WorkerReport
 from remesh.elasticity.model.outcome import Category, Outcome
 
-# --- Events: what the shell tells the machine -------------------------------------------------------------------
+# --- Events: the inputs of the machine ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
-    """A worker has called in and is in no generation."""
+    """A worker has connected and is in no generation."""
 
     report: WorkerReport
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLeft:
-    """A worker is out of its generation and tells what it holds."""
+    """A worker is out of its generation and reports the state that it holds."""
 
     report: WorkerReport
 
@@ -109,7 +109,7 @@ class StoreView:
     """Generation ``latest``."""
     nodes: Mapping[int, NodeInfo]
     here: Mapping[int, tuple[WorkerReport, ...]]
-    """Who has come to the meeting for generation ``latest + 1``: all for its leader, else the leader and oneself."""
+    """Workers at the meeting for generation ``latest + 1``: all for its leader, else the leader's and its own."""
     pause: str | None
     """Why generation ``latest`` is to pause."""
     broken: str | None
@@ -120,12 +120,12 @@ class StoreView:
     place: Place = FIRST_PLACE
     """Which store this is."""
     leader: int | None = None
-    """Who leads the meeting, in the turn that was asked for; None while nobody does."""
+    """The node that leads the meeting, in the term that was asked for; None while no node does."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreMoved:
-    """Another store is in force: what the old one said is to be said again."""
+    """Another store is in force: what was written to the old one is to be written again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +158,12 @@ Event = (
 )
 
 
-# --- Instructions: what the machine tells the shell ---------------------------------------------------------------
+# --- Instructions: the outputs of the machine ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Write a key of the store; with ``once`` only if nobody has."""
+    """Write a key of the store; with ``once`` only if it is not set."""
 
     key: str
     value: Mapping[str, Any]

@@ -101,7 +101,7 @@ class AgentMachine:
     _meeting: AgentMeeting = field(init=False)
     """The open one, or the last."""
     _facts: dict[str, Publish] = field(default_factory=dict)
-    """What this node said of its present generation for good, by key: said again in a new store."""
+    """What this node has published of its present generation for good, by key: published again in a new store."""
     _in_phase: PhaseState = field(default_factory=PhaseState)
     _is_leaving: bool = False
     _lost_while_leaving: list[int] = field(default_factory=list)
@@ -131,7 +131,7 @@ class AgentMachine:
                 if report.pid in self._roster.slow_until_s and not report.is_dispensable:
                     out.append(self._keep_slow(report))
                 if self.phase is Phase.ENDING:
-                    # It was still starting, or on its way out, when the others were told.
+                    # It was still starting, or on its way out, when the others got the message.
                     out.append(self._report_exit(report.slot))
             case WorkerDone(generation, report):
                 if self.generation and generation == self.generation.number:
@@ -227,7 +227,7 @@ class AgentMachine:
         return out if holds_off else [*out, *self._enter_meeting(now_s)]
 
     def _hold_off(self, now_s: float) -> tuple[list[Instruction], bool]:
-        """Whether this node is to wait before it asks to be let in; told once for each count of its failures."""
+        """Whether this node is to wait before it asks to be let in; logged once for each count of its failures."""
         view = self._view
         assert view is not None
         count = view.plan.failures.get(self.name, 0) if view.plan is not None else 0
@@ -274,14 +274,14 @@ class AgentMachine:
             is_new = now_s - self._in_phase.since_s > QUIET_TIMEOUT_S and self._in_phase.first(
                 Deed.TELL_WAITING, decision.reason
             )
-            told = [Note("waiting", {"generation": meeting.number, "reason": decision.reason})] if is_new else []
-            return [*told, *self._in_phase.probe(decision.absent, now_s)]
+            notes = [Note("waiting", {"generation": meeting.number, "reason": decision.reason})] if is_new else []
+            return [*notes, *self._in_phase.probe(decision.absent, now_s)]
         if isinstance(decision, GiveUp):
             return [Publish("end", {"ok": False, "text": decision.reason, "category": decision.category.value})]
         return [meeting.propose(decision)] if self._in_phase.first(Deed.PROPOSE) else []
 
     def _follow(self, leader: int, now_s: float) -> list[Instruction]:
-        """Wait for the leader's plan; if it is gone, somebody else leads."""
+        """Wait for the leader's plan; if the leader is gone, another node leads."""
         view = self._view
         assert view is not None
         if leader not in self._losses.proofs and view.here.get(leader) != ():
@@ -303,8 +303,8 @@ class AgentMachine:
         self._set_phase(Phase.RUNNING, now_s)
         out: list[Instruction] = [Note("generation", plan.to_json())]
         if self._view is not None and self._view.place != plan.place:
-            # Workers meet in the store in which their agent hears of the plan, and others heard of it in that one.
-            return [*out, *self._break(f"the store moved before {self.name} had heard of generation {plan.number}")]
+            # Workers meet in the store where their agent read the plan, and those of other nodes did so in that one.
+            return [*out, *self._break(f"the store moved before {self.name} had read generation {plan.number}")]
         for member in mine:
             worker = self._roster.workers[member.slot]
             if worker.state is not WorkerState.DEAD and self._roster.process_in(member.slot) == member.pid:
@@ -424,7 +424,7 @@ class AgentMachine:
         return [Publish(f"gen/{number}/pause", {"text": reason}), *self._send_to_training(message)]
 
     def _depart(self, now_s: float) -> list[Instruction]:
-        """Come to the next meeting with nobody, so that nobody waits for this node, and end."""
+        """Come to the next meeting without workers, so that no node waits for this one, and end."""
         view = self._view
         self._end = self._end_of_leaving()
         absence = [Publish(f"gen/{view.latest + 1}/here/{self.index}", {"workers": []}, once=False)] if view else []
@@ -435,14 +435,14 @@ class AgentMachine:
         if not lost:
             return {"ok": True, "text": "left on request", "code": ExitCode.LEFT}
         workers = ", ".join(map(str, lost))
-        text = f"left on request; what its workers {workers} held was not handed over, and nobody may hold it now"
+        text = f"left on request; what its workers {workers} held was not handed over and may be lost now"
         return {"ok": True, "text": text, "code": ExitCode.LEFT_WITHOUT_STATE}
 
     def _all_done_here(self, states: list[WorkerState]) -> bool:
         return bool(states) and all(state is WorkerState.DONE for state in states)
 
     def _report_again(self) -> list[Instruction]:
-        """All that is known of the present generation, for a store that has not heard of it.
+        """All that is known of the present generation, for a store that does not have it yet.
 
         Plans are left out: a node that adopted one brought it along, and one that no node adopted is decided anew.
         """
@@ -466,7 +466,7 @@ class AgentMachine:
         if self.phase is Phase.ENDING:
             return []
         if self._is_leaving:
-            # What takes the node away may have told its workers, too. None is started in its place.
+            # What takes the node away may have sent its signal to the workers, too. None is started in its place.
             self._lost_while_leaving += [slot] if is_unsaved else []
             if self.phase is Phase.RUNNING and self._was_placed(slot):
                 out += self._break(f"worker {slot} of {self.name}, which leaves, ended before it was out")
@@ -503,7 +503,7 @@ class AgentMachine:
             return [Finish(self._outcome())] if self._in_phase.first(Deed.FINISH) else []
         if now_s - self._in_phase.since_s <= self.rules.exit_timeout_s:
             return []
-        return [KillWorker(slot, "did not end when told to") for slot in alive if self._in_phase.first(Deed.KILL, slot)]
+        return [KillWorker(slot, "did not end as asked") for slot in alive if self._in_phase.first(Deed.KILL, slot)]
 
     # --- small helpers ---
 
@@ -523,8 +523,8 @@ class AgentMachine:
         return [Publish(f"gen/{self.generation.number}/broken", {"text": shortened(text)}), *wake]
 
     def _end_of_worker(self, slot: int, text: str, category: Category = Category.WORKER) -> Publish:
-        told = shortened(text)
-        end = {"ok": False, "text": told, "category": category.value, "node": self.index, "slot": slot}
+        short = shortened(text)
+        end = {"ok": False, "text": short, "category": category.value, "node": self.index, "slot": slot}
         return Publish("end", end)
 
     def _was_placed(self, slot: int) -> bool:

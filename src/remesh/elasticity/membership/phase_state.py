@@ -1,4 +1,4 @@
-"""Stay of an agent in one phase: its start, the one-time actions done in it, and the next liveness check."""
+"""State of an agent in one phase: its start, the one-time actions done in it, and the next liveness check."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from remesh.elasticity.membership.instructions import Instruction, Probe
 from remesh.elasticity.membership.phases import DEEDS, Deed, Phase
 
 FIRST_PROBE_S, MAX_PROBE_S = 0.05, 1.0
-"""How long an agent waits between two looks whether somebody lives: doubled each time, up to the second."""
+"""How long an agent waits between two looks whether another lives: doubled each time, up to the second."""
 
 STAY_POLL_S = 0.01
 """How often an agent looks for news of the others, through all of a job."""
 HURRY_S, HURRY_FOR_S = 0.001, 0.5
 """How often it does while workers wait for a plan, and for how long at most."""
 CALM_NODES = 100
-"""With so many nodes the store has enough to do: nobody hurries."""
+"""With so many nodes the store has enough to do: no agent hurries."""
 WAKE_NODES = 16
-"""In a larger job nobody wakes others at a break: all may see it at once, and would call each other up."""
+"""In a larger job no agent wakes others at a break: all may see it at once, and would call each other up."""
 
 
 @dataclass

@@ -16,11 +16,11 @@ class Phase(enum.Enum):
     """The phase that an agent is in."""
 
     STARTING = "starting"
-    """Some worker has not called in yet."""
+    """Some worker has not connected yet."""
     MEETING = "meeting"
     """Its workers are in no generation; it waits for the next to be decided."""
     RUNNING = "running"
-    """Its workers train, or stand by."""
+    """Its workers train, or are on standby."""
     LEAVING = "leaving"
     """Its workers are to get out of a broken generation."""
     ENDING = "ending"
@@ -38,7 +38,7 @@ class Transition:
 
 
 TRANSITIONS = (
-    Transition(Phase.STARTING, Phase.MEETING, "every living worker has called in"),
+    Transition(Phase.STARTING, Phase.MEETING, "every living worker has connected"),
     Transition(Phase.MEETING, Phase.RUNNING, "plan with its workers"),
     Transition(Phase.MEETING, Phase.STARTING, "plan without them"),
     Transition(Phase.RUNNING, Phase.LEAVING, "broken, or the others went on without it"),
@@ -59,12 +59,12 @@ class Deed(enum.Enum):
 
     TELL_WAITING = "log why the meeting waits, once for each reason"
     PROPOSE = "propose the plan of a meeting that it leads"
-    PASS_PAUSE = "tell its workers of a pause"
-    TELL_DONE = "say that all its workers are done"
-    TELL_END = "say that all nodes' are"
+    PASS_PAUSE = "send its workers the pause"
+    TELL_DONE = "publish that all its workers are done"
+    TELL_END = "publish that the workers of all nodes are done"
     ASK_BACK = "ask for a pause, for a slow worker that has rested"
     ASK_IN = "ask for a pause, for a worker that is new"
-    KILL = "kill a worker that did not do as it was told, once for each"
+    KILL = "kill a worker that did not obey, once for each"
     FINISH = "end"
 
 

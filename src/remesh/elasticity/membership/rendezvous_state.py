@@ -49,20 +49,20 @@ class AgentMeeting:
     turn: int = 0
     """Leaders that it has lost."""
     brought: tuple[WorkerReport, ...] | None = None
-    """What this node last brought; None when that has to be said again."""
+    """What this node last brought; None when that has to be written again."""
 
     def bring(self, reports: tuple[WorkerReport, ...]) -> Publish:
-        """Say which workers this node brings."""
+        """Publish the workers that this node brings."""
         self.brought = reports
         workers = [asdict(report) for report in reports]
         return Publish(f"gen/{self.number}/here/{self.index}", {"workers": workers}, once=False)
 
     def lead(self) -> Publish:
-        """Propose to lead, in the turn that is on."""
+        """Propose to lead, in the current term."""
         return Publish(f"gen/{self.number}/lead/{self.turn}", {"node": self.index})
 
     def propose(self, plan: Generation) -> Publish:
-        """Say what was decided; the first proposal holds."""
+        """Publish a plan; the first proposal holds."""
         return Publish(f"gen/{self.number}/plan", plan.to_json())
 
 

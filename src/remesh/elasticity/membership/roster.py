@@ -19,9 +19,9 @@ class WorkerState(enum.Enum):
     """The state of one worker of this agent."""
 
     STARTING = "starting"
-    """The process is up but has not called in."""
+    """The process is up but has not connected."""
     IDLE = "idle"
-    """Between generations, or standing by."""
+    """Between generations, or on standby."""
     TRAINING = "training"
     DONE = "done"
     """Its training function returned; it waits for the others."""
@@ -52,7 +52,7 @@ class Roster:
     """Batches that workers of this node have resolved, those that are gone too."""
 
     def take(self, state: WorkerState, report: WorkerReport) -> None:
-        """A worker says where it stands."""
+        """Take the report of a worker, with the state that it is in now."""
         self.workers[report.slot] = Occupant(state, report)
         self.note_step(report.step or 0)
 
@@ -61,7 +61,7 @@ class Roster:
         self._known_step = max(self._known_step, step)
 
     def lose(self, slot: int) -> bool:
-        """A process ended; whether it had called in."""
+        """Note that a process ended; returns whether it had connected."""
         worker = self.workers[slot]
         had_called_in = worker.report is not None
         worker.state, worker.report = WorkerState.DEAD, None
@@ -78,7 +78,7 @@ class Roster:
         return {slot: worker for slot, worker in self.workers.items() if worker.state is not WorkerState.DEAD}
 
     def template(self) -> Template | None:
-        """The mesh template of this node's workers; None before one has called in."""
+        """The mesh template of this node's workers; None before one has connected."""
         reports = (worker.report for worker in self.workers.values())
         return next((Template.from_json(report.template) for report in reports if report), None)
 
@@ -96,7 +96,7 @@ class Roster:
         return found
 
     def process_in(self, slot: int) -> int | None:
-        """The process that called in from a slot; None when there is none."""
+        """The process that connected from a slot; None when there is none."""
         report = self.workers[slot].report
         return None if report is None else report.pid
 

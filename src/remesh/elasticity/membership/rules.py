@@ -19,7 +19,7 @@ class AgentRules:
     leave_timeout_s: float
     """How long a worker may take to get out of a broken generation before it is killed as hung."""
     exit_timeout_s: float
-    """How long workers may take to end once they are told to."""
+    """How long workers may take to end once they have got the signal."""
     hang_timeout_s: float = 300.0
     """How long workers may go without a step before all are asked where they stand."""
     exclusion: ExclusionRules = NO_EXCLUSION

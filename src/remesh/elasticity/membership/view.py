@@ -25,11 +25,11 @@ class Keys(Protocol):
     """The keys to read from a store."""
 
     def get(self, key: str, /) -> Mapping[str, Any] | None:
-        """The value of a key, None when nobody has set it."""
+        """The value of a key, None when it is not set."""
         ...
 
     def get_all(self, keys: Sequence[str], /) -> Sequence[Mapping[str, Any] | None]:
-        """The values of keys that somebody has set, in one request."""
+        """The values of keys that are set, in one request; None for those that no agent of this job has set."""
         ...
 
     def count(self, key: str, /) -> int:
@@ -45,7 +45,7 @@ class Wants:
     """The agent's own."""
     phase: Phase
     turn: int
-    """Which turn of leading the meeting is on: 0 until a leader is lost."""
+    """The term of leading the meeting: 0 until a leader is lost."""
     is_done: bool
     """Whether the agent answers for the end of a generation whose workers are all done here."""
 
@@ -57,7 +57,7 @@ class StoreReader:
     decode: Callable[[Mapping[str, Any]], Generation] = Generation.from_json
     """Makes a generation of its JSON form."""
     opening: Opening = FIRST_OPENING
-    """What the store said of itself."""
+    """The opening that the store holds."""
     plan: Generation | None = None
     """The newest generation that was seen."""
     nodes: dict[int, NodeInfo] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class StoreReader:
     _num_counted: int = 0
     """Nodes that had taken a number of this store when last looked."""
     _unwritten: set[int] = field(default_factory=set)
-    """Those of them that had not written who they are: they will in a moment, or never."""
+    """Those of them that had not written their address and name: they will in a moment, or never."""
     _done: set[int] = field(default_factory=set)
     """Nodes that are done with the newest generation."""
 
@@ -79,7 +79,7 @@ class StoreReader:
             number += 1
             newest = self.decode(plan)
         if newest is not None:
-            self._read_members(keys, newest)  # first: without them nobody finds the way to the next store
+            self._read_members(keys, newest)  # first: without them no node finds the way to the next store
             self.plan = newest
             self._done.clear()
         elif self.plan is not None:
@@ -105,7 +105,7 @@ class StoreReader:
         )
 
     def move(self, keys: Keys, opening: Opening) -> None:
-        """Read another store from now on. What the old one said of the newest generation may not hold there."""
+        """Read another store from now on. What the old one had of the newest generation may not hold there."""
         self.opening = opening
         self._num_counted, self._unwritten = 0, set(opening.nodes) - self.nodes.keys()
         self._done.clear()

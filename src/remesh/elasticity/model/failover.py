@@ -29,7 +29,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
-    """One store in one turn. Later ones are greater.
+    """The place of a store: a host, and the number of moves before it. Later places are greater.
 
     >>> Place(1, 7) > Place(0, -1)
     True
@@ -120,7 +120,7 @@ FIRST_OPENING = Opening()
 
 @dataclass(frozen=True, slots=True)
 class Standby:
-    """What an agent's own store says when it is looked at."""
+    """What an agent's own store holds when it is read."""
 
     opened: Place | None
     """The place that it is, once it was opened."""
@@ -148,7 +148,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """Tell a node's store that this node would move there."""
+    """Write into a node's store that this node would move there."""
 
     host: int
 
@@ -175,7 +175,7 @@ def decide_move(
 ) -> Move:
     """What agent ``index``, which lost the store in force, does next.
 
-    ``answers`` has what each node of the bases said in this round, and every other node whose store could be open.
+    ``answers`` has what was found at each node of the bases in this round, and at other nodes whose store may be open.
     """
     if old_answers:
         return Return()

@@ -55,13 +55,13 @@ class WorkerReport:
     taken: bool = True
     """Whether the last resolved batch was taken (False: voted down)."""
     can_stay: bool = False
-    """Whether its program can go on in its loop of steps, if its place in the mesh stays the same."""
+    """Whether its program can go on in its loop of steps, if its place in the mesh is the same again."""
     is_slow: bool = False
     """Whether it is to stand by, for it was slower than the others."""
     is_dispensable: bool = False
     """Whether it was asked to leave, and the job loses nothing without what it holds."""
     error: str = ""
-    """The error that ended its last stay, if one did: type and first line."""
+    """The error that ended its last generation, if one did: type and first line."""
     known_step: int = 0
     """Batches that its node has seen resolved by any of its workers, whether they live or not."""
     options: dict[str, str] = field(default_factory=dict)
@@ -89,14 +89,14 @@ class Generation:
     num_stalls: int = 0
     """How many generations in a row had the same members and no progress."""
     in_place: bool = False
-    """Whether survivors stay in their loops: same shape, same ranks, new members. Then newcomers build their models
+    """Whether survivors go on in their loops: same shape, same ranks, new members. Then newcomers build their models
     without the others."""
     failures: dict[str, int] = field(default_factory=dict)
     """Node name -> how often it died, lost workers or had a slow one left out, in this job so far."""
     resting: tuple[tuple[int, int], ...] = ()
-    """Processes that stand by for being slow: node, and process id there."""
+    """Processes on standby for being slow: node, and process id there."""
     is_behind: bool = False
-    """Whether those who hold state stand before the step that the generation before began with."""
+    """Whether the newest state is of an earlier step than the one that the generation before began with."""
     place: Place = FIRST_PLACE
     """The store in which it was decided."""
     bases: tuple[Base, ...] = ()
@@ -112,19 +112,19 @@ class Generation:
     def _as_json(self) -> dict[str, Any]:
         # Not asdict: it copies every number of every member by itself.
         members = {key: [_member_json(one) for one in getattr(self, key)] for key in ("members", "standby")}
-        told = {"place": self.place.to_json(), "bases": [base.to_json() for base in self.bases], **members}
-        return {each.name: getattr(self, each.name) for each in fields(self)} | told
+        nested = {"place": self.place.to_json(), "bases": [base.to_json() for base in self.bases], **members}
+        return {each.name: getattr(self, each.name) for each in fields(self)} | nested
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Generation:
-        told = dict(value)
-        told["members"] = tuple(MeshMember(**member) for member in value["members"])
-        told["standby"] = tuple(MeshMember(**member) for member in value["standby"])
-        told["resting"] = tuple((int(node), int(pid)) for node, pid in value["resting"])
-        told["place"] = Place(**value["place"])
-        told["bases"] = tuple(Base.from_json(base) for base in value["bases"])
-        told["hosts"] = {int(index): name for index, name in value["hosts"].items()}
-        return cls(**told)
+        fields = dict(value)
+        fields["members"] = tuple(MeshMember(**member) for member in value["members"])
+        fields["standby"] = tuple(MeshMember(**member) for member in value["standby"])
+        fields["resting"] = tuple((int(node), int(pid)) for node, pid in value["resting"])
+        fields["place"] = Place(**value["place"])
+        fields["bases"] = tuple(Base.from_json(base) for base in value["bases"])
+        fields["hosts"] = {int(index): name for index, name in value["hosts"].items()}
+        return cls(**fields)
 
     @cached_property
     def nodes(self) -> frozenset[int]:
@@ -133,7 +133,7 @@ class Generation:
 
     @cached_property
     def first_node(self) -> int:
-        """The node that answers for what concerns all: hearts that stand still, the end."""
+        """The node that acts for all: it watches the heartbeats, and publishes the end."""
         return min(self.hosts)
 
     @cached_property
@@ -142,7 +142,7 @@ class Generation:
         return compute_keepers(self.members, self.standby)
 
     def of_node(self, index: int) -> Sequence[MeshMember]:
-        """The members on a node, those that stand by last."""
+        """The members on a node, those on standby last."""
         return self._by_node.get(index, ())
 
     @cached_property
@@ -169,7 +169,7 @@ class MeetingRules:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The meeting stays open."""
+    """The meeting remains open."""
 
     reason: str
     absent: tuple[int, ...] = ()
@@ -188,7 +188,7 @@ MAX_STALLS = 3
 """Generations without loss, joiner or progress before the job gives up instead of meeting for ever."""
 
 _MAX_REASONS = 20
-"""Changes that a reason tells one by one; when half a large job joins, the reason stays short."""
+"""Changes that a reason names one by one; when half a large job joins, the reason is still short."""
 
 Reports = Mapping[int, Sequence[WorkerReport]]
 """Node index -> the workers it brings to the meeting."""
@@ -202,7 +202,7 @@ def decide_generation(
     rules: MeetingRules,
     waited_s: float,
 ) -> Generation | Wait | GiveUp:
-    """Close the meeting, or say why not.
+    """Close the meeting, or give the reason why not.
 
     ``last`` is the generation that ended (None for the first meeting), ``dead`` maps node indices to the proof of
     death, ``waited_s`` is how long this meeting has been open.
@@ -219,7 +219,7 @@ def decide_generation(
     workers = _in_rank_order(here)
     if unlike := _describe_unlike(workers, nodes):
         return GiveUp(unlike, Category.INPUT)
-    seated, choice = _choose_mesh(workers, rules.min_nodes)
+    ordered, choice = _choose_mesh(workers, rules.min_nodes)
     if isinstance(choice, str):
         if num_here >= rules.max_nodes and last is None:
             return GiveUp(choice, Category.INPUT)
@@ -235,13 +235,13 @@ def decide_generation(
         )
     in_place = False
     if last is not None and choice.axes == last.axes:
-        seated = _keep_ranks(seated, last)
-        in_place = _can_all_stay(seated[: choice.size], last)
-    if len(seated) < len(workers):
-        seated = [*seated, *(one for one in workers if one[1].is_slow)]
+        ordered = _keep_ranks(ordered, last)
+        in_place = _can_all_stay(ordered[: choice.size], last)
+    if len(ordered) < len(workers):
+        ordered = [*ordered, *(one for one in workers if one[1].is_slow)]
     placed = [
         MeshMember(rank if rank < choice.size else -1, node, report.slot, report.pid)
-        for rank, (node, report) in enumerate(seated)
+        for rank, (node, report) in enumerate(ordered)
     ]
     return Generation(
         number=last.number + 1 if last else 1,
@@ -254,7 +254,7 @@ def decide_generation(
         num_stalls=num_stalls,
         in_place=in_place,
         failures=_count_failures(last, here, dead),
-        resting=tuple((node, one.pid) for node, one in seated[choice.size :] if one.is_slow),
+        resting=tuple((node, one.pid) for node, one in ordered[choice.size :] if one.is_slow),
         is_behind=last is not None and step < last.step,
         reason=_explain(last, nodes, here, {**dead, **dict.fromkeys(absent, "did not come in time")}, choice.reason),
         known_step=known_step,
@@ -284,7 +284,7 @@ def compute_bases(last: Generation | None, step: int, gone: Collection[int]) -> 
 def check_state_is_here(
     plan: Generation, here: Reports, silent: Mapping[int, str], rules: MeetingRules, waited_s: float
 ) -> Wait | None:
-    """Wait a while for members that fell silent if they may hold the newest state, and nobody here does.
+    """Wait a while for members that fell silent if they may hold the newest state, and no worker here does.
 
     They may be slow only. ``silent`` maps their indices to their names.
     """
@@ -294,7 +294,7 @@ def check_state_is_here(
         return None
     names = ", ".join(silent[index] for index in absent)
     return Wait(
-        f"nobody here holds the state of step {plan.known_step}, and these may be alive with it: {names}", absent
+        f"no worker here holds the state of step {plan.known_step}, and these may be alive with it: {names}", absent
     )
 
 
@@ -373,11 +373,11 @@ def _keep_ranks(workers: Sequence[tuple[int, WorkerReport]], last: Generation) -
 
     So nothing moves but the state of workers that take a free rank.
     """
-    seats = {(member.node, member.slot, member.pid): member.rank for member in last.members}
+    ranks = {(member.node, member.slot, member.pid): member.rank for member in last.members}
     kept: dict[int, tuple[int, WorkerReport]] = {}
     others = []
     for node, report in workers:
-        rank = seats.get((node, report.slot, report.pid))
+        rank = ranks.get((node, report.slot, report.pid))
         if rank is None:
             others.append((node, report))
         else:
@@ -390,8 +390,8 @@ def _keep_ranks(workers: Sequence[tuple[int, WorkerReport]], last: Generation) -
 
 
 def _can_all_stay(workers: Sequence[tuple[int, WorkerReport]], last: Generation) -> bool:
-    seats = {(member.node, member.slot, member.pid) for member in last.members}
-    survivors = [report for node, report in workers if (node, report.slot, report.pid) in seats]
+    members = {(member.node, member.slot, member.pid) for member in last.members}
+    survivors = [report for node, report in workers if (node, report.slot, report.pid) in members]
     return bool(survivors) and all(report.can_stay for report in survivors)
 
 
@@ -404,7 +404,7 @@ def _count_failures(last: Generation | None, here: Reports, dead: Mapping[int, s
         lost = {member.pid for member in last.of_node(node)} - pids
         left_out = {report.pid for report in here.get(node, ()) if report.is_slow}
         is_slow = any(member.rank >= 0 and member.pid in left_out for member in last.of_node(node))
-        # A node that comes with nobody leaves on request.
+        # A node that comes without workers leaves on request.
         if node in dead or (lost and pids) or is_slow:
             counts[name] = counts.get(name, 0) + 1
     return counts
@@ -413,7 +413,7 @@ def _count_failures(last: Generation | None, here: Reports, dead: Mapping[int, s
 def _wait_or_give_up(reason: str, rules: MeetingRules, waited_s: float) -> Wait | GiveUp:
     if waited_s < rules.join_timeout_s:
         return Wait(reason)
-    return GiveUp(f"{reason}; nobody joined within {rules.join_timeout_s:g} s")
+    return GiveUp(f"{reason}; no node joined within {rules.join_timeout_s:g} s")
 
 
 def _explain(

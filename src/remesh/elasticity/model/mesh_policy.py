@@ -2,7 +2,7 @@
 
 A *template* maps axis names to sizes, outermost first. A size is a number; a list of numbers to choose from, the first
 one preferred; or ``-1`` for the one axis that takes whatever is left. ``{"dp": -1, "tp": 2}`` over 7 workers is
-``dp=3 x tp=2`` with one worker standing by. A template may know how much *memory* a worker needs and has.
+``dp=3 x tp=2`` with one worker on standby. A template may know how much *memory* a worker needs and has.
 
 The choice, in steps:
 

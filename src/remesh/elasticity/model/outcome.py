@@ -1,7 +1,7 @@
 """Outcome of a job: categories of failure, exit codes, and the choice of the cause.
 
     category        exit code   who must act
-    input           2           whoever wrote the command or called the API: flags, script path, mesh, folders
+    input           2           the author of the command or of the call: flags, script path, mesh, folders
     worker          1           the author of the script: its code raised, exited, or was killed
     platform        70          the authors of Remesh: the agent itself failed
     infrastructure  75          the operator: hosts, network, store, disk; the same command may work next time
@@ -11,8 +11,8 @@ done. An agent that a signal ended exits with 128 + its number. Where the codes 
 `remesh.foundation.exit_codes`.
 
 The cause of a failed job is the earliest failure that is no *consequence*: ranks whose peer died fail too, with a
-network error or because they were told to end. Times are compared within a node only, for clocks of hosts differ:
-between nodes the order in which they told of their failures counts.
+network error or because they got the signal to end. Times are compared within a node only, for clocks of hosts differ:
+between nodes the order in which they reported their failures counts.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from remesh.foundation.exit_codes import ExitCode
 from remesh.groups.blame import is_network_text
 
 _SIGTERM = 15
-_MOST_TOLD = 4000
-"""Characters of a text that others are told. Errors of programs have texts of any length."""
+_MAX_TEXT_CHARS = 4000
+"""Characters of a text that are sent to others. Errors of programs have texts of any length."""
 MOST_TRACED = 100_000
 """The same of a traceback."""
 
@@ -114,7 +114,7 @@ class WorkerFailure:
     traceback: str = ""
     """Empty when the worker left no error file."""
     order: int = 0
-    """In which order nodes told of their failures: earlier ones have smaller numbers."""
+    """The order in which nodes reported their failures: earlier ones have smaller numbers."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -125,11 +125,11 @@ class WorkerFailure:
 
     @property
     def is_consequence(self) -> bool:
-        """Whether it failed as ranks fail whose peer is gone, or as they end when told to."""
+        """Whether it failed as ranks fail whose peer is gone, or ended by the signal that its agent sent."""
         return self.exit_code == -_SIGTERM or is_network_text(self.traceback)
 
 
-def shortened(text: str, most: int = _MOST_TOLD) -> str:
+def shortened(text: str, most: int = _MAX_TEXT_CHARS) -> str:
     """A text as it is sent to others: a store refuses very long values, and a sender that repeats one loses it.
 
     >>> shortened("abcdefgh", 4)

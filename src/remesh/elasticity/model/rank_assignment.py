@@ -1,15 +1,15 @@
-"""Assignment of workers to ranks of a mesh (seats), and of nodes that keep the second copy of snapshots.
+"""Assignment of workers to ranks of a mesh, and of nodes that keep the second copy of snapshots.
 
-A *seat* is a rank of a mesh; a *spare* is a standby worker. Snapshots of a seat are kept twice
+A *spare* is a standby worker: it has no rank in the mesh. Snapshots of a rank are kept twice
 (:mod:`remesh.elasticity.snapshots.choice`): on its own node, and on its *keeper*, another one.
 
-*Keepers.* A seat is kept by a node with spares, as long as that node keeps fewer than ``RANKS_PER_SPARE`` seats for
-each of its spares; the others by the next node in a ring over the nodes with seats. So the spares' memory, which is
-idle, comes first; a node keeps no more for a spare than for a worker with a seat: two versions of two seats.
+*Keepers.* A rank is kept by a node with spares, as long as that node keeps fewer than ``RANKS_PER_SPARE`` ranks for
+each of its spares; the others by the next node in a ring over the nodes with ranks. So the spares' memory, which is
+idle, comes first; a node keeps no more for a spare than for a worker with a rank: two versions of two ranks.
 
-*Seats.* Where the shape of the mesh stays, every worker keeps its seat. A free seat goes to a spare that is near to the
-seat's snapshots: on its own node, else on its keeper; else to the next spare in order. If the job has to go back to a
-snapshot, that spare finds in its own node's memory what it needs, and nothing crosses the network.
+*Ranks.* Where the shape of the mesh is the same, every worker keeps its rank. A free rank goes to a spare that is near
+to the rank's snapshots: on its own node, else on its keeper; else to the next spare in order. If the job has to go back
+to a snapshot, that spare finds in its own node's memory what it needs, and nothing crosses the network.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class MeshMember:
     """A worker with a place in the mesh."""
 
     rank: int
-    """World rank in this generation; row-major position in the mesh. -1 for one that stands by."""
+    """World rank in this generation; row-major position in the mesh. -1 for a worker on standby."""
     node: int
     """Index of its node."""
     slot: int
@@ -38,8 +38,8 @@ class MeshMember:
 def compute_keepers(members: Sequence[MeshMember], standby: Sequence[MeshMember]) -> dict[int, int | None]:
     """Rank -> index of the node that keeps the second copy of its snapshots; None where there is no other node.
 
-    >>> seats = [MeshMember(rank, rank, 0, 0) for rank in range(3)]
-    >>> compute_keepers(seats, []), compute_keepers(seats, [MeshMember(-1, 7, 0, 0)])
+    >>> members = [MeshMember(rank, rank, 0, 0) for rank in range(3)]
+    >>> compute_keepers(members, []), compute_keepers(members, [MeshMember(-1, 7, 0, 0)])
     ({0: 1, 1: 2, 2: 0}, {0: 7, 1: 7, 2: 0})
     """
     room = Counter(spare.node for spare in standby for _ in range(RANKS_PER_SPARE))
@@ -71,7 +71,7 @@ def choose_for_ranks(
 ) -> tuple[dict[int, tuple[int, Candidate]], list[tuple[int, Candidate]]]:
     """Choose a worker for each free rank; also returns the workers that are left, in order.
 
-    ``candidates`` are (node, who), at least as many as seats; ``near`` names for each seat the nodes where its state
+    ``candidates`` are (node, who), at least as many as are free; ``near`` names for each rank the nodes where its state
     is kept, the best first.
     """
     waiting = dict(enumerate(candidates))
@@ -79,10 +79,10 @@ def choose_for_ranks(
     for at in reversed(range(len(candidates))):
         by_node.setdefault(candidates[at][0], []).append(at)
     taken: dict[int, tuple[int, Candidate]] = {}
-    for seat in free:
-        if at_hand := next((by_node[node] for node in near[seat] if node is not None and by_node.get(node)), None):
-            taken[seat] = waiting.pop(at_hand.pop())
-    for seat in free:
-        if seat not in taken:
-            taken[seat] = waiting.pop(next(iter(waiting)))
+    for rank in free:
+        if at_hand := next((by_node[node] for node in near[rank] if node is not None and by_node.get(node)), None):
+            taken[rank] = waiting.pop(at_hand.pop())
+    for rank in free:
+        if rank not in taken:
+            taken[rank] = waiting.pop(next(iter(waiting)))
     return taken, list(waiting.values())

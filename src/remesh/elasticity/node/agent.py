@@ -1,8 +1,8 @@
 """Agent of a node: the shell around :mod:`remesh.elasticity.membership.membership_machine`.
 
-It starts the workers (:mod:`remesh.elasticity.node.processes`, one by one, so that one may die alone), hears them
-(:mod:`remesh.elasticity.node.switchboard`), speaks to the store (:mod:`remesh.elasticity.node.store_side`), and carries
-out what the machine says. It decides nothing itself.
+It starts the workers (:mod:`remesh.elasticity.node.processes`, one by one, so that one may die alone), listens to them
+(:mod:`remesh.elasticity.node.switchboard`), reads and writes the store (:mod:`remesh.elasticity.node.store_side`), and
+carries out the machine's instructions. It decides nothing itself.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Equipment:
 
 
 def run_agent(config: AgentConfig, listener: Callable[[dict[str, Any]], None] | None = None) -> Outcome:
-    """Run one node's part of a job; blocks until the job ends, and says how.
+    """Run one node's part of a job; blocks until the job ends, and returns its outcome.
 
     ``listener`` sees every event of the agent, as the log does.
     """
@@ -109,11 +109,11 @@ class Agent:
         """Slots to start a worker in, and when."""
 
     def run(self) -> Outcome:
-        """Run until the state machine says how the job ended."""
+        """Run until the state machine has the outcome of the job."""
         self._handle_signals()
         self._perform(self._machine.start(time.monotonic()))
         while self._outcome is None:
-            self._hear_workers()
+            self._take_reports()
             self._poll_processes()
             self._start_workers()
             if not self._store.is_lost:
@@ -146,7 +146,7 @@ class Agent:
                 case do.KillWorker(slot, reason):
                     self._kill_worker(slot, reason)
                 case do.Tell(slot, message):
-                    self._tell(slot, message)
+                    self._send(slot, message)
                 case do.Probe(indices):
                     with self._store.requests():
                         self._feed(self._store.probe(indices))
@@ -189,7 +189,7 @@ class Agent:
         self._log.write("kill-worker", slot=slot, reason=reason)
         self._processes.kill(slot)
 
-    def _hear_workers(self) -> None:
+    def _take_reports(self) -> None:
         for heard in self._board.wait(self._machine.look_again_s(time.monotonic())):
             match heard:
                 case SnapshotOffer():
@@ -216,7 +216,7 @@ class Agent:
             if ended.code and self._machine.is_cause(ended.slot):
                 self._traceback = ended.traceback
 
-    def _tell(self, slot: int, message: Mapping[str, Any]) -> None:
+    def _send(self, slot: int, message: Mapping[str, Any]) -> None:
         if slot in self._board:
             extra = self._network_for(int(message["rank"])) if message["type"] == "meet" else {}
             self._board.send(slot, {**message, **extra})

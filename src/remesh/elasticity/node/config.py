@@ -18,7 +18,7 @@ MAX_CONNECT_TIMEOUT_S = timeout_s(60.0)
 """How long the store may take to answer, as torchrun's default; a shorter join timeout shortens it."""
 
 DEFAULT_THREADS = "1"
-"""``OMP_NUM_THREADS`` of workers where the environment says nothing."""
+"""``OMP_NUM_THREADS`` of workers where the environment does not set it."""
 
 
 @dataclass(frozen=True, slots=True)

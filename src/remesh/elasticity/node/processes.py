@@ -44,7 +44,7 @@ class Exited:
     code: int
     """Negative: the number of the signal that killed it."""
     traceback: str
-    """Where user code raised; empty when it did not say."""
+    """Where user code raised; empty when the worker left no error file."""
 
 
 class WorkerProcesses:

@@ -79,7 +79,7 @@ class StoreSide:
         self._next_beat_s = 0.0
         self._beats = Heartbeats()
         self._lost: dist.DistError | None = None
-        """What the store's client said when the store was lost; None while there is one."""
+        """The error of the store's client when the store was lost; None while there is a store."""
 
     @classmethod
     def join(cls, home: StoreHome) -> StoreSide:
@@ -88,14 +88,14 @@ class StoreSide:
         return cls(home, store, home.next_index(store))
 
     def register(self, info: NodeInfo) -> None:
-        """Tell the others who this node is."""
+        """Publish this node's address and name."""
         self.shared.put(f"nodes/{self.index}", asdict(info))
         self._reader.nodes[self.index] = info
         self.shared.notify_change()
 
     @property
     def is_lost(self) -> bool:
-        """Whether there is no store to speak to."""
+        """Whether there is no store to write to."""
         return self._lost is not None
 
     @property
@@ -121,14 +121,14 @@ class StoreSide:
             self._lost = error
 
     def publish(self, key: str, value: Mapping[str, Any], *, once: bool) -> None:
-        """What cannot be said now, the machine says again in the next store."""
+        """Write a key; what cannot be written now, the machine publishes again in the next store."""
         if self._lost is None:
             with self.requests():
                 (self.shared.put_once if once else self.shared.put)(key, value)
                 self.shared.notify_change()
 
     def look(self, wants: Wants) -> list[Event]:
-        """A new view, if anybody has rung since the last."""
+        """A new view, if a node has reported a change since the last."""
         rung = self.shared.num_changes()
         if rung == self._rung:
             return []
@@ -156,7 +156,7 @@ class StoreSide:
         return [NodeDead(one.index, f"its agent at {one.address}:{one.port} refuses connections") for one in gone]
 
     def places(self, indices: Collection[int]) -> list[tuple[str, int]]:
-        """Address and port of these nodes' pulses, those that are known here; asks nobody."""
+        """Address and port of these nodes' pulses, those that are known here. No communication."""
         known = (self._reader.nodes[index] for index in indices if index in self._reader.nodes)
         return [(node.address, node.port) for node in known]
 
@@ -176,7 +176,7 @@ class StoreSide:
         return self._settle(found, time.monotonic() - started_s, log)
 
     def send_goodbye(self) -> None:
-        """Stay until every other agent has finished too: one of us may host the store that all need to the end."""
+        """Wait until every other agent has finished too: this one may host the store that all need to the end."""
         deadline_s = time.monotonic() + EXIT_BARRIER_TIMEOUT_S
         with contextlib.suppress(RuntimeError):
             self.shared.put(f"bye/{self.index}", {})

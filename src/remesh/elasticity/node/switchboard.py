@@ -54,7 +54,7 @@ class SnapshotOffer:
 
 @dataclass(frozen=True, slots=True)
 class Deaf:
-    """A worker does not read what it is told."""
+    """A worker does not read what it is sent."""
 
     slot: int
 
@@ -66,7 +66,7 @@ class HungUp:
     reason: str
 
 
-Heard = Event | HealthReport | SnapshotOffer | Deaf | HungUp
+Received = Event | HealthReport | SnapshotOffer | Deaf | HungUp
 
 
 class Switchboard:
@@ -76,9 +76,9 @@ class Switchboard:
         self.path = folder / "link"
         """Where workers find it."""
         self._links: dict[int, Peer] = {}
-        self._heard: list[Heard] = []
+        self._received: list[Received] = []
         self._lives: dict[int, int] = {}
-        """By slot, a descriptor that has something to tell once the process there has ended."""
+        """By slot, a descriptor that is readable once the process there has ended."""
         self._calls: deque[tuple[float, socket.socket]] = deque()
         """Connections to agents that were woken, and since when: kept until they are made."""
         token = Token("", secrets.token_bytes(32))
@@ -105,12 +105,12 @@ class Switchboard:
             self._calls.popleft()[1].close()
         self._server.close()
 
-    def wait(self, timeout_s: float) -> list[Heard]:
+    def wait(self, timeout_s: float) -> list[Received]:
         """The messages that come within this time; they are polled at least once."""
         self._server.poll(timeout_s)
         while self._calls and time.monotonic() - self._calls[0][0] > _CALL_TIMEOUT_S:
             self._calls.popleft()[1].close()
-        heard, self._heard = self._heard, []
+        heard, self._received = self._received, []
         return heard
 
     def wake(self, places: Iterable[tuple[str, int]]) -> None:
@@ -134,11 +134,11 @@ class Switchboard:
             self._server.watch(self._lives[slot])
 
     def __contains__(self, slot: int) -> bool:
-        """Whether the worker in this slot has called in."""
+        """Whether the worker in this slot has connected."""
         return slot in self._links
 
     def send(self, slot: int, message: Mapping[str, Any]) -> None:
-        """Say something to a worker that has called in; nothing when it is gone, its exit comes as an event."""
+        """Send a message to a worker that has connected; nothing when it is gone, its exit comes as an event."""
         self._server.tell(self._links[slot], dict(message))
 
     def drop(self, slot: int) -> None:
@@ -156,13 +156,13 @@ class Switchboard:
         heard = read_message(message)
         if isinstance(heard, WorkerReady):
             self._links[heard.report.slot] = peer
-        self._heard.append(heard)
+        self._received.append(heard)
 
     def _on_gone(self, peer: Peer) -> None:
-        self._heard += [Deaf(slot) for slot, link in self._links.items() if link is peer and peer.is_deaf]
+        self._received += [Deaf(slot) for slot, link in self._links.items() if link is peer and peer.is_deaf]
 
     def _note_refused(self, reason: str) -> None:
-        self._heard.append(HungUp(reason))
+        self._received.append(HungUp(reason))
 
 
 def read_message(message: Message) -> Event | HealthReport | SnapshotOffer:

@@ -116,9 +116,9 @@ def read_description(memory: bytes | memoryview) -> tuple[SnapshotDescription, i
     if crc32(text) != crc:
         raise _damaged("its description does not match the checksum in its header")
     try:
-        told = json.loads(text)
-        entries = tuple(_entry_of(one) for one in told["entries"])
-        values = dict(told["values"])
+        fields = json.loads(text)
+        entries = tuple(_entry_of(one) for one in fields["entries"])
+        values = dict(fields["values"])
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise _damaged(f"its description cannot be read: {error}") from error
     snapshot = SnapshotDescription(step, samples, entries, values, line)

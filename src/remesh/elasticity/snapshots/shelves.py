@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 Key = tuple[int, int]
-"""What a shelf of snapshots is known by: generation, and the rank whose state it has."""
+"""Key of a shelf of snapshots: the generation, and the rank whose state it has."""
 
 
 def choose_readers(kept: Collection[Key], ranks: Sequence[int]) -> dict[int, list[Key]]:

@@ -76,7 +76,7 @@ class SnapshotKeeper:
         return {key: paths for key, paths in found.items() if paths}
 
     def retire(self) -> None:
-        """Clear the shelves that nobody can need any more."""
+        """Clear the shelves that no rank can need any more."""
         with self._lock:
             versions = {key: sum(_step_of(one) >= 0 for one in shelf) for key, shelf in self._shelves.items()}
             for key in decide_retired(versions):
@@ -132,7 +132,7 @@ def _clear(shelf: list[SnapshotBuffer]) -> None:
 
 
 def _free_bytes() -> int:
-    """Memory that the kernel can give now; as much as anybody asks for where it does not tell."""
+    """Memory that the kernel can give now; without a bound where it does not report it."""
     with contextlib.suppress(OSError), open("/proc/meminfo") as lines:
         for line in lines:
             if line.startswith("MemAvailable:"):

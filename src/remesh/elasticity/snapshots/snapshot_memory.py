@@ -42,6 +42,6 @@ class SnapshotBuffer:
         self.memory[COMPLETE_AT] = int(complete)
 
     def close(self) -> None:
-        """Let go of the memory. It stays mapped until nobody has this buffer, nor a tensor that looks into it."""
+        """Let go of the memory. It stays mapped as long as this buffer, or a tensor in it, is referenced."""
         # Closing the map would take it from under tensors: torch holds the object, and no lock on it.
         os.close(self.descriptor)

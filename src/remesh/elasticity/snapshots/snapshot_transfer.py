@@ -40,38 +40,38 @@ class Parcel:
 def send_parcel(line: Line, generation: int, rank: int, data: memoryview) -> None:
     """Send one snapshot, as not complete; blocks until the agent keeps it. OSError, with the reason, when it does not.
 
-    What is sent is marked complete by its receiver, who has all of it then.
+    What is sent is marked complete by its receiver, which has all of it then.
     """
     head = bytearray(data[:HEADER_BYTES])
     head[COMPLETE_AT] = 0
     body = data[HEADER_BYTES:]
     parcel = Parcel(generation, rank, len(data), crc32(body, crc32(head)))
     line.send({"type": "parcel", **asdict(parcel)})
-    if _hear(line) != "come":
+    if _receive_type(line) != "come":
         raise ConnectionRefusedError(f"the host that stores it has no memory for {parcel.nbytes} bytes")
     line.send_payload(memoryview(head))
     line.send_payload(body)
-    if _hear(line) != "kept":
+    if _receive_type(line) != "kept":
         raise ConnectionAbortedError("it was damaged on the way")
 
 
 def receive_parcel(line: Line, make_room: Callable[[Parcel], memoryview | None]) -> bool:
     """Take one parcel into the room that ``make_room`` gives for it; whether it is there, and whole.
 
-    Not when there is no room for it, which the sender is told. PeerError or FormatError when the sender has no proof or
-    sends nonsense, OSError when it is slow or gone. The caller answers `report_kept`.
+    Not when there is no room for it, which is reported to the sender. PeerError or FormatError when the sender has no
+    proof or sends nonsense, OSError when it is slow or gone. The caller answers `report_kept`.
     """
-    told = line.receive()
-    if told is None:
+    message = line.receive()
+    if message is None:
         return False
     try:
-        kind = told.pop("type")
-        parcel = Parcel(**told)
-        is_parcel = kind == "parcel" and all(type(value) is int for value in told.values())
+        kind = message.pop("type")
+        parcel = Parcel(**message)
+        is_parcel = kind == "parcel" and all(type(value) is int for value in message.values())
     except TypeError:
         is_parcel = False
     if not is_parcel:
-        raise PeerError(f"taking a snapshot: found {str(told)[:80]}, expected a parcel")
+        raise PeerError(f"taking a snapshot: found {str(message)[:80]}, expected a parcel")
     room = make_room(parcel)
     line.send({"type": "come" if room is not None else "no-room"})
     if room is None:
@@ -85,7 +85,7 @@ def report_kept(line: Line) -> None:
     line.send({"type": "kept"})
 
 
-def _hear(line: Line) -> str:
+def _receive_type(line: Line) -> str:
     answer = line.receive()
     if answer is None:
         raise ConnectionResetError("its keeper hung up")

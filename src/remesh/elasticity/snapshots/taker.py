@@ -2,7 +2,7 @@
 
     boundary of step n     main thread: copy into buffer (n-th snapshot) % 2                        the only pause
                            sending thread: mark it complete; buffer ──> agent of the keeper, which has two of its own
-    vote of a later step   "still sending?" is part of the vote: if anybody is, the next snapshot is left out
+    vote of a later step   "still sending?" is part of the vote: if any rank is, the next snapshot is left out
                            by all, and a rank that could not send the last one tries again
 
 Device memory is copied by the device, as in background saves, and the sending thread waits until it is there. What one
@@ -186,7 +186,7 @@ class SnapshotTaker:
                 if self._shelf.keeper is not None:
                     self._send_now(begun.buffer, begun.nbytes, self._shelf.keeper)
             except (OSError, Error) as error:
-                # Older copies stay whole until this one is kept: its turn comes again with the next snapshot. Should
+                # Older copies stay whole until this one is kept: the rank tries again with the next snapshot. Should
                 # the keeper be gone, a new generation has another one.
                 self._unsent = begun
                 self._log("snapshot-unsent", step=begun.step, reason=f"{type(error).__name__}: {error}")

@@ -49,8 +49,8 @@ def show_card(store: dist.Store, token: Token, card: JobCard) -> Token:
             f"joining job {token.run_id!r}: the token does not fit the one that its first node was started with; give "
             "all nodes the same --token-file (or REMESH_TOKEN), or another --rdzv-id if these are two jobs"
         )
-    told = json.loads(data)
-    difference = describe_difference(token.run_id, card, told["card"])
+    fields = json.loads(data)
+    difference = describe_difference(token.run_id, card, fields["card"])
     if difference is not None:
         raise ConfigError(difference)
-    return token.bound_to(str(told["challenge"]))
+    return token.bound_to(str(fields["challenge"]))

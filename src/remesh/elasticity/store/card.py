@@ -28,7 +28,7 @@ class JobCard:
 
 
 def describe_difference(run_id: str, mine: JobCard, found: Mapping[str, Any]) -> str | None:
-    """What to tell the user when ``found`` is another job's card; None when it is ours."""
+    """The text for the user when ``found`` is another job's card; None when it is this job's."""
     differing = [
         f"{name.replace('_', ' ')} is {found.get(name)!r} there and {value!r} here"
         for name, value in mine.to_json().items()

@@ -100,7 +100,7 @@ class StoreHome:
     address: Address
     watch: StoreWatch
     opening: Opening = FIRST_OPENING
-    """What the store in force said of itself."""
+    """The opening that the store in force holds."""
     endpoint: str = ""
     """Of the store in force."""
     _token: Token | None = None
@@ -109,7 +109,7 @@ class StoreHome:
     silent: dict[int, float] = field(default_factory=dict)
     """Nodes that did not answer when they were last asked, as the store was looked for, and when."""
     _num_silences: dict[tuple[str, int], int] = field(default_factory=dict)
-    """By address and port, how often in a row nothing answered: who is slow, or far away, is given longer each time."""
+    """By address and port, how often in a row nothing answered: a slow or distant host is given longer each time."""
     _clients: dict[int, StoreClient] = field(default_factory=dict)
     """Agents' own stores, by node."""
     _tunnels: Tunnels | None = None
@@ -159,7 +159,7 @@ class StoreHome:
     def connect(self) -> JobStore:
         """The store in force: of the latest place that any endpoint knows, else the first one.
 
-        ConfigError when another job is there, PeerError when nobody answers in time.
+        ConfigError when another job is there, PeerError when no store answers in time.
         """
         deadline_s = time.monotonic() + self.address.connect_timeout_s
         error: object = "connection refused"
@@ -204,7 +204,7 @@ class StoreHome:
         return listen_at(address.local_address)
 
     def _scan(self) -> JobStore | None:
-        """The store to join if one can be told now."""
+        """The store to join if it can be decided now."""
         first: StoreClient | None = None
         best: tuple[Place, StoreClient] | None = None
         for number, endpoint in enumerate(self.address.endpoints):
@@ -223,7 +223,7 @@ class StoreHome:
         self._token = show_card(found.store, self.address.token, self.address.card)
         self._card_text = found.store.get(f"remesh/{self.address.run_id}/{CARD_KEY}").decode()
         store = self._face(found, self._token)
-        # A store that somebody moved to is known by its place; any other is the first.
+        # A store that a job moved to is known by its place; any other is the first.
         store.put_once(_OPEN, FIRST_OPENING.to_json())
         return self._enter(found)
 
@@ -256,7 +256,7 @@ class StoreHome:
         return None
 
     def follow(self, me: MovingNode, place: Place, endpoint: str) -> JobStore:
-        """Go where the job is told to have moved. RuntimeError or OSError when nothing answers there."""
+        """Connect to the store that the job moved to. RuntimeError or OSError when nothing answers there."""
         client = self._connect(endpoint, ASK_TIMEOUT_S, STORE_SILENCE_TIMEOUT_S)
         self._bring(client, me)
         store = self._enter(client)
@@ -341,7 +341,7 @@ class StoreHome:
         return Standby(None if opened is None else opened.place, movers)
 
     def _probe(self, address: str, port: int) -> bool | None:
-        """Whether a port accepts a connection, as `is_listening` tells."""
+        """Whether a port accepts a connection, as `is_listening` returns it."""
         num_silences = self._num_silences.get((address, port), 0)
         found = is_listening(address, port, min(PROBE_TIMEOUT_S * 2**num_silences, ASK_TIMEOUT_S))
         if found is None:
@@ -382,15 +382,15 @@ class StoreHome:
     def _face(self, client: StoreClient, token: Token) -> JobStore:
         return JobStore(dist.PrefixStore(f"remesh/{self.address.run_id}", client.store), token, client.guard)
 
-    # --- those who stayed behind ---
+    # --- agents that stayed behind ---
 
     def read_moved(self, store: JobStore) -> tuple[Place, str] | None:
         """The place and endpoint of the store to which the job has moved, if it left this one."""
-        told = store.get(_MOVED)
-        if told is None:
+        moved_to = store.get(_MOVED)
+        if moved_to is None:
             return None
-        place = Place(**told["place"])
-        return (place, str(told["endpoint"])) if place > self.place else None
+        place = Place(**moved_to["place"])
+        return (place, str(moved_to["endpoint"])) if place > self.place else None
 
     def _tell_stragglers(self, me: MovingNode) -> None:
         """Keep writing the endpoint to the stores of earlier places, if this agent hosts the current one."""

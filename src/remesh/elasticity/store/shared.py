@@ -1,4 +1,4 @@
-"""Set-once keys of all agents on a c10d store, and a counter of changes that they wait for (the bell).
+"""Set-once keys of all agents on a c10d store, and a counter of changes that they wait for.
 
 Values are JSON, signed with the job's token and the key they stand under: a value that does not fit was not written by
 an agent of this job and counts as not there. ``notify_change`` raises a counter that all agents read instead of every
@@ -20,7 +20,7 @@ Guard = Callable[[], contextlib.AbstractContextManager[None]]
 """What stands around a request, to end it when its host falls silent."""
 _CHANGES = "bell"
 MAX_VALUE_BYTES = 8 << 20
-"""A longer value is not ours: a plan for 16,384 workers stays below 2 MiB."""
+"""A longer value is not of an agent: a plan for 16,384 workers has less than 2 MiB."""
 
 
 class JobStore:
@@ -32,7 +32,7 @@ class JobStore:
         self._guard = guard
 
     def move_to(self, other: JobStore) -> None:
-        """Speak to another store from now on, for all who hold this face."""
+        """Use another store from now on, for all holders of this object."""
         self._store, self._token, self._guard = other._store, other._token, other._guard
 
     def notify_change(self) -> None:
@@ -52,7 +52,7 @@ class JobStore:
             self._store.set(key, self._seal(key, value))
 
     def put_once(self, key: str, value: Mapping[str, Any]) -> None:
-        """Set a key that nobody has set; otherwise leave it."""
+        """Set a key if it is not set; otherwise leave it."""
         with self._guard():
             self._store.compare_set(key, "", self._seal(key, value))
 

@@ -1,8 +1,8 @@
 """Connection to a store that another thread can cut, which wakes a thread that waits on it for a key.
 
 A client of torch's store waits for a key in C++ until its timeout, and nothing in its interface ends that. While it
-connects it waits for ever, if the host takes the connection and says nothing. Its socket is the one to the store's port
-that appeared while it connected.
+connects it waits for ever, if the host takes the connection and sends nothing. Its socket is the one to the store's
+port that appeared while it connected.
 
 A host that is slow for a moment is tried again, until it refuses connections, which proves that the store is gone, or
 until the caller has lost interest:
@@ -39,9 +39,9 @@ _POLL_S = 0.05
 
 
 class StoreLine:
-    """One client of the store at ``endpoint``, ``host:port``; what torch raises when nobody answers there.
+    """One client of the store at ``endpoint``, ``host:port``; raises what torch raises when no store answers there.
 
-    ``patience_s`` bounds all attempts together; `PeerError` as soon as ``is_over`` says so, which another thread asks.
+    ``patience_s`` bounds all attempts together; `PeerError` once ``is_over``, which another thread calls, is true.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class StoreLine:
     ) -> Iterator[threading.Event]:
         """Cut what connects inside once that takes too long, or is over; again and again, for torch's client retries.
 
-        The event that comes back tells, at the end, whether anything was cut. Time is counted in looks: a process that
+        The event that comes back is set, at the end, if anything was cut. Time is counted in looks: a process that
         was stopped has not waited.
         """
         is_done, was_cut = threading.Event(), threading.Event()

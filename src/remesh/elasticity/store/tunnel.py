@@ -1,10 +1,10 @@
 """TLS tunnels for the store's traffic, since torch's store speaks no TLS.
 
     worker ─┐                                                   ┌─> the store, on loopback
-            ├─> way, on loopback ══ TLS, both certificates ══> door
+            ├─> way, on loopback ══ TLS, both certificates ══> port
     agent  ─┘   (of their agent)                                (of the agent that serves)
 
-A *door* is the public port of the server side; a *way* is a loopback port of the client side, for one endpoint
+A *port* is the public port of the server side; a *way* is a loopback port of the client side, for one endpoint
 elsewhere. Neither looks at the payload. When one side of a connection ends, the other is ended: a lost host shows as it
 does without encryption. A peer that shows no certificate of the authority within a few seconds is dropped. The side
 that refuses records why, and a client that is dropped without a reason records that.
@@ -32,13 +32,13 @@ from remesh.wire.tls import Tls
 HANDSHAKE_TIMEOUT_S = timeout_s(5.0)
 """How long a handshake may take, and a connection to a peer."""
 MAX_HANDSHAKES = 64
-"""Callers who have not shown a certificate yet; more are dropped until some have."""
+"""Callers that have not shown a certificate yet; more are dropped until some have."""
 CHUNK_BYTES = 1 << 16
 LINGER_GRACE_S = 5.0
 """How long what was written may take to go out after the other side has ended."""
 _MAX_NOTES = 100
-# In TLS 1.3 a caller does not hear whether its certificate was taken; asyncio does not send the alert that would tell.
-_SAID_NOTHING = ConnectionError("the peer closed the connection without an error; it may have refused this certificate")
+# In TLS 1.3 a caller does not learn whether its certificate was taken: asyncio does not send the alert for that.
+_NO_REASON = ConnectionError("the peer closed the connection without an error; it may have refused this certificate")
 _Result = TypeVar("_Result")
 
 
@@ -188,15 +188,15 @@ class Tunnels:
             connecting = asyncio.open_connection(host, port, ssl=self._client_context, server_hostname="")
             outside = self._keep(_TunnelStream(*await asyncio.wait_for(connecting, HANDSHAKE_TIMEOUT_S)))
             if not await self._carry(inside, outside):
-                self._note(doing, _SAID_NOTHING)
+                self._note(doing, _NO_REASON)
         except OSError as error:
             self._note(doing, error)
         finally:
             self._end(inside)
 
     def _note(self, doing: str, error: OSError) -> None:
-        """Each refusal once in a while, however often it is repeated; a caller who only looked is none."""
-        if error is not _SAID_NOTHING and isinstance(error, (ConnectionError, ssl.SSLEOFError)):
+        """Each refusal once in a while, however often it is repeated; a caller that only looked is none."""
+        if error is not _NO_REASON and isinstance(error, (ConnectionError, ssl.SSLEOFError)):
             return
         note = Refusal(doing, str(error) or f"no TLS handshake within {HANDSHAKE_TIMEOUT_S:g} s")
         now_s = time.monotonic()

@@ -2,7 +2,7 @@
 
 Every line has ``t`` (seconds since the epoch), ``who`` and ``kind``; the rest depends on the kind. A line is written
 with one call, so that a process killed in the middle leaves at most one cut line, which readers skip. A log does not
-stop what it logs: where a line cannot be written, as on a full disk, it is lost, and one line of stderr says so.
+stop what it logs: where a line cannot be written, as on a full disk, it is lost, and one line on stderr reports that.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class EventLog:
         self._listener = listener
         self._descriptor: int | None = None
         self._is_cut = self._told_lost = False
-        """Whether the last line was not written whole; whether it was said that lines are lost."""
+        """Whether the last line was not written whole; whether the loss of lines was reported."""
         if folder is not None:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -101,7 +101,7 @@ def _parse(data: bytes) -> Iterator[dict[str, Any]]:
             event = json.loads(line, parse_int=_number)
             is_event = isinstance(event["kind"], str) and math.isfinite(event["t"])
         except (ValueError, TypeError, KeyError, IndexError, OverflowError, RecursionError):
-            # A line of somebody else, or one that was cut: a reader goes on, whatever stands there.
+            # A line of another program, or one that was cut: a reader goes on, whatever is in it.
             continue
         if is_event:
             yield event

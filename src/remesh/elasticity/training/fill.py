@@ -89,9 +89,9 @@ class FillRules:
     line: int = 0
     """Of a job that goes back or begins now: the generation's number."""
     is_behind: bool = False
-    """Whether the state in memory is of an earlier stay, so that a checkpoint may be newer."""
+    """Whether the state in memory is of an earlier generation, so that a checkpoint may be newer."""
     known_step: int = 0
-    """Batches that the job is known to have resolved, whether anybody holds them or not."""
+    """Batches that the job is known to have resolved, whether a rank holds them or not."""
     window_bytes: int | None = None
     """What a rank may make at a time, beside what it holds; None: all."""
 
@@ -106,7 +106,7 @@ def fill_state(state: CarriedState, offers: Offers, host_of: Mapping[int, str], 
     """Fill ``state`` on all ranks alike; every rank of the default group calls it, and blocks on the others."""
     # By windows nothing is made before it is known what moves.
     held = offers.held if rules.window_bytes is None else None
-    find, tell = partial(_find_own, state, held), partial(_tell, offers, state, rules)
+    find, tell = partial(_find_own, state, held), partial(_describe_rank, offers, state, rules)
     met = step_together(find, None, DOING, tell=tell, translate=report_lack_of_memory)
     everywhere = met.told
     _check_same_call([each["carries"] for each in everywhere])
@@ -117,7 +117,7 @@ def fill_state(state: CarriedState, offers: Offers, host_of: Mapping[int, str], 
     if met.mine is not None and not rules.is_behind and _do_all_stay(everywhere):
         return _keep_own(state, met.mine, everywhere)
     state.forget_allocated()
-    reasons = [] if newest is not None else ["nobody alive holds state"]
+    reasons = [] if newest is not None else ["no rank alive holds state"]
     found = None if newest is not None and not rules.is_behind else _find_checkpoint(rules.checkpoint)
     for moment in sorted({_moment(summary) for summary in summaries}, reverse=True):
         step = moment.step
@@ -141,9 +141,9 @@ def fill_state(state: CarriedState, offers: Offers, host_of: Mapping[int, str], 
         if missing:
             name, boxes = min(missing.items())
             reasons.append(
-                f"nobody alive holds box {boxes[0]} of {name!r} at step {step} ({len(missing)} tensors incomplete)"
+                f"no rank alive holds box {boxes[0]} of {name!r} at step {step} ({len(missing)} tensors incomplete)"
             )
-            # The disk is looked at only now: as long as memory serves, nobody waits for it.
+            # The disk is looked at only now: as long as memory serves, no rank waits for it.
             found = found or _find_checkpoint(rules.checkpoint)
             continue
         plan = plan_reshard(moves, host_of)
@@ -264,9 +264,9 @@ def _lie_alike(taken: Piece, given: Piece) -> bool:
     )
 
 
-def _check_same_call(told: Sequence[Mapping[str, Any]]) -> None:
+def _check_same_call(by_rank: Sequence[Mapping[str, Any]]) -> None:
     """Raise, on all ranks alike, for calls that differ: a rank would not get what it does not name."""
-    unlike = describe_unlike(told, lambda rank: f"rank {rank}")
+    unlike = describe_unlike(by_rank, lambda rank: f"rank {rank}")
     if unlike is not None:
         raise ConfigError(
             f"{DOING}: ranks call job.carry with different arguments: {unlike}; give all ranks the same, a module "
@@ -274,7 +274,7 @@ def _check_same_call(told: Sequence[Mapping[str, Any]]) -> None:
         )
 
 
-def _tell(
+def _describe_rank(
     offers: Offers, state: CarriedState, rules: FillRules, own: Sequence[tuple[Piece, Piece]] | None
 ) -> dict[str, Any]:
     """The description of the state that this rank can give, for the others."""
@@ -296,7 +296,7 @@ def _do_all_stay(everywhere: Sequence[Mapping[str, Any]]) -> bool:
 def _keep_own(
     state: CarriedState, own: Sequence[tuple[Piece, Piece]], everywhere: Sequence[Mapping[str, Any]]
 ) -> Filled:
-    """Every rank fills its objects from its own memory; calls nobody."""
+    """Every rank fills its objects from its own memory. No communication."""
     started_s = time.monotonic()
     for taken, given in own:
         taken.tensor.copy_(given.tensor)
@@ -336,7 +336,7 @@ def _moment(summary: Mapping[str, Any]) -> Moment:
 
 
 def _latest_values(summaries: Sequence[Mapping[str, Any]], state: CarriedState) -> dict[str, str]:
-    """The plain values of the latest moment, and of others what nobody has of that.
+    """The plain values of the latest moment, and of others the values that no rank has of that.
 
     Behind a step, before the next call, ranks may have come to different places, in an evaluation perhaps: there the
     first one's are as good as another's. Anywhere else a difference is an error.

@@ -173,7 +173,7 @@ class Job:
         stop_epoch = None if epochs is None else reading.first_epoch + epochs
         samples = dataset.take(source.samples, batch_size, stop_epoch, seed=seed)
         if not samples and epochs and not reading.steps and reading.first:
-            # Whoever left it at the end of a pass has not seen that it was one.
+            # A loop that was left at the end of a pass has not seen that it was one.
             self._session.readings.pass_over(name)
             samples = dataset.take(source.samples, batch_size, reading.first_epoch + 1 + epochs, seed=seed)
         return samples, range(len(samples))
@@ -197,7 +197,7 @@ class Job:
         return self._session.attempt()
 
     def commit(self, ok: bool = True) -> bool:
-        """Vote on the batch just computed: True on all ranks if all of them said ``ok``.
+        """Vote on the batch just computed: True on all ranks if all of them gave ``ok``.
 
         Then call the optimizer, scheduler and averages at once, without collectives in between: clip gradients before.
         False means that all ranks drop the batch. Blocks on all ranks, bounded by the group's timeout.

@@ -26,7 +26,7 @@ class Caller(Protocol):
 
     @property
     def is_broken(self) -> bool:
-        """Whether this rank was told that a member is lost."""
+        """Whether this rank has learned that a member is lost."""
         ...
 
     @property

@@ -130,22 +130,22 @@ class Position:
 
     def to_text(self) -> str:
         """What is neither step, samples nor line; travels among the plain values of a state."""
-        told = {name: getattr(self, name) for name in ("mark", "epoch", "num_done")}
+        fields = {name: getattr(self, name) for name in ("mark", "epoch", "num_done")}
         parts = {
             key: {name: asdict(one) for name, one in getattr(self, key).items()} for key in ("sources", "readings")
         }
-        return json.dumps(told | parts)
+        return json.dumps(fields | parts)
 
     @classmethod
     def from_text(cls, step: int, samples: int, line: int, text: str | None) -> Position:
-        """The position of a state. A state without a text has one reading, of a source that nobody knows."""
+        """The position of a state. A state without a text has one reading, of an unknown source."""
         if text is None:
             known = SampleSource(samples=samples)
             return cls(step, samples, line, sources={"0": known}, readings={"0": Reading("0", steps=step)})
-        told = json.loads(text)
-        told["sources"] = {name: SampleSource(**one) for name, one in told["sources"].items()}
-        told["readings"] = {name: Reading(**one) for name, one in told["readings"].items()}
-        return cls(step, samples, line, **told)
+        fields = json.loads(text)
+        fields["sources"] = {name: SampleSource(**one) for name, one in fields["sources"].items()}
+        fields["readings"] = {name: Reading(**one) for name, one in fields["readings"].items()}
+        return cls(step, samples, line, **fields)
 
 
 def split_name(name: str) -> tuple[str, int]:

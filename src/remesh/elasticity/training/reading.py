@@ -85,7 +85,7 @@ def digest_of(sample: Any, before: int = 0) -> int:
 
 
 def _take_apart(value: Any) -> tuple[bytes, Sequence[Any]]:
-    """What a value says by itself, and the values in it."""
+    """The content of a value itself, and the values in it."""
     name = type(value).__qualname__.encode()
     if isinstance(value, str):
         return name + value.encode(errors="surrogatepass"), ()

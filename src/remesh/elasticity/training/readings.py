@@ -106,10 +106,10 @@ class Readings:
         if not unlike:
             return
         if is_resumed and self._on_change is OnChange.REFUSE:
-            told = ", ".join(f"{name} is {now[name]}, expected {before.get(name)}" for name in unlike)
+            differences = ", ".join(f"{name} is {now[name]}, expected {before.get(name)}" for name in unlike)
             raise ConfigError(
-                f"continuing to read at sample {source.samples}: this is not the dataset that was read before: {told}; "
-                "samples would come twice or never; give the same dataset and seed, or say what to do: "
+                f"continuing to read at sample {source.samples}: this is not the dataset that was read before: "
+                f"{differences}; samples would come twice or never; give the same dataset and seed, or choose: "
                 'remesh.elastic(..., changed_data="begin") reads it from its beginning, "continue" goes on at that '
                 "sample"
             )

@@ -36,7 +36,7 @@ class Safekeeping:
         self._num_chosen = 0
         """Tensors that there were when snapshots were last shared out."""
         self.is_any_rank_sending = False
-        """Whether the last vote told of a snapshot that is not yet kept everywhere."""
+        """Whether a rank reported at the last vote a snapshot that is not yet kept everywhere."""
 
     @property
     def is_sending(self) -> bool:
@@ -49,9 +49,9 @@ class Safekeeping:
         started_s = time.monotonic()
         # After a change of mesh the ranks may come here a second time for the same step; rank 0 looks for all.
         if not all_gather_json(self._place.rank == 0 and is_complete(path), None)[0]:
-            told = {"step": position.step, "samples": position.samples}
+            where = {"step": position.step, "samples": position.samples}
             merged = merge_values(all_gather_json(values, None), state.streams)
-            save({**state.tensors(), "job": {"values": merged, "position": told}}, path)
+            save({**state.tensors(), "job": {"values": merged, "position": where}}, path)
             seconds = time.monotonic() - started_s
             self._log.write("saved", step=position.step, path=str(path), seconds=seconds, rank=self._place.rank)
         return path
@@ -59,12 +59,12 @@ class Safekeeping:
     def hand_over(self, state: CarriedState, position: Position, values: Mapping[str, str], is_leaving: bool) -> bool:
         """Save a checkpoint of this step if a rank that is about to leave is the only holder of some box.
 
-        Whether the job loses nothing without those who leave.
+        Whether the job loses nothing without those that leave.
         """
         mine = state.pieces()
         stays, leaves = ({}, mine) if is_leaving else (mine, {})
         missing = compute_missing_boxes(gather_moves(stays, leaves, None))
-        self._tell("hand-over", position.step, num_tensors=len(missing))
+        self._log_event("hand-over", position.step, num_tensors=len(missing))
         root = self._options.checkpoint
         if missing and root is not None:
             self.save(state, position, values, root)
@@ -79,7 +79,7 @@ class Safekeeping:
         if not every or not step or step % every:
             return False
         if self.is_any_rank_sending:
-            self._tell("snapshot-left-out", step, reason="the last one is not yet kept everywhere")
+            self._log_event("snapshot-left-out", step, reason="the last one is not yet kept everywhere")
             self._place.taker.send_again()
         return not self.is_any_rank_sending
 
@@ -92,11 +92,11 @@ class Safekeeping:
             self._choice = choose_boxes(gather_moves(held.pieces, held.pieces), place.rank, node_of)
             self._num_chosen = len(held.pieces)
             num_boxes = sum(map(len, self._choice.boxes.values()))
-            self._tell("snapshots-shared-out", held.step, num_boxes=num_boxes, reason=self._choice.reason)
+            self._log_event("snapshots-shared-out", held.step, num_boxes=num_boxes, reason=self._choice.reason)
         assert self._choice is not None
         seconds = place.taker.take(held, self._choice, os.getpid())
-        self._tell("snapshot", held.step, seconds=seconds)
+        self._log_event("snapshot", held.step, seconds=seconds)
 
-    def _tell(self, kind: str, step: int, **values: Any) -> None:
+    def _log_event(self, kind: str, step: int, **values: Any) -> None:
         place = self._place
         self._log.write(kind, step=step, generation=place.plan.number, rank=place.rank, **values)

@@ -77,7 +77,7 @@ class Stream:
         with self._chance.in_force():
             self._go_to(position, num_epochs)
             if self._is_stateful:
-                # Who comes later has the state of the dataset, but not what was drawn before.
+                # A rank that comes later has the state of the dataset, but not what was drawn before.
                 self._chance.begin(derive_seed(seed, self._epoch, position))
             self._last_start, self._state_before, self._digest_before = position, self._state(), self._digest
             self._last = self._read_samples(count, num_epochs)
@@ -94,7 +94,7 @@ class Stream:
         return self._digest
 
     def describe(self) -> str:
-        """What is read, for messages: the type of the iterable, and who chooses its order."""
+        """What is read, for messages: the type of the iterable, and what chooses its order."""
         sampler = getattr(self._dataset, "sampler", None)
         return type(self._dataset).__name__ + ("" if sampler is None else f" with a {type(sampler).__name__}")
 
@@ -108,11 +108,11 @@ class Stream:
         """Continue from the position in ``state``."""
         self._last = []
         before, samples, digest = state["dataset"], int(state["samples"]), int(state.get("digest", 0))
-        # Who knows no digest still knows the place.
+        # A state without a digest still has the place.
         self._known = (samples, digest) if "digest" in state else None
         if before is None or not self._is_stateful:
             self._begin_anew()
-            # What it says of itself until it has read up to there.
+            # What `state_dict` returns until it has read up to there.
             self._last_start, self._digest_before = samples, digest
             self._state_before = None
         else:
@@ -131,7 +131,7 @@ class Stream:
         self._epoch = self._read = self._last_start = self._digest = self._digest_before = 0
 
     def _state(self) -> tuple[int, Any] | None:
-        """A copy, for what a dataset gives may change with it; it becomes text only when somebody asks."""
+        """A copy, for what a dataset gives may change with it; it becomes text only when it is asked for."""
         return (self._epoch, copy.deepcopy(self._dataset.state_dict())) if self._is_stateful else None
 
     def _go_to(self, position: int, num_epochs: int | None) -> None:

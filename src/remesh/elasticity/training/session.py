@@ -45,19 +45,19 @@ from remesh.foundation.options import check_option
 from remesh.groups.blame import is_network_error
 
 _STALE_GROUP = "not initialized in the world group map"
-"""What torch says of a group that was dropped."""
-_NUM_SAID = 5
-"""Things that ranks say to each other at a vote, beside the digest of their batch."""
+"""torch's error for a group that was dropped."""
+_NUM_FLAGS = 5
+"""Flags that ranks exchange at a vote, beside the digest of their batch."""
 _MAX_GIVERS = 16
 """Ranks that the log names as givers to one rank, those that gave most: in a large job each takes from thousands."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Heard:
-    """What all ranks said together."""
+class _Vote:
+    """The flags of all ranks together."""
 
-    said: list[bool]
-    """Of each thing, whether any rank said so."""
+    flags: list[bool]
+    """Of each flag, whether any rank raised it."""
     is_alike: bool
     """Whether all have the same batch, and cut it up alike, or none has one."""
 
@@ -144,7 +144,7 @@ class TrainingSession:
         host_of = {member.rank: self.plan.hosts[member.node] for member in self.plan.members}
         offers = Offers(self._held, self._snapshots)
         options = self.options
-        # Where a worker takes a rank in a mesh that stays, the others keep what they have, and make nothing.
+        # Where a worker takes a rank in a mesh that goes on, the others keep what they have, and make nothing.
         window = None if self.plan.in_place else window_bytes
         rules = FillRules(
             options.checkpoint,
@@ -227,14 +227,14 @@ class TrainingSession:
 
         Until ranks have compared their arguments in a vote, and with a stream at any time, one may come to the end
         alone. So the end is compared like a batch, or the others would wait for this rank's vote in vain. A rank that
-        has taken another's place may pass over batches that lie behind the others, who know nothing of it.
+        has taken another's place may pass over batches that lie behind the others, which know nothing of it.
         """
         if self._state is None:
             return
         self.boundary()
         if not self.plan.in_place and (name not in self._voted or stream is not None):
             batch = _Batch(name, None, stream, {key: str(one) for key, one in cut.items()})
-            if not self._exchange([False] * _NUM_SAID, batch).is_alike:
+            if not self._exchange([False] * _NUM_FLAGS, batch).is_alike:
                 self._refuse_slices(batch)
         self.readings.position = self.position.ended(name, epoch)
         self._settled = self._state.settings()
@@ -318,13 +318,13 @@ class TrainingSession:
         self._step.check(StepEvent.TAKEN)
         batch = self._batch
         assert batch is not None and batch.num_samples is not None
-        # A gradient whose collective was given up on the device looks like any other: nobody may take a step with it.
+        # A gradient whose collective was given up on the device looks like any other: no rank may take a step with it.
         self._lower.check_end()
         accumulates = self._state is not None and self._state.gradients.is_accumulating
         caller = self._caller
         try:
-            says = [not ok, caller.wants_pause, caller.is_leaving, self._kept.is_sending, accumulates]
-            heard = self._exchange(says, batch)
+            flags = [not ok, caller.wants_pause, caller.is_leaving, self._kept.is_sending, accumulates]
+            vote = self._exchange(flags, batch)
         except RuntimeError as error:
             if not is_network_error(error):
                 raise
@@ -335,9 +335,9 @@ class TrainingSession:
                 raise Leave from None
             taken, owed = outcome, {Instruction.LEAVE}
         else:
-            if not heard.is_alike:
+            if not vote.is_alike:
                 self._refuse_slices(batch)
-            rejected, *asked, self._kept.is_any_rank_sending, accumulates = heard.said
+            rejected, *asked, self._kept.is_any_rank_sending, accumulates = vote.flags
             taken = not rejected
             wants = (Instruction.LEAVE, Instruction.HAND_OVER, Instruction.COMPARE_GRADIENTS)
             owed = {one for one, is_owed in zip(wants, (*asked, accumulates), strict=True) if is_owed}
@@ -349,12 +349,12 @@ class TrainingSession:
         self.last_taken = taken
         return taken
 
-    def _exchange(self, says: list[bool], batch: _Batch) -> _Heard:
-        """Tell all ranks `_NUM_SAID` things, and hear them. Called by every rank."""
-        vote = torch.tensor([*says, batch.digest, -batch.digest], dtype=torch.int64, device="cpu")
+    def _exchange(self, flags: list[bool], batch: _Batch) -> _Vote:
+        """Send `_NUM_FLAGS` flags to all ranks, and return those of all. Called by every rank."""
+        vote = torch.tensor([*flags, batch.digest, -batch.digest], dtype=torch.int64, device="cpu")
         dist.all_reduce(vote, dist.ReduceOp.MAX, group=self._lower.control)
-        *said, largest, smallest_negated = vote.tolist()
-        return _Heard([bool(one) for one in said], largest == -smallest_negated)
+        *raised, largest, smallest_negated = vote.tolist()
+        return _Vote([bool(one) for one in raised], largest == -smallest_negated)
 
     def _compare_gradients(self, gradients: Gradients) -> None:
         unlike = find_unlike(all_gather_json(gradients.describe(), self._lower.control))
@@ -372,7 +372,7 @@ class TrainingSession:
             return state.describe()
 
         group = self._lower.control
-        state.check_alike(step_together(look, group, "looking at what is carried", tell=lambda told: told).told)
+        state.check_alike(step_together(look, group, "looking at what is carried", tell=lambda one: one).told)
 
     def _refuse_slices(self, batch: _Batch) -> NoReturn:
         doing = f"committing step {self.position.step + 1}"

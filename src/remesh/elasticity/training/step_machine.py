@@ -134,7 +134,7 @@ class StepMachine:
         if self.phase is not StepPhase.BETWEEN:
             return []
         owed = [one for one in Instruction if one in self._owed]
-        # Who is to leave stays so until a new generation begins.
+        # A rank that is to leave is so until a new generation begins.
         self._owed &= {Instruction.LEAVE}
         self._done.update({Instruction.COMPARE_STATE, Instruction.COMPARE_GRADIENTS}.intersection(owed))
         return owed

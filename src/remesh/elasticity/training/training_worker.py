@@ -53,17 +53,17 @@ from remesh.wire.token import Token
 STORE_TIMEOUT_S = timeout_s(60.0)
 """How long the store may take to answer, unless it is known to be gone or the generation is left: then at once."""
 PROGRESS_INTERVAL_S = 0.5
-"""How often a worker tells its agent that it makes steps."""
+"""How often a worker reports to its agent that it makes steps."""
 STILL_INSIDE_GRACE_S = 1.0
 """How long after a break a worker is thought to be on its way out."""
-_MOST_TOLD = 1000
-"""Characters of an error's first line that others are told."""
+_MAX_ERROR_CHARS = 1000
+"""Characters of an error's first line that are sent to the agent."""
 _SOURCE_PLACE = re.compile(r"^\[[^]]*\] ")
 """The source file that gloo's messages begin with."""
 
 
 class Exit(BaseException):
-    """The agent says that the job is over."""
+    """The agent has sent that the job is over."""
 
     def __init__(self, ok: bool, text: str) -> None:
         super().__init__(text)
@@ -100,11 +100,11 @@ class TrainingWorker:
         self._paused = 0
         self._leaving = 0
         self._last_error: TracebackException | None = None
-        """What ended the last stay; None once a step was taken since."""
+        """What ended the last generation; None once a step was taken since."""
         self._meter = BusyMeter()
-        self._told_s: float | None = None
-        """When this worker last told of a step in this generation; None before its first."""
-        self._steps_untold = 0
+        self._reported_s: float | None = None
+        """When this worker last reported a step in this generation; None before its first."""
+        self._steps_unreported = 0
 
     def run(self, train: Callable[[Job], Any]) -> None:
         """Go from generation to generation; ends by raising :class:`Exit`."""
@@ -137,7 +137,7 @@ class TrainingWorker:
         self._taker = SnapshotTaker(self._shelf_of(plan, message), self._link.send, self._log.write)
         # From now on a break of this generation severs what grows; one that came before is in `_broken`.
         self._generation = plan.number
-        self._told_s = None
+        self._reported_s = None
         try:
             if plan.in_place:
                 self._lower.pretend(rank, plan.axes)
@@ -193,7 +193,7 @@ class TrainingWorker:
         return Shelf(plan.number, int(message["rank"]), where, token, Tls.from_message(message["tls"]))
 
     def _read_snapshots(self, message: Message) -> tuple[HeldState, ...]:
-        """This worker's share of the snapshots on its node; one that is damaged or gone is told and left out."""
+        """This worker's share of the snapshots on its node; one that is damaged or gone is logged and left out."""
         found = []
         for path in message["snapshots"]:
             try:
@@ -206,7 +206,7 @@ class TrainingWorker:
         return tuple(found)
 
     def _leave(self, error: Exception | None) -> None:
-        """Out of the generation: keep the state, tell the agent. Told already if a vote was resolved."""
+        """Leave the generation: keep the state, report to the agent. Reported already if a vote was resolved."""
         self._keep()
         self._lower.sever()
         if self._next_meeting is None:
@@ -215,7 +215,7 @@ class TrainingWorker:
             self._send_left(in_doubt=False)
 
     def _fail(self, error: Exception) -> None:
-        """User code raised: record it as torchrun's workers do, and wait to be told that the job is over."""
+        """User code raised: record it as torchrun's workers do, and wait for the message that the job is over."""
         self._session = None
         get_error_handler().record_exception(error)
         text = f"{type(error).__name__}: {error}"
@@ -235,7 +235,7 @@ class TrainingWorker:
         # Not the error itself: its frames hold the batch and the model.
         self._last_error = TracebackException.from_exception(error, lookup_lines=False)
         if not is_network_error(error):
-            # It followed from the break, or it is the program's own: nobody else will tell.
+            # It followed from the break, or it is the program's own: no other process will print it.
             self._print_last_error()
         text = _SOURCE_PLACE.sub("", str(error) or type(error).__name__).partition("\n")[0].partition(". ")[0]
         self._link.send({"type": "suspect", "slot": self._slot, "generation": self._generation, "text": text})
@@ -281,16 +281,16 @@ class TrainingWorker:
     def note_step(self) -> None:
         self._last_error = None
         now_s = time.monotonic()
-        self._steps_untold += 1
-        if self._told_s is not None and now_s - self._told_s < PROGRESS_INTERVAL_S:
+        self._steps_unreported += 1
+        if self._reported_s is not None and now_s - self._reported_s < PROGRESS_INTERVAL_S:
             return
         share = self._meter.take_share()
-        # The first step of a generation has the filling before it, and says nothing of the pace.
-        busy_s = None if self._told_s is None else (now_s - self._told_s) / self._steps_untold * share
+        # The first step of a generation has the filling before it, and does not show the pace.
+        busy_s = None if self._reported_s is None else (now_s - self._reported_s) / self._steps_unreported * share
         step = 0 if self._session is None else self._session.position.step
         progress = {"type": "progress", "slot": self._slot, "generation": self._generation, "busy_s": busy_s}
         self._link.send({**progress, "step": step})
-        self._told_s, self._steps_untold = now_s, 0
+        self._reported_s, self._steps_unreported = now_s, 0
 
     @property
     def is_broken(self) -> bool:
@@ -321,7 +321,7 @@ class TrainingWorker:
             self._taker.close()
             self._taker = SnapshotTaker(self._shelf_of(plan, message), self._link.send, self._log.write)
             self._lower.shed()
-            self._generation, self._told_s = plan.number, None
+            self._generation, self._reported_s = plan.number, None
             try:
                 self._grow(plan, message)
             except Exception as lost:
@@ -342,7 +342,7 @@ class TrainingWorker:
             raise Exit(bool(message["ok"]), str(message["text"]))
         self._next_meeting = message
         plan = Generation.from_json(message["plan"])
-        # Only the meeting that this rank was at answers for its vote; a later one speaks of a batch computed again.
+        # Only the meeting that this rank was at answers for its vote; a later one is about a batch computed again.
         is_answer = plan.number == self._generation + 1 and plan.step == session.position.step + 1
         return plan.taken if is_answer else None
 
@@ -385,4 +385,4 @@ class TrainingWorker:
 
 
 def _first_line(error: TracebackException | None) -> str:
-    return "" if error is None else "".join(error.format_exception_only()).partition("\n")[0][:_MOST_TOLD]
+    return "" if error is None else "".join(error.format_exception_only()).partition("\n")[0][:_MAX_ERROR_CHARS]

@@ -47,7 +47,7 @@ class FillSource:
     offers: Offers
     """What this rank gives."""
     names: frozenset[str]
-    """Of all tensors that anybody holds of the step."""
+    """Of all tensors that any rank holds of the step."""
     becomes: HeldState
     """What every rank has of it in the end, but for the tensors. Invariant: of the newest line and step."""
     host_of: Mapping[int, str]
@@ -79,7 +79,7 @@ def fill_by_windows(state: CarriedState, source: FillSource, window_bytes: int) 
     Called by every rank of the default group; blocks on the others. None, and nothing is changed, where windows cannot
     be planned. Raises as a fill at once does, on all ranks alike; then `CarriedState.in_doubt` is what this rank has.
     """
-    met = step_together(lambda: _tell(state, source), None, DOING, tell=lambda told: told)
+    met = step_together(lambda: _describe_rank(state, source), None, DOING, tell=lambda one: one)
     if any(each["is_strange"] for each in met.told):
         return None
     moves = {move.name: move for move in moves_of([each["described"] for each in met.told])}
@@ -95,7 +95,7 @@ def fill_by_windows(state: CarriedState, source: FillSource, window_bytes: int) 
         kept = held.pieces
     else:
         kept = {}
-        if held is not None:  # an earlier step, which nobody needs any more
+        if held is not None:  # an earlier step, which no rank needs any more
             state.is_torn = True
             held.pieces.clear()
     filled = FilledWindows(peak_bytes=plan.peak_bytes[group_rank()] + state.num_bytes() if plan.windows else 0)
@@ -106,7 +106,7 @@ def fill_by_windows(state: CarriedState, source: FillSource, window_bytes: int) 
 
 
 def report_lack_of_memory(doing: str, raised: BaseException) -> BaseException:
-    """What all ranks hear of one that has no memory left; other errors stay themselves."""
+    """The error of all ranks when one of them has no memory left; other errors are returned as they are."""
     found = lack_of_memory(raised)
     if found is None:
         return raised
@@ -117,8 +117,8 @@ def report_lack_of_memory(doing: str, raised: BaseException) -> BaseException:
     )
 
 
-def _tell(state: CarriedState, source: FillSource) -> dict[str, Any]:
-    """What this rank says of itself before anything is planned."""
+def _describe_rank(state: CarriedState, source: FillSource) -> dict[str, Any]:
+    """What this rank sends of itself before anything is planned."""
     boxes, there = source.offers.boxes_at(source.moment), state.pieces()
     is_strange = not there.keys() <= source.names or any(one.partial is not None for one in boxes.values())
     # Of what is still to be made every box may be wanted somewhere.
@@ -140,7 +140,7 @@ def _whole(piece: Piece) -> Piece:
 def _plan(
     units: Mapping[str, Sequence[str]],
     moves: Mapping[str, TensorMove],
-    told: Sequence[Mapping[str, Any]],
+    by_rank: Sequence[Mapping[str, Any]],
     window_bytes: int,
 ) -> WindowPlan:
     """Windows of what comes together, from what every rank gives up and makes of it."""
@@ -155,8 +155,8 @@ def _plan(
 
     sizes = {
         unit: (
-            [sum(each["held"].get(name, 0) for name in names) for each in told],
-            [sum(made(unit, name, each) for name in names) for each in told],
+            [sum(each["held"].get(name, 0) for name in names) for each in by_rank],
+            [sum(made(unit, name, each) for name in names) for each in by_rank],
         )
         for unit, names in units.items()
     }

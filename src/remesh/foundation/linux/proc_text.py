@@ -70,7 +70,7 @@ def _kind_of(path: str, shared: bool) -> AreaKind:
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """An open file as ``/proc/P/fd`` and ``fdinfo`` tell it."""
+    """An open file as ``/proc/P/fd`` and ``fdinfo`` show it."""
 
     number: int
     link: str  # "/path", "pipe:[12]", "socket:[12]", "anon_inode:[eventpoll]"

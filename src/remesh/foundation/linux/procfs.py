@@ -76,13 +76,13 @@ def read_descriptors(pid: int) -> list[Descriptor]:
 def passing_files_of_others(pids: Collection[int]) -> Iterator[tuple[int, tuple[str, int]]]:
     """Find files without a name, and shared memory, that others than ``pids`` and this process have open or mapped.
 
-    Each with process id, and device and inode as a memory map tells them; only of processes this one may look into.
+    Each with process id, and device and inode as a memory map shows them; only of processes it may look into.
     """
     for other in filter(str.isdecimal, os.listdir("/proc")):
         pid = int(other)
         if pid in pids or pid == os.getpid():
             continue
-        with contextlib.suppress(OSError):  # it ended, or is somebody else's
+        with contextlib.suppress(OSError):  # it ended, or is another user's
             for entry in os.scandir(f"/proc/{pid}/fd"):
                 with contextlib.suppress(OSError):
                     link = os.readlink(entry.path)
@@ -109,7 +109,7 @@ def children_of(pid: int) -> list[int]:
 def family_of(*pids: int) -> list[int]:
     """Ids of processes and of all that they have started and that still run, parents before their children.
 
-    Ended ones too, until they are waited for; not what somebody left behind whose parent has ended.
+    Ended ones too, until they are waited for; not a process that was handed to another parent when its own ended.
     """
     family = list(pids)
     for member in family:  # grows meanwhile

@@ -104,7 +104,7 @@ class Tracee:
         ptrace(_SETOPTIONS, self.tid, data=options)
 
     def detach(self) -> None:
-        """Let the thread run on, as its registers say."""
+        """Let the thread run on, with its registers as they were set."""
         ptrace(_DETACH, self.tid)
 
     def _wait(self) -> int:
@@ -220,7 +220,7 @@ class Tracee:
     def call_clone(self, name: str, *args: int) -> int:
         """Make a call, as `call` does, that makes a thread or process; returns its id as this process sees it.
 
-        Needs `OPTION_TRACE_CLONE`, and `OPTION_TRACE_FORK` where its end is told by SIGCHLD.
+        Needs `OPTION_TRACE_CLONE`, and `OPTION_TRACE_FORK` where its end raises SIGCHLD.
         """
         self._set_up_call(name, args)
         ptrace(_SINGLESTEP, self.tid)

@@ -44,7 +44,7 @@ class UnixSocket:
 
 
 def unix_sockets() -> dict[int, UnixSocket]:
-    """List all sockets of this network namespace, by inode. Raises `OSError` where the kernel does not tell."""
+    """List all sockets of this network namespace, by inode. Raises `OSError` where the kernel does not list them."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as diag:
         request = _REQUEST.pack(socket.AF_UNIX, 0, 0, _ANY, 0, _SHOWN, _ANY, _ANY)
         diag.send(_HEADER.pack(_HEADER.size + len(request), _BY_FAMILY, _REQUEST_DUMP, 1, 0) + request)

@@ -4,8 +4,8 @@
     enable              which of its abilities are wanted; once
     register            the memory that may be protected
 
-With `Feature.WP_ASYNC` nobody waits: the first write takes the protection off, and a scan of the pages finds that. When
-the last descriptor is closed, nothing is protected any more. Source: linux/userfaultfd.h.
+With `Feature.WP_ASYNC` no thread waits: the first write takes the protection off, and a scan of the pages finds that.
+When the last descriptor is closed, nothing is protected any more. Source: linux/userfaultfd.h.
 """
 
 from __future__ import annotations
