@@ -26,6 +26,7 @@ from typing import Any, Unpack
 import torch
 from torch.autograd.graph import increment_version
 from torch.distributed.tensor import DTensor
+from torch.nn.parameter import is_lazy
 
 from remesh.comm.agreement import Agreement, Agreements
 from remesh.comm.gather import Group, check_group, group_rank
@@ -226,6 +227,7 @@ def _places(objects: tuple[Any, ...]) -> tuple[Any, ...]:
             tensor = thing.tensor if isinstance(thing, Piece) else thing
             if isinstance(tensor, DTensor):
                 tensor = tensor.to_local()
-            if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided:
+            is_dense = isinstance(tensor, torch.Tensor) and not (is_lazy(tensor) or tensor.is_nested)
+            if is_dense and tensor.layout is torch.strided:
                 places.append((tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.device))
     return tuple(places)
