@@ -384,7 +384,7 @@ def _check_apart(
 def _check_totals(
     moves: Sequence[TensorMove], rows: Rows, copies: Sequence[Copy], ranks: Collection[int] | None
 ) -> None:
-    """Every rank gets as many elements as it wants and anybody holds."""
+    """Every rank gets as many elements as it wants and any rank holds."""
     parts = rows.chunks.parts
     base = len(rows.rank_sets)
     takers = np.repeat(rows.takers, np.diff(rows.chunks.first_part))

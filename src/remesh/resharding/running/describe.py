@@ -83,7 +83,7 @@ def pieces_of(tensors: Tensors) -> dict[str, Piece]:
 
 
 def gather_moves(give: Tensors, take: Tensors, group: Group = None) -> list[TensorMove]:
-    """The moves of all tensors that anybody wants, by name; the same on every rank.
+    """The moves of all tensors that any rank wants, by name; the same on every rank.
 
     Called by every rank of the group; blocks until all have called it. Holders are ranks of the group.
     """
