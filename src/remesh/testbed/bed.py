@@ -1,8 +1,8 @@
 """Testbed of hosts on one machine: make them, run ranks and programs on them, degrade their links.
 
-A testbed is made by root, of network namespaces and shaped virtual links (`commands`). It is taken apart when the context
-is left, and everything that still runs on its hosts is killed. If the owner is killed, its ranks end with it, and a
-`Watchdog` removes what is left; if that is killed, too, the next testbed on the machine does, or ``testbed clean``.
+A testbed is made by root, of network namespaces and shaped virtual links (`commands`). It is taken apart when the
+context is left, and everything that still runs on its hosts is killed. If the owner is killed, its ranks end with it,
+and a `Watchdog` removes what is left; if that is killed, too, the next testbed here or ``testbed clean`` does.
 """
 
 from __future__ import annotations

@@ -201,7 +201,7 @@ def check_plan_options(options: Mapping[str, Any]) -> None:
 
 
 def tell_options(options: PlanOptions) -> dict[str, Any]:
-    """What this rank tells the others of its options, as short JSON; equal exactly when the options mean the same."""
+    """What this rank sends the others of its options, as short JSON; equal exactly when the options mean the same."""
     told = {name: _in_full(options, name) for name in sorted(PlanOptions.__annotations__)}
     for name in _LONG:
         if told[name] is not None:

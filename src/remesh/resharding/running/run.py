@@ -308,7 +308,7 @@ class BoundTransfer:
 
         Only ranks that give or take call it. Runs under one tag follow each other in the same order on all of them;
         over NCCL, where there are no tags, all runs do. There it has only queued its messages when it returns:
-        `remesh.comm.gather.check_end` says what became of them.
+        `remesh.comm.gather.check_end` finds what became of them.
         """
         return self._run(tag, None)
 
