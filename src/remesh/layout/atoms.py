@@ -2,7 +2,7 @@
 
 Definitions. An *atom* is a box together with every shard that contains it; the atoms of a layout are disjoint
 and cover exactly what its shards cover. Shards with equal boxes are replicas and make one atom. Only when
-shards overlap partially (the union of two layouts, say) is there more to do.
+shards overlap partially (as in the union of two layouts) is there more to do.
 
 Algorithm. (1) Group the shards by box; empty boxes drop out. (2) If the distinct boxes are disjoint, they are
 the atoms. (3) Otherwise cut them: the cut points of every dim make a grid, and every box becomes the cells it

@@ -106,7 +106,7 @@ def layout_from_flat_ranges(global_shape: Sequence[int], ranges: Iterable[FlatRa
 
 
 def layout_from_ragged(global_shape: Sequence[int], dim: int, lengths: Mapping[Holder, int], dtype: str) -> Layout:
-    """The layout of consecutive pieces of ``dim``, of the lengths the holders say, in the order of the mapping.
+    """The layout of consecutive pieces of ``dim``, of the lengths that ``lengths`` has, in the order of the mapping.
 
     >>> [str(shard.box) for shard in layout_from_ragged((6, 2), 0, {0: 1, 1: 0, 2: 5}, "int8").shards]
     ['[0:1, 0:2]', '[1:1, 0:2]', '[1:6, 0:2]']

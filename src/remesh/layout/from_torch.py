@@ -94,9 +94,9 @@ def dtensor_of(
     shape: Sequence[int],
     stride: Sequence[int],
 ) -> DTensor:
-    """A DTensor of this global shape around a rank's part, which has no elements outside the mesh. Calls nobody."""
+    """A DTensor of this global shape around a rank's part, which is empty outside the mesh. Calls no other rank."""
     if not shape and not local.numel():
-        # Torch takes () for "not given", and tells the shape by that of the local tensor.
+        # Torch takes () for "not given", and then takes the shape of the local tensor.
         local = local.new_empty(())
     return DTensor.from_local(local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=tuple(stride))
 
@@ -280,7 +280,7 @@ def _placements_of(tensor: DTensor) -> tuple[Placement, ...]:
 
 
 def _check_shard_order(tensor: DTensor) -> None:
-    """Refuse the device orders of a dim that placements alone do not tell (torch calls them shard orders)."""
+    """Refuse the device orders of a dim that placements alone do not show (torch calls them shard orders)."""
     order = getattr(tensor._spec, "shard_order", None)
     for entry in order or ():
         axes = tuple(entry.mesh_dims)

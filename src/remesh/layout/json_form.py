@@ -34,7 +34,7 @@ def box_to_json(box: Box) -> Json:
 
 
 def box_from_json(obj: object) -> Box:
-    """The box that this JSON value says; LayoutError if it says none."""
+    """The box that this JSON value describes; LayoutError if it describes none."""
     fields = _fields(obj, "box", ("start", "stop"))
     return Box(_ints(fields["start"], "box start"), _ints(fields["stop"], "box stop"))
 
@@ -49,7 +49,7 @@ def mesh_to_json(mesh: Mesh) -> Json:
 
 
 def mesh_from_json(obj: object) -> Mesh:
-    """The mesh that this JSON value says; LayoutError if it says none."""
+    """The mesh that this JSON value describes; LayoutError if it describes none."""
     fields = _fields(obj, "mesh", ("axes", "world_ranks", "hosts"))
     axes = [_list(axis, "mesh axis", 2) for axis in _list(fields["axes"], "mesh axes", _MAX_DIMS)]
     if any(len(axis) != 2 for axis in axes):
@@ -75,7 +75,7 @@ def layout_to_json(layout: Layout) -> Json:
 
 
 def layout_from_json(obj: object) -> Layout:
-    """The layout that this JSON value says, in bounds; LayoutError if it says none."""
+    """The layout that this JSON value describes, in bounds; LayoutError if it describes none."""
     fields = _fields(obj, "layout", ("global_shape", "dtype", "shards"), ("partial",))
     partial = fields.get("partial")
     layout = Layout(

@@ -144,7 +144,7 @@ class Layout:
         return replace(self, shards=tuple(shard for shard in self.shards if shard.holder in wanted))
 
     def merge(self, other: Layout) -> Layout:
-        """The union: what either layout says. Boxes may then overlap partially, which a source may."""
+        """The union: the shards of either layout. Boxes may then overlap partially, which a source may."""
         for what, mine, theirs in (
             ("global shape", self.global_shape, other.global_shape),
             ("dtype", self.dtype, other.dtype),
@@ -195,7 +195,7 @@ class Layout:
             _check_boxes_disjoint(holder_of, self.ndim, f"{name!r}{self._of_addend(addend)}")
 
     def check_complete(self, name: str = "tensor") -> None:
-        """Raise LayoutError if an element is held by nobody; of a partial layout, if any addend lacks one."""
+        """Raise LayoutError if an element has no holder; of a partial layout, if any addend lacks one."""
         for addend, shards in self._shards_by_addend().items():
             atoms = self.atoms if self.partial is None else compute_atoms(shards, self.ndim)
             held = int(atoms.boxes.sizes.sum())
@@ -212,7 +212,7 @@ class Layout:
         groups: dict[int, list[Shard]] = {0: []}
         for shard in self.shards:
             groups.setdefault(shard.addend, []).append(shard)
-        # The numbering has no gaps: one empty group tells of any that is missing, however high the others are.
+        # The numbering has no gaps: one empty group shows any that is missing, however high the others are.
         if max(groups) >= len(groups):
             groups[next(addend for addend in range(len(groups)) if addend not in groups)] = []
         return dict(sorted(groups.items()))

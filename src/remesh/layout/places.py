@@ -4,7 +4,7 @@ Two elements that share a place cannot both be filled, and of what lies there on
 boxes meet in memory is refused before anything is read or written.
 
 Definitions. The *place* of an element is its offset in the buffer (`Shard`). The *reach* of a shard is one past its
-last place. Two shards that put the same elements at the same places (one box that is part of another, say) share
+last place. Two shards that put the same elements at the same places (as a box that is part of another) share
 elements, not only places; that is allowed.
 
 Algorithm. Nothing here looks at single elements:
@@ -33,7 +33,7 @@ from remesh.layout.box_array import BoxArray, IntArray, find_pairs
 from remesh.layout.shard import Shard
 
 _MOST_LISTED = 1 << 20
-"""Places that are listed where strides tell nothing."""
+"""Places that are listed where strides are no help."""
 
 
 def check_places(

@@ -23,7 +23,7 @@ _OPAQUE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def find_shared(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
     """Groups of tensors, by number, of which some share bytes of memory; tensors side by side in one buffer do not.
 
-    Nearly always there is none, so that addresses alone say it. Those that reach into each other, such as columns of
+    Nearly always there is none, so that addresses alone show it. Those that reach into each other, such as columns of
     one matrix, are compared by their strides.
 
     >>> whole = torch.zeros(4, 4)

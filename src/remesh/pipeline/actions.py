@@ -20,10 +20,10 @@ class ActionKind(StrEnum):
     """Forward."""
     B = "B"
     """Backward, whole: the gradients of the inputs and of the weights."""
-    I = "I"  # noqa: E741 - the letter that everybody uses
+    I = "I"  # noqa: E741 - the letter of the literature
     """Backward, first part: the gradients of the inputs, which the stages before wait for."""
     W = "W"
-    """Backward, second part: the gradients of the weights, which nobody waits for."""
+    """Backward, second part: the gradients of the weights, which no other stage waits for."""
     SEND_F = "SEND_F"
     """Outputs of a forward leave the stage."""
     RECV_F = "RECV_F"

@@ -41,9 +41,9 @@ class StageCost:
     stash_bytes: int = 0
     """What is kept from F to I, or to B. Invariant of all bytes: >= 0."""
     delayed_bytes: int | None = None
-    """What is kept from I to W; as much as the stash if nobody says."""
+    """What is kept from I to W; as much as the stash by default."""
     backward_s: float | None = None
-    """Time of B; as long as I and W together if nobody says."""
+    """Time of B; as long as I and W together by default."""
 
     def __post_init__(self) -> None:
         times = (self.forward_s, self.input_grad_s, self.weight_grad_s, self.backward_s or 0.0)
@@ -98,7 +98,7 @@ class Costs:
         transfer_s: float = 0.0,
         lines: Lines = Lines.HOP,
     ) -> Costs:
-        """Equal stages (each of F, I and W takes 1 and a stash is 1 byte, unless ``stage`` says more), equal edges."""
+        """Equal stages (each of F, I and W takes 1 and a stash is 1 byte, unless ``stage`` is given), equal edges."""
         stage = stage or StageCost(1.0, 1.0, 1.0, stash_bytes=1)
         return cls((stage,) * graph.num_stages, (EdgeCost(transfer_s, transfer_s),) * len(graph.edges), lines)
 
@@ -116,7 +116,7 @@ class Costs:
 
 
 def read_costs(form: Mapping[str, Any]) -> tuple[StageGraph, Costs]:
-    """A stage graph and its costs from their JSON form; `PipelineError` says what is wrong with it.
+    """A stage graph and its costs from their JSON form; `PipelineError` names what is wrong with it.
 
     ``stages`` lists the fields of `StageCost`. ``edges`` lists ``source``, ``target``, ``name`` and either
     ``forward_s`` and ``backward_s``, or ``nbytes``, which ``rate_bytes_per_s`` (and ``latency_s``) turn into both

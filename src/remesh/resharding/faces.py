@@ -61,7 +61,7 @@ class _Side:
     coordinate: tuple[int, ...] | None
     """This rank's place in the mesh; None outside."""
     local_shape: tuple[int, ...] | None
-    """What the caller said of its shard; None outside."""
+    """Shape of the caller's shard, as the caller gave it; None outside."""
 
     @classmethod
     def of(

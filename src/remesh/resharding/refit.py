@@ -68,7 +68,7 @@ class Refit:
     """Sends weights from trainers to generators, one version after the other.
 
     ``take`` names the tensors that this rank wants, as they should be: they become one of its two buffers, the other
-    is allocated like them (a lack of memory is told on all ranks by the first push), so give no other `Refit` the same
+    is allocated like them (the first push raises a lack of memory on all ranks), so give no other `Refit` the same
     memory. Empty on a rank that only trains. With ``in_place`` there is no other buffer, and this rank's readers wait
     while a version moves, at most ``readers_timeout_s``; ranks may differ in it.
     """
@@ -92,7 +92,7 @@ class Refit:
         self._group = group
         self._readers_timeout_s = readers_timeout_s
         self._lack: PlanError | None = None
-        """No memory for a second buffer; told on all ranks by the first push."""
+        """No memory for a second buffer; the first push raises it on all ranks."""
         self._buffers: tuple[dict[str, torch.Tensor | Piece], ...] = (dict(take or {}),)
         if not in_place:
             self._make_second_buffer()
@@ -106,7 +106,7 @@ class Refit:
         self._orders = tuple(map(_order_of, self._buffers))
         """Of what is queued on devices, for each buffer: a reader that has left may still be at work there."""
         self._under_way: RefitHandle | None = None
-        """The last one that was started, until somebody has asked for its result."""
+        """The last one that was started, until a caller has asked for its result."""
         self._lock = threading.Condition()
 
     def _make_second_buffer(self) -> None:
@@ -170,7 +170,7 @@ class Refit:
         return self._under_way
 
     def _keep_left(self, back: int, missing: Iterable[str]) -> None:
-        """Bring the back buffer up to date where nobody gives anything: its values are those of two versions ago."""
+        """Bring the back buffer up to date where no rank gives anything: its values are those of two versions ago."""
         if self._front not in (None, back):
             front = pieces_of(self._buffers[self._front])
             for name, piece in pieces_of({name: self._buffers[back][name] for name in front.keys() & missing}).items():
@@ -272,7 +272,7 @@ def _agree_on_version(told: Sequence[int | None]) -> int:
 
 
 class RefitHandle:
-    """A refit under way. Somebody must ask for its result: only then do readers see the new version."""
+    """A refit under way. A caller must ask for its result: only then do readers see the new version."""
 
     def __init__(self, refit: Refit, handle: Handle, back: int, version: int) -> None:
         self._refit = refit

@@ -57,7 +57,7 @@ def reshard(
     Called by every rank of the group; blocks until this rank has sent and received everything. A rank may leave out
     either side. Tensors with one name are parts or replicas of one tensor. If dtypes differ the values are cast, and
     partial sums are added up. Raises the same error on all ranks: `PlanError` when no rank holds something that is
-    wanted (unless ``missing`` says to leave it), when shapes or dtypes clash, or when the memory cap is too small;
+    wanted (unless ``missing`` leaves it), when shapes or dtypes clash, or when the memory cap is too small;
     `PeerError` when a rank dies. ``options`` are those of `PlanOptions`: ``host_of``, ``chunk_bytes``, ``missing``,
     ``max_staging_bytes``, ``network``, ``strategy``.
     """

@@ -61,7 +61,7 @@ def gather_shapes(give: Tensors, group: Group = None) -> Shapes:
 
 
 def make_targets(to: Targets, shapes: Shapes) -> dict[str, DTensor]:
-    """Empty DTensors on their targets, for every tensor that is given and that ``to`` names. Calls nobody.
+    """Empty DTensors on their targets, for every tensor that is given and that ``to`` names. Calls no other rank.
 
     Ranks outside a mesh get its DTensors without elements. `PlanError` where there is no memory for them.
     """
@@ -81,7 +81,7 @@ def make_targets(to: Targets, shapes: Shapes) -> dict[str, DTensor]:
 
 
 def local_bytes(to: Targets, shapes: Shapes) -> dict[str, int]:
-    """Bytes of this rank's part of each tensor that `make_targets` would make. Calls nobody."""
+    """Bytes of this rank's part of each tensor that `make_targets` would make. Calls no other rank."""
     return {
         name: math.prod(_local_shape(target, shape)) * dtype.itemsize
         for name, (target, shape, dtype) in _wanted(to, shapes).items()
@@ -108,7 +108,7 @@ def _wanted(to: Targets, shapes: Shapes) -> dict[str, tuple[Target, tuple[int, .
 
 
 def empty_on(target: Target, shape: Sequence[int], dtype: torch.dtype) -> DTensor:
-    """A DTensor of this global shape on its target, with undefined elements. Calls nobody."""
+    """A DTensor of this global shape on its target, with undefined elements. Calls no other rank."""
     local = torch.empty(_local_shape(target, shape), dtype=dtype, device=target.mesh.device_type)
     placements = normalise(target.placements, len(shape))
     return dtensor_of(local, target.mesh, placements, shape, row_major_strides(tuple(shape)))

@@ -10,7 +10,7 @@ A window is over when every rank has taken it. So a rank that is lost, or has no
 others: what has moved is whole where it went, and the rest is still in ``give``.
 
 No rank can know that all others know that a window is over: a rank may be lost while it forwards the message. A rank
-that has its own part of a window, and does not know that all have theirs, cannot tell whether others have freed their
+that has its own part of a window, and does not know that all have theirs, cannot know whether others have freed their
 old shards. So it keeps both, joined in ``give``. Then either all survivors have their old shards, or all have their new
 ones.
 """
@@ -112,7 +112,7 @@ def reshard_by_windows(
     """Move tensors to their targets a few at a time; iterate over what is returned to do so.
 
     In each window no rank makes more than ``window_bytes``, unless one tensor is larger by itself. When a window is
-    over its tensors are taken out of ``give``: their memory is free once nobody else holds them, so let go of the
+    over its tensors are taken out of ``give``: their memory is free once no other code holds them, so let go of the
     module or state dict that they came from. The order is the one that keeps the peak low, `WindowedReshard.plan` has
     it with each rank's bytes. Tensors that ``to`` does not name stay in ``give``.
 

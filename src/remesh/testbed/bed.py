@@ -1,8 +1,8 @@
 """Testbed of hosts on one machine: make them, run ranks and programs on them, degrade their links.
 
-A bed is made by root, of network namespaces and shaped virtual links (`commands`). It is taken apart when the context
-is left, and everything that still runs on its hosts is killed. If the owner is killed, its ranks end with it, and a
-`Watchdog` removes what is left; if that is killed, too, the next testbed on the machine does, or ``testbed clean``.
+A testbed is made by root, of network namespaces and shaped virtual links (`commands`). It is taken apart when the
+context is left, and everything that still runs on its hosts is killed. If the owner is killed, its ranks end with it,
+and a `Watchdog` removes what is left; if that is killed, too, the next testbed here or ``testbed clean`` does.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from remesh.testbed.testbed_spec import BedSpec
 from remesh.testbed.watchdog import Watchdog
 
 _BEDS: Final = itertools.count()
-"""Numbers the beds of this process."""
+"""Numbers the testbeds of this process."""
 
 
 @dataclass(frozen=True, slots=True)
 class NicBytes:
-    """What a host's link has carried since the bed was made, headers included."""
+    """What a host's link has carried since the testbed was made, headers included."""
 
     sent: int
     received: int
@@ -50,11 +50,11 @@ class NicBytes:
 
 @dataclass(frozen=True, slots=True)
 class _Bed:
-    """A bed that is there."""
+    """A testbed that is there."""
 
     names: BedNames
     folder: Path
-    """For the file of hosts; removed with the bed."""
+    """For the file of hosts; removed with the testbed."""
     watchdog: Watchdog
     pool: RankPool
 
@@ -124,7 +124,7 @@ class Testbed:
             raise
 
     def close(self) -> None:
-        """Kill what runs on the hosts and remove them; the bed may be started again."""
+        """Kill what runs on the hosts and remove them; the testbed may be started again."""
         if self._bed is not None:
             bed, self._bed = self._bed, None
             bed.end()

@@ -39,12 +39,12 @@ Command = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class BedNames:
-    """Names and addresses of the parts of one bed."""
+    """Names and addresses of the parts of one testbed."""
 
     spec: BedSpec
     owner: Owner
     bed: int
-    """Counts the beds of the owner."""
+    """Counts the testbeds of the owner."""
 
     @property
     def switch(self) -> str:
@@ -66,7 +66,7 @@ class BedNames:
         return "10.77.0.1"
 
     def address_of(self, host: str) -> str:
-        """IPv4 address of a host, in a network of the bed's own."""
+        """IPv4 address of a host, in a network of the testbed's own."""
         high, low = divmod(self.spec.index_of(host) + 2, 250)
         return f"10.77.{high}.{low + 1}"
 
@@ -96,7 +96,7 @@ def commands_to_make(names: BedNames) -> list[Command]:
 
 
 def _tune(namespace: str, spec: BedSpec) -> Command:
-    """Tell TCP of a namespace its rules; these settings belong to the namespace that the writing process is in."""
+    """Set the rules of TCP in a namespace; these settings belong to the namespace that the writing process is in."""
     settings = {"tcp_congestion_control": spec.congestion_control}
     if spec.window_bytes is not None:
         # Lowest, first and largest size. Half of a receiver's buffer is window, the rest the kernel's own.
@@ -115,7 +115,7 @@ def commands_to_shape(names: BedNames, host: str, rate_bytes_per_s: float | None
 
 
 def commands_to_cut(names: BedNames, host: str) -> list[Command]:
-    """Pull the cable of a host: nothing leaves, nothing arrives, nobody is told."""
+    """Pull the cable of a host: nothing leaves, nothing arrives, no process is notified."""
     return [("ip", "-n", names.switch, "link", "set", port_of(names.spec.index_of(host)), "down")]
 
 

@@ -20,7 +20,7 @@ from remesh.testbed.commands import NIC
 from remesh.testbed.network_namespaces import FOLDER
 
 _NIC_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
-"""How the libraries under torch are told which interface is the network."""
+"""The variables by which the libraries under torch get the interface of the network."""
 
 
 @dataclass(frozen=True, slots=True)

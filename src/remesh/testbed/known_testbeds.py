@@ -12,11 +12,11 @@ from remesh.testbed.testbed_spec import BedSpec, HostSpec, Owner
 
 @dataclass(frozen=True, slots=True)
 class KnownTestbed:
-    """A bed as its namespaces tell of it; rates are not known."""
+    """A testbed as its namespaces show it; rates are not known."""
 
     owner: Owner
     bed: int
-    """Counts the beds of the owner."""
+    """Counts the testbeds of the owner."""
     hosts: tuple[str, ...]
     """By position."""
     is_alive: bool
@@ -29,7 +29,7 @@ class KnownTestbed:
 
 
 def find_testbeds() -> list[KnownTestbed]:
-    """All beds of this machine, by owner."""
+    """All testbeds of this machine, by owner."""
     found = []
     for (owner, bed), names in group_by_testbed(find_namespaces()).items():
         hosts = sorted((name.index, name.host) for name in names if name.index is not None)
@@ -38,7 +38,7 @@ def find_testbeds() -> list[KnownTestbed]:
 
 
 def choose_testbed(label: str) -> KnownTestbed:
-    """The bed of this label; the only one that is in use when the label is empty."""
+    """The testbed of this label; the only one that is in use when the label is empty."""
     beds = [bed for bed in find_testbeds() if bed.is_alive]
     fitting = [bed for bed in beds if label in ("", bed.label)]
     if len(fitting) != 1:

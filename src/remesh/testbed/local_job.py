@@ -1,7 +1,7 @@
 """Elastic job on this machine for tests: agents as processes, a store that outlives them, faults on request.
 
 Used by tests and by the demo. Nothing is simulated: nodes are killed with SIGKILL, and what is known about the job is
-what its event logs say.
+what its event logs hold.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _END_GRACE_S = 5.0
 """How long an agent that is interrupted has to end."""
 
 _WORKER = "worker-"
-"""Before a worker's process id, in the name under which it tells events."""
+"""Before a worker's process id, in the name under which it logs events."""
 
 Event = dict[str, Any]
 
@@ -63,7 +63,7 @@ class LocalJob:
         self._started: set[int] = set()
         """Processes of workers."""
         self._heard: set[int] = set()
-        """Processes, agents too, that have told an event."""
+        """Processes, agents too, that have logged an event."""
 
     def __enter__(self) -> Self:
         return self
@@ -122,7 +122,7 @@ class LocalJob:
         return killed_s
 
     def preempt_node(self, node: str, quiet_s: float) -> None:
-        """SIGTERM to an agent, as a platform does before it takes the machine away; returns when its job has heard.
+        """SIGTERM to an agent, as a platform sends before it takes the machine away; returns when its job knows.
 
         TimeoutError as `wait_for`.
         """
@@ -184,7 +184,7 @@ class LocalJob:
         """Numbers of which one changes while the job gets anywhere."""
         started = self._started.union(agent.pid for agent in self.agents.values())
         logs = [self.log_of(node).stat().st_size for node in self.agents]
-        # Agents that wait look around all the time: work tells only of those that have not said a word yet.
+        # Agents that wait look around all the time: work counts only of those that have logged nothing yet.
         return len(self.events), *logs, sum(work_of(pid) for pid in started - self._heard)
 
     def _poll(self) -> None:

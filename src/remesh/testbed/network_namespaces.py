@@ -1,7 +1,7 @@
 """Network namespaces of testbeds in the kernel: running `ip` and `tc`, finding testbeds, taking them apart.
 
-A bed lives in the kernel, not in the process that made it: killed owners leave namespaces behind. Every name carries
-its owner, so that `clean` can tell leftovers from beds in use, and no two testbeds ever have one name.
+A testbed lives in the kernel, not in the process that made it: killed owners leave namespaces behind. Every name
+carries its owner, so that `clean` can distinguish leftovers from testbeds in use, and no two testbeds have one name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _POLL_S = 0.01
 
 
 def check_able() -> None:
-    """Raise a `ConfigError` that says what is missing when this process cannot make a bed."""
+    """Raise a `ConfigError` that names what is missing when this process cannot make a testbed."""
     for tool in ("ip", "tc"):
         if shutil.which(tool) is None:
             raise ConfigError(
@@ -66,19 +66,19 @@ def run_command(command: Command, doing: str) -> str:
 
 
 def this_owner() -> Owner:
-    """This process as the owner of beds."""
+    """This process as the owner of testbeds."""
     started = start_of(os.getpid())
     assert started is not None
     return Owner(os.getpid(), started)
 
 
 def is_alive(owner: Owner) -> bool:
-    """Whether the process that made a bed still lives."""
+    """Whether the process that made a testbed still lives."""
     return start_of(owner.pid) == owner.started_ticks
 
 
 def find_namespaces() -> list[NamespaceName]:
-    """All namespaces of all beds on this machine, in order of name."""
+    """All namespaces of all testbeds on this machine, in order of name."""
     try:
         names = sorted(os.listdir(FOLDER))
     except FileNotFoundError:
@@ -87,7 +87,7 @@ def find_namespaces() -> list[NamespaceName]:
 
 
 def group_by_testbed(names: Iterable[NamespaceName]) -> Mapping[tuple[Owner, int], list[NamespaceName]]:
-    """Namespaces by owner and bed."""
+    """Namespaces by owner and testbed."""
     beds: dict[tuple[Owner, int], list[NamespaceName]] = {}
     for name in names:
         beds.setdefault((name.owner, name.bed), []).append(name)
@@ -103,7 +103,7 @@ def clean() -> list[NamespaceName]:
 
 
 def make_folder(owner: Owner) -> Path:
-    """A new folder for the files of a bed; its name says whose."""
+    """A new folder for the files of a testbed; its name has the owner."""
     return Path(tempfile.mkdtemp(prefix=f"remesh-testbed-{owner.pid}-{owner.started_ticks}-"))
 
 

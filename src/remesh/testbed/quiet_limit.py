@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class QuietLimit:
-    """Counts from the last change of what ``progress`` tells; to be asked every now and then."""
+    """Counts from the last change of what ``progress`` returns; to be asked every now and then."""
 
     def __init__(self, progress: Callable[[], object], limit_s: float) -> None:
         self.limit_s = limit_s

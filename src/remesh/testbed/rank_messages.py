@@ -81,7 +81,7 @@ class RankEntry(Protocol):
         """Name of the host."""
 
     def enter(self) -> None:
-        """Move this process there; the network libraries are told what their network is."""
+        """Move this process there; the network libraries get the name of its interface."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class RankCall:
 
 
 JOINED: Final = b"joined"
-"""What a worker says once all ranks of its call have met; its answer follows."""
+"""What a worker sends once all ranks of its call have met; its answer follows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ START_POLL_S = 1.0
 """Between looks at the progress of what is being started."""
 _JOIN_TIMEOUT_S = 5.0
 _EXIT_TIMEOUT_S = 60.0
-"""A process whose pipe has ended is on its way out; the fork server tells how, when it gets to it."""
+"""A process whose pipe has ended is on its way out; the fork server reports how, when it gets to it."""
 _STACKS_TIMEOUT_S = 30.0
 _STACKS_GRACE_S = 0.5
 """Stacks are written line by line; on a busy machine there may be a pause between two."""
@@ -153,7 +153,7 @@ class RankWorker:
         return f"left with exit code {code}"
 
     def end(self) -> None:
-        """Let an idle process end; one that does not is killed. Nothing can be heard of it any more."""
+        """Let an idle process end; one that does not is killed. Nothing can be received from it any more."""
         self.pipe.close()
         _end(self._process)
 

@@ -59,7 +59,7 @@ class RankReport:
 
 
 class RanksFailed(Error, RuntimeError):
-    """A run did not return on every rank; ``reports`` tells of each, in order of rank."""
+    """A run did not return on every rank; ``reports`` has one of each, in order of rank."""
 
     def __init__(self, what: str, reports: Sequence[RankReport]) -> None:
         self.reports = tuple(reports)
@@ -108,7 +108,7 @@ class RankRun:
         try:
             self.reports = tuple(self._collect(self._killed.union(dying)))
         except BaseException as error:
-            # The wait was interrupted, most likely by a test's own timeout: say where the ranks are.
+            # The wait was interrupted, most likely by a test's own timeout: report where the ranks are.
             for rank, worker in enumerate(self.workers):
                 error.add_note(f"--- rank {rank} ---\n{_tail(worker.dump_stacks())}")
             raise
@@ -169,6 +169,6 @@ class RankRun:
 
 
 def _tail(output: str) -> str:
-    """The end of what a rank wrote, without what gloo says in every run."""
+    """The end of what a rank wrote, without what gloo prints in every run."""
     kept = "\n".join(line for line in output.splitlines() if not line.startswith(_LIBRARY_CHATTER))
     return kept if len(kept) <= _MAX_OUTPUT_CHARS else "... " + kept[-_MAX_OUTPUT_CHARS:]

@@ -35,11 +35,11 @@ from remesh.testbed.rank_messages import JOINED, RankAnswer, RankCall, RankEntry
 
 _MAX_LOCALS_CHARS = 200
 _STORE_TIMEOUT = timedelta(minutes=10)
-"""Long: how long ranks may take to come up is for the pool to say."""
+"""Long: the pool decides how long ranks may take to come up."""
 
 
 def host_store(pipe: Connection, entry: RankEntry | None, address: str, folder: str) -> None:
-    """Host a key-value store, tell its port, live until the other end of the pipe closes; then remove the folder."""
+    """Host a key-value store, send its port, live until the other end of the pipe closes; then remove the folder."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _send_output_to(f"{folder}/store.log")
     if entry is not None:

@@ -41,7 +41,7 @@ class HostSpec:
     """One host and its link."""
 
     name: str
-    """Its host name: lower case letters, digits and dashes. Invariant: unique in a bed."""
+    """Its host name: lower case letters, digits and dashes. Invariant: unique in a testbed."""
     rate_bytes_per_s: float | None
     """Rate of its link in each direction, headers included; None for as fast as this machine goes."""
     rack: str = ""
@@ -58,7 +58,7 @@ class HostSpec:
 
 @dataclass(frozen=True)
 class BedSpec:
-    """A whole bed: hosts in order of rank, and the uplinks of its racks.
+    """A whole testbed: hosts in order of rank, and the uplinks of its racks.
 
     >>> BedSpec.parse("a=200mbit,b=100mbit").hosts[1].rate_bytes_per_s
     12500000.0
@@ -149,7 +149,7 @@ class BedSpec:
 
     @classmethod
     def from_json(cls, value: Any) -> BedSpec:
-        """The bed that these JSON values describe; a `ConfigError` for what is none."""
+        """The testbed that these JSON values describe; a `ConfigError` for what is none."""
         found = _fields(value, {"hosts"}, {"uplinks", "congestion_control", "window_bytes"}, "a testbed")
         hosts, uplinks = found["hosts"], found.get("uplinks", {})
         if not isinstance(hosts, list) or not isinstance(uplinks, dict):
@@ -170,20 +170,20 @@ class BedSpec:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The process that made a bed."""
+    """The process that made a testbed."""
 
     pid: int
     started_ticks: int
-    """When it started, in clock ticks since the machine did: tells it from a later process of the same id."""
+    """When it started, in clock ticks since the machine did: distinguishes it from a later process of the same id."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamespaceName:
-    """What the name of a namespace of a testbed says."""
+    """The fields in the name of a namespace of a testbed."""
 
     owner: Owner
     bed: int
-    """Counts the beds of the owner."""
+    """Counts the testbeds of the owner."""
     index: int | None
     """Position of the host; None for the switches."""
     host: str = ""
@@ -195,7 +195,7 @@ class NamespaceName:
 
     @classmethod
     def parse(cls, text: str) -> NamespaceName | None:
-        """What a name says; None for a namespace that is not of a testbed.
+        """The fields in a name; None for a namespace that is not of a testbed.
 
         >>> NamespaceName.parse("remesh-4711-123-0-2-trainer").host
         'trainer'

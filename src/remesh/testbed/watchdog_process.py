@@ -16,7 +16,7 @@ from remesh.testbed import network_namespaces
 
 
 def main(folder: str, names: Sequence[str]) -> None:
-    """Wait for the end of standard input, then remove the bed."""
+    """Wait for the end of standard input, then remove the testbed."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.buffer.read()

@@ -201,7 +201,7 @@ def _find_the_one_that_leads(jobs: list[TorchJob]) -> subprocess.Popen[str]:
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
     (refused,) = ended
-    assert "expected nobody; stop it first" in refused.communicate(timeout=PATIENCE_S)[1]
+    assert "expected no leader; stop it first" in refused.communicate(timeout=PATIENCE_S)[1]
     (leading,) = (leader for leader in leaders if leader is not refused)
     return leading
 
@@ -277,7 +277,7 @@ def test_a_job_that_is_led_is_led_by_nobody_else(stopped: TorchJob) -> None:
     _restart(stopped)
     second = subprocess.run([*REMESH, "restart", str(stopped.folder)], capture_output=True, text=True)
     assert second.returncode == 1
-    assert "leads it, expected nobody" in second.stderr
+    assert "leads it, expected no leader" in second.stderr
     asked = subprocess.run([*REMESH, "checkpoint", str(stopped.folder), "--stop"], capture_output=True, text=True)
     assert "stopped" in asked.stdout, asked.stderr
     assert stopped.end()[0] == 0

@@ -24,7 +24,7 @@ class Output:
     """Number of bytes that were copied."""
 
     def cut(self, num_bytes: int) -> None:
-        """Cut the file to so many bytes at most; they were shown by an earlier stay."""
+        """Cut the file to so many bytes at most; they were shown by an earlier run of the job."""
         os.truncate(self.path, min(num_bytes, self.path.stat().st_size))
         self.copied = self.path.stat().st_size
 

@@ -18,9 +18,9 @@ from typing import Final
 
 _SHARED_MEMORY: Final = Path("/dev/shm")
 PREFIX: Final = "remesh-rank-room-"
-"""The prefix of every folder that a lock protects: one that nobody holds is removed."""
+"""The prefix of every folder that a lock protects: one whose lock is free is removed."""
 _UNLOCKED_PREFIX: Final = f".{PREFIX}"
-"""The prefix of a room that is not locked yet: nobody must take its owner for gone."""
+"""The prefix of a folder that is not locked yet: its owner must not be taken for gone."""
 
 
 def find_place() -> Path:

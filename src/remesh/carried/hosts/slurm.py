@@ -48,7 +48,7 @@ class BatchLaunch:
     verb: str
     """The verb of `remesh` for the kind."""
     size: tuple[str, ...] = ()
-    """The options of ``run`` that say how many ranks there are, where hosts do not."""
+    """The options of ``run`` that set how many ranks there are, where hosts do not."""
     options: tuple[str, ...] = ()
     """The options of ``run`` and ``restart``."""
 

@@ -11,8 +11,8 @@ from remesh.foundation.errors import ConfigError
 def find_input(descriptor: int = 0) -> tuple[str, int]:
     """Return the path of the regular file behind a descriptor, and how far it has been read; "" for anything else.
 
-    A file can be opened again on the host of rank 0, and by every restart. Nobody there could read a terminal or a
-    pipe. Raises `ConfigError` for a file without a name.
+    A file can be opened again on the host of rank 0, and by every restart. No process there could read a terminal
+    or a pipe. Raises `ConfigError` for a file without a name.
     """
     try:
         info = os.fstat(descriptor)

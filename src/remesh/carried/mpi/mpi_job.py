@@ -72,7 +72,7 @@ class JobRun:
 
     outcome: JobOutcome
     last_checkpoint: Mapping[str, object] | None
-    """The coordinator's report of the last checkpoint of this stay."""
+    """The coordinator's report of the last checkpoint of this run."""
     ready_seconds: Mapping[int, Mapping[str, float]]
     """Time that each rank took to come up, by phase."""
     nic_bytes: Mapping[str, int]
@@ -170,7 +170,7 @@ def _lead(coordinator: Coordinator, launcher: subprocess.Popen[bytes], watch: Wa
 
 
 def _make_room(folder: JobFolder) -> Path:
-    """Make a folder for the files of this stay."""
+    """Make a folder for the files of this run."""
     number = 1
     while True:
         room = folder.path / "stays" / f"{number:04d}"

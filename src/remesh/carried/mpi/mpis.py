@@ -40,7 +40,7 @@ class Installation:
 
 
 def find_mpi(name: str, environ: Mapping[str, str] = os.environ) -> Installation:
-    """Find the MPI of a name: ``openmpi``, ``mpich``, ``impi`` or ``system``; `ConfigError` says where it looked."""
+    """Find the MPI of a name: ``openmpi``, ``mpich``, ``impi`` or ``system``; `ConfigError` lists where it looked."""
     if name == "system":
         return _find_system()
     if name not in KINDS:
@@ -90,5 +90,7 @@ def _find_system() -> Installation:
     said = done.stdout + done.stderr
     kind = next((kind for sign, kind in _SIGNS.items() if sign in said), None)
     if kind is None:
-        raise ConfigError(f"looking for the installed MPI: {launcher} says {said[:80]!r}, expected {', '.join(_SIGNS)}")
+        raise ConfigError(
+            f"looking for the installed MPI: {launcher} printed {said[:80]!r}, expected {', '.join(_SIGNS)}"
+        )
     return Installation(kind, launcher, sys.executable)

@@ -19,12 +19,12 @@ _OF_LAUNCHERS: Final = (
 """Prefixes of variables that Open MPI's, MPICH's and Intel's launchers set for a rank. A job that is started within
 another one would pass them on, and a program that looks for them would take itself for a rank of that."""
 _OF_PROGRAMS: Final = "MPI4PY_"
-"""Prefix of what users tell the mpi4py of their program: which MPI it is for, whether and how it begins. The lower
+"""Prefix of what users set for the mpi4py of their program: which MPI it is for, whether and how it begins. The lower
 half has an mpi4py of its own, which would obey."""
 _TUNABLES: Final = "GLIBC_TUNABLES"
 _NO_RSEQ: Final = "glibc.pthread.rseq=0"
 """Restartable sequences make the kernel write to a thread at each switch: 0.2 us of a small call, which is two of them.
-glibc uses them to tell its core, and the kernel tells that, too."""
+glibc uses them to find its core, and the kernel shows that, too."""
 
 
 def program_environment(environ: Mapping[str, str], *, first_on_path: str = "") -> dict[str, str]:
@@ -73,7 +73,7 @@ def lower_environment(environ: Mapping[str, str], launcher: str) -> dict[str, st
 
 
 def rank_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What a lower half is told beside that, whatever its launcher passes on; what the user chose stays.
+    """What a lower half gets beside that, whatever its launcher passes on; what the user chose stays.
 
     >>> rank_environment({"GLIBC_TUNABLES": "glibc.malloc.check=3"})
     {'GLIBC_TUNABLES': 'glibc.pthread.rseq=0:glibc.malloc.check=3'}

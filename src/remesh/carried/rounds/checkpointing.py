@@ -30,7 +30,7 @@ from remesh.wire.messages import Message
 _RETRY_AFTER_S = {Obstacle.NO_CUT: (1.0,) * 4, Obstacle.REFUSED: (0.1, 0.2, 0.4, 0.8)}
 """The waits after the first, second, ... attempt of a request that met an obstacle which may pass.
 
-A refusal stops nobody, and most are of a moment: a child that is about to run a program, a file an import has open.
+A refusal stops no rank, and most pass in a moment: a child that is about to run a program, a file an import has open.
 """
 _REMOVAL_POLL_S = 0.005
 """Time between looks at a removal that a round waits for."""
@@ -84,7 +84,7 @@ class _Attempt:
         return {"cut": cut_s - self.began_s, "images": imaged_s - cut_s, "total": now_s - self.began_s}
 
     def describe(self) -> dict[str, Any]:
-        """Tell how large it is, and at what the ranks were caught."""
+        """Describe how large it is, and at what the ranks were caught."""
         reports = [message["report"] for message in self.images.values()]
         caught = {
             name: sum(int(report["caught"].get(name, 0)) for report in reports)
@@ -110,7 +110,7 @@ class Checkpointing:
         add_to_checkpoint: Callable[[Path], Mapping[str, Any]],
         on_answer: Callable[[End, Message | None], None],
     ) -> None:
-        """``on_answer`` gets what those who wait for a checkpoint are told; None if a round that follows answers all.
+        """``on_answer`` gets the answer to clients that wait for a checkpoint; None if a later round answers all.
 
         ``add_to_checkpoint`` is that of `Coordinator`.
         """
@@ -118,9 +118,9 @@ class Checkpointing:
         self._add_to_checkpoint, self._on_answer = add_to_checkpoint, on_answer
         self._attempt: _Attempt | None = None
         self._num_rounds = 0
-        """Number of rounds begun in this stay, this one included."""
+        """Number of rounds begun in this run of the job, this one included."""
         self._writing: set[int] = set()
-        """Ranks that were told to write their image and have not answered; also when the round has been given up."""
+        """Ranks that were asked to write their image and have not answered; also when the round has been given up."""
         self._due: list[tuple[float, Mapping[int, Message]]] = []
         """Messages to ranks that wait for their time."""
         self._wanted: _Wanted | None = None
@@ -133,7 +133,7 @@ class Checkpointing:
         self.last: Message | None = None
         """What was answered after the last round that made a checkpoint."""
 
-    # --- what its leader says ---
+    # --- calls of its leader ---
 
     def request(self, *, stop: bool) -> None:
         """Take a checkpoint as soon as can be."""
@@ -162,8 +162,8 @@ class Checkpointing:
             self._wanted = _Wanted()
             self._next_periodic_s = None
         self._note_removal()
-        # A round has the room that a removal makes, and both need the disk: it waits for one that is under way. But who
-        # stops a job has little time, and such a round waits only for room.
+        # A round has the room that a removal makes, and both need the disk: it waits for one that is under way. But a
+        # client that stops a job has little time, and such a round waits only for room.
         if self._removal is not None and self._is_to_stop() and not self._find_lack_of_room():
             self._is_hurried.set()
         is_busy = self._attempt is not None or self._writing or self._removal is not None
@@ -176,11 +176,11 @@ class Checkpointing:
         return self._attempt is not None
 
     def describe(self) -> str | None:
-        """Tell where the round is, for people; None between rounds."""
+        """Describe where the round is, for people; None between rounds."""
         return None if self._attempt is None else f"{self._attempt.round.phase.value}: {self._attempt.round.reason}"
 
     def break_off_removal(self) -> None:
-        """Let old checkpoints that are not removed yet stay until a later removal, which the next stay begins."""
+        """Let old checkpoints that are not removed yet stay until a later removal, which the next run begins."""
         self._is_hurried.set()
 
     def close(self) -> None:
@@ -188,7 +188,7 @@ class Checkpointing:
         self._remover.shutdown()
         self._note_removal()
 
-    # --- what ranks say ---
+    # --- messages of ranks ---
 
     def on_status(self, message: Message) -> None:
         """Take a rank's answer to a wave."""
@@ -219,7 +219,7 @@ class Checkpointing:
     def _begin(self, now_s: float) -> None:
         assert self._wanted is not None
         request, self._wanted = self._wanted, None
-        # A removal that was broken off, here or in an earlier stay, has left what may be needed: room.
+        # A removal that was broken off, here or in an earlier run, has left what may be needed: room.
         may_clear = not request.has_made_room
         if may_clear and not request.stop and self._folder.has_remains():
             self._make_room_for(request)
@@ -248,7 +248,7 @@ class Checkpointing:
         self._clear_away()
 
     def _find_lack_of_room(self) -> str:
-        # How long an increment will be nobody knows before.
+        # The length of an increment is not known before.
         return "" if self._settings.incremental else self._folder.find_lack_of_room()
 
     def _advance(self, state: Round, instructions: tuple[Instruction, ...]) -> None:
@@ -293,7 +293,7 @@ class Checkpointing:
         }
 
     def _base_of_next(self) -> int | None:
-        """The checkpoint that the next one may build upon: one of this stay, since tracking begins anew with each."""
+        """The checkpoint that the next one may build upon: one of this run, since tracking begins anew with each."""
         return None if self.last is None else int(self.last["number"])
 
     def _commit(self, attempt: _Attempt) -> str:
@@ -352,7 +352,7 @@ class Checkpointing:
         self._answer(end, {"seconds": attempt.seconds(now_s), "attempts": attempt.attempts})
 
     def _answer(self, end: End, more: Message) -> None:
-        """Answer everybody who waits for a checkpoint.
+        """Answer all clients that wait for a checkpoint.
 
         If another was asked for while this one was under way, perhaps to stop, the next one is the answer to all.
         """

@@ -65,14 +65,14 @@ def decide_by_clock(statuses: Sequence[Status], targets: Mapping[str, int] | Non
     if not lagging and new == targets:
         return Verdict(_sorted(new), True, "what is complete anywhere is complete on all ranks that take part")
     waiting = {status.rank for status in statuses if status.activity is Activity.HELD and status.rank in lagging}
-    # A rank inside of what it may complete needs time, and nobody's program.
+    # A rank inside of what it may complete needs time, and no other program.
     needs_others = any(statuses[rank].activity is not Activity.INSIDE for rank in lagging)
     leaving = range(len(statuses)) if is_stuck and needs_others else waiting
     if raised := _raise_targets(statuses, new, leaving):
         why = "nothing moves" if is_stuck else "a rank below another target, or no other rank, waits for them"
         return Verdict(_sorted(new | raised), False, f"raised the targets of {sorted(raised)}: {why}")
     if not lagging:
-        return Verdict(_sorted(new), False, "a rank is beyond the targets that it was told")
+        return Verdict(_sorted(new), False, "a rank is beyond the targets that it was sent")
     rank, key = next(iter(lagging.items()))
     return Verdict(_sorted(new), False, f"ranks {sorted(lagging)} are below a target, rank {rank} on {key}")
 
@@ -80,7 +80,7 @@ def decide_by_clock(statuses: Sequence[Status], targets: Mapping[str, int] | Non
 def split_targets(targets: Mapping[str, int], statuses: Sequence[Status]) -> list[dict[str, int]]:
     """Split the targets by rank: each rank gets only those of its own groups, since all of them would be quadratic.
 
-    A group that all members have left concerns nobody. ``statuses`` are those that the targets follow from.
+    A group that all members have left concerns no rank. ``statuses`` are those that the targets follow from.
     """
     found: list[dict[str, int]] = [{} for _ in statuses]
     members = members_by_key(statuses)
@@ -91,7 +91,7 @@ def split_targets(targets: Mapping[str, int], statuses: Sequence[Status]) -> lis
 
 
 def find_lagging(statuses: Sequence[Status], targets: Mapping[str, int]) -> dict[int, str]:
-    """Find the ranks that are below a target that they were told, each with the first key where it is."""
+    """Find the ranks that are below a target that they were sent, each with the first key where it is."""
     found: dict[int, str] = {}
     for status in statuses:
         for key, standing in status.standings:

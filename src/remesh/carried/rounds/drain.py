@@ -91,7 +91,7 @@ def is_drained(before: Sequence[Status] | None, now: Sequence[Status]) -> tuple[
     if traffic:
         return False, traffic
     if before is None or _counts(before) != _counts(now):
-        return False, "sent equals received; one more wave must say the same"
+        return False, "sent equals received; one more wave must confirm it"
     return True, "two waves agree: everything sent has been received"
 
 

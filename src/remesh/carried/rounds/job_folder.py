@@ -151,7 +151,7 @@ class JobFolder:
         state = self.read_state()
         who = f"process {state.pid} on {state.host} leads it" if state.pid else "another process is about to lead it"
         return ConfigError(
-            f"leading job {self.name}: {who}, expected nobody; stop it first, as with `checkpoint --stop`"
+            f"leading job {self.name}: {who}, expected no leader; stop it first, as with `checkpoint --stop`"
         )
 
     @classmethod
@@ -199,7 +199,7 @@ class JobFolder:
             return _checked(JobSpec(**{**value, "argv": _tuple_of(value["argv"])}))
 
     def read_token(self) -> Token:
-        """Read the secret of the job; `StorageError` for anybody but its owner."""
+        """Read the secret of the job; `StorageError` for any user but its owner."""
         try:
             return Token("", (self.path / "token").read_bytes())
         except OSError as error:
@@ -225,7 +225,7 @@ class JobFolder:
         return replace(state, state="failed", cause=cause, addresses=(), pid=0)
 
     def _is_led(self) -> bool:
-        """Whether a process leads the job; also where nobody can tell."""
+        """Whether a process leads the job; also where that cannot be found out."""
         with (self.path / "job.json").open("rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -288,7 +288,7 @@ class JobFolder:
         return number, part
 
     def has_remains(self) -> bool:
-        """Whether there is what a removal or an attempt has left; nobody is about to take a checkpoint."""
+        """Whether there is what a removal or an attempt has left; called while no checkpoint is being taken."""
         return any(self.images.glob(f"*{_PART}"))
 
     def find_lack_of_room(self) -> str:
@@ -309,11 +309,11 @@ class JobFolder:
     ) -> Path:
         """Write the manifest, flush, and give the folder its name: from then on it is a checkpoint.
 
-        What fails after that is no error: ``warn`` is told.
+        What fails after that is no error: ``warn`` gets it.
         """
         body = _to_json(manifest)
         digest = hashlib.sha256(body).hexdigest()
-        # Nobody looks into the folder before it has its name: each step needs the disk once.
+        # No reader looks into the folder before it has its name: each step needs the disk once.
         write_new(part / "manifest.json", _to_json({"manifest": manifest, "sha256": digest}))
         flush(part)
         final = part.with_name(part.name.removesuffix(_PART))
@@ -330,8 +330,8 @@ class JobFolder:
     def keep_last(self, count: int, is_enough: Callable[[], bool] = lambda: False) -> list[int]:
         """Remove abandoned checkpoints, and all but the last ``count`` and those that they build upon.
 
-        Damaged ones do not count, and stay until so many later ones are whole. Nobody is about to take one. Before each
-        file ``is_enough`` is asked: once it says so, the rest is left to a later call. Returns the numbers of the
+        Damaged ones do not count, and stay until so many later ones are whole. Called while none is being taken. Before
+        each file ``is_enough`` is asked: once it is true, the rest is left to a later call. Returns the numbers of the
         checkpoints that are gone.
         """
         self._remove_parts(is_enough)
@@ -354,7 +354,7 @@ class JobFolder:
         return gone
 
     def _numbers(self) -> list[int]:
-        """The numbers of the existing checkpoints, in order; none where somebody has removed their folder."""
+        """The numbers of the existing checkpoints, in order; none where their folder has been removed."""
         with contextlib.suppress(FileNotFoundError):
             return sorted(int(entry.name) for entry in self.images.iterdir() if _NUMBER.fullmatch(entry.name))
         return []

@@ -20,7 +20,7 @@ class Journal:
         try:
             self._folder.log_event(text)
         except OSError as error:
-            logger.warning("writing %s: %s; it would say: %s", self._folder.logs / "events.log", error.strerror, text)
+            logger.warning("writing %s: %s; the line was: %s", self._folder.logs / "events.log", error.strerror, text)
 
     def warn(self, text: str) -> None:
         """Show the user a line."""

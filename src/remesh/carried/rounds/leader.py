@@ -29,9 +29,9 @@ from remesh.wire.messages import Message
 from remesh.wire.server import Peer, Server
 
 _OTHERS_TIMEOUT_S = 60.0
-"""Time for all ranks to end once one has ended without a word to the others, who may wait for it for ever.
+"""Time for all ranks to end once one has ended without notice to the others, who may wait for it for ever.
 
-Launchers of MPI end the others at once, or, where none of them waits, let all end so; nobody knows who will wait.
+Launchers of MPI end the others at once, or, where none of them waits, let all end so; no rank knows which will wait.
 """
 
 
@@ -58,10 +58,10 @@ class Coordinator:
         add_to_checkpoint: Callable[[Path], Mapping[str, Any]] = lambda _: {},
         begun_from: Checkpoint | None = None,
     ) -> None:
-        """``begun_from`` is the checkpoint that the stay begins from, if any.
+        """``begun_from`` is the checkpoint that this run of the job begins from, if any.
 
         ``add_to_checkpoint`` writes what the leader itself has into the folder of a checkpoint, while all ranks
-        are stopped, and returns what the manifest says of it.
+        are stopped, and returns its entries for the manifest.
         """
         self._folder = folder
         self._settings = settings
@@ -80,7 +80,7 @@ class Coordinator:
         self._told_to_stop = False
         """By a signal."""
         self._is_to_end = False
-        """Whether anybody has asked for the end, by a signal or with a checkpoint."""
+        """Whether the end has been asked for, by a signal or with a checkpoint."""
         self.outcome: JobOutcome | None = None
 
     # --- life ---
@@ -134,7 +134,7 @@ class Coordinator:
             cause = f"checkpoint {self._begun_from.number} holds, from which its ranks were coming up"
             self._end_early(JobOutcome("stopped", cause, ExitCode.OK))
         elif self._told_to_stop or not self.all_ready:
-            self.fail("told to end before a checkpoint could be taken", of_signal(signal.SIGTERM))
+            self.fail("asked to end before a checkpoint could be taken", of_signal(signal.SIGTERM))
         else:
             self._told_to_stop = True
             self.request_checkpoint(stop=True)
@@ -218,7 +218,7 @@ class Coordinator:
     # --- ends ---
 
     def _on_ended(self, rank: int, code: int, omitted: str) -> None:
-        """``omitted`` names the call by which a program should have told the others that it ends."""
+        """``omitted`` names the call by which a program should have announced its end to the others."""
         self._ranks.ended[rank] = code
         program = f"the program of rank {rank} on host {self._ranks.host_of(rank)}"
         if omitted and self._deserted is None:
@@ -234,7 +234,7 @@ class Coordinator:
             self._finish()
 
     def _on_answer(self, end: End, message: Message | None) -> None:
-        """Tell all clients who wait for a checkpoint what came of it, and end the job if that was its last."""
+        """Report the result to all clients that wait for a checkpoint, and end the job if that was its last."""
         if message is not None:
             waiting, self._waiting = self._waiting, []
             for caller in waiting:
@@ -265,6 +265,6 @@ class Coordinator:
         try:
             self._folder.change_state(outcome.state, outcome.cause)
         except (Error, OSError) as error:
-            # The outcome is true all the same, and this process tells it to the user.
+            # The outcome is true all the same, and this process reports it to the user.
             self._journal.warn(f"how the job ended could not be noted: {error}")
         self._journal.note(f"{outcome.state}: {outcome.cause}")

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any, Final
 
 MAX_MEMBERS: Final = 1 << 24
-"""Limit of members of one group; a run that claims more is none of ours."""
+"""Limit of members of one group; a run that claims more is damaged."""
 _MOST_GROUPS: Final = 1 << 16
 """Limit of groups of which the tuples are kept in mind."""
 _LEAST_RUN: Final = 4

@@ -25,7 +25,7 @@ class Ranks:
         self.ended: dict[int, int] = {}
         """The exit status of each program that has ended."""
         self.left: set[int] = set()
-        """Ranks whose lines may break: they have said that they go."""
+        """Ranks whose lines may break: they have announced that they go."""
 
     def add(self, peer: Peer, hello: Message) -> str:
         """Take a rank that has come up; returns why it cannot be one of this job's, "" if it is."""
@@ -40,11 +40,11 @@ class Ranks:
         return ""
 
     def find(self, peer: Peer) -> int | None:
-        """The rank whose line this is; None for anybody else's."""
+        """The rank whose line this is; None for the line of another process."""
         return self._rank_of.get(peer)
 
     def drop(self, peer: Peer) -> int | None:
-        """The rank that is lost because this line broke; None if nobody minds."""
+        """The rank that is lost because this line broke; None if no rank is."""
         rank = self._rank_of.pop(peer, None)
         return None if rank in self.left else rank
 
@@ -63,11 +63,11 @@ class Ranks:
         return set(self._peers)
 
     def send_all(self, message: Message) -> None:
-        """Tell every rank the same."""
+        """Send every rank the same message."""
         self.send_each(dict.fromkeys(self._peers, message))
 
     def send_each(self, messages: Mapping[int, Message]) -> None:
-        """Tell every rank what is meant for it."""
+        """Send every rank the message that is meant for it."""
         for rank, peer in list(self._peers.items()):
             self._tell(peer, messages[rank])
 

@@ -78,7 +78,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class TakeImage:
-    """An instruction to all ranks: write the image and the state of the lower half, and say when it is on the disk."""
+    """An instruction to all ranks: write the image and the state of the lower half, report when it is on the disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class Round:
         return (waiting, ()) if answers.num_missing else waiting._judge(answers.given(), now_s)
 
     def on_imaged(self, rank: int, problem: str, *, refused: bool = False) -> tuple[Round, tuple[Instruction, ...]]:
-        """Note that a rank has written its files, or could not: ``problem`` says why, and is empty otherwise.
+        """Note that a rank has written its files, or could not: ``problem`` is the reason, and is empty otherwise.
 
         ``refused``: the reason is in its program, and not in its files.
         """
@@ -203,7 +203,7 @@ class Round:
     def _ask_again(self, verdict: Verdict, now_s: float) -> tuple[Round, tuple[Instruction, ...]]:
         if verdict.targets == self.targets:
             return self._ask(verdict.targets, after_s=_pause(self, now_s))
-        # The first targets are no raise: they say what has ended.
+        # The first targets are no raise: they show what has ended.
         raised = replace(self, num_raises=self.num_raises + (self.targets is not None), changed_s=now_s)
         if raised.num_raises > MAX_RAISES:
             return raised._give_up(Obstacle.NO_CUT, f"no cut after {MAX_RAISES} raised targets: {verdict.reason}")

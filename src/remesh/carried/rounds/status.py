@@ -54,7 +54,7 @@ class ClockProgress:
 @dataclass(frozen=True, slots=True)
 class CollectiveProgress:
     """The progress of a rank on a communicator without a clock: nothing is complete on a member that not all have
-    entered. A rank that says nothing of it has freed it, and everything on it is complete there.
+    entered. A rank that does not report it has freed it, and everything on it is complete there.
     """
 
     entered: int
@@ -72,7 +72,7 @@ class Status:
     at: tuple[str, ...] = ()
     """Keys of the collectives that the rank is inside of and may not complete, sorted, each key once."""
     standings: tuple[tuple[str, ClockProgress], ...] = ()
-    """The standings by key, sorted, each key once."""
+    """The progress on each clock, as pairs of key and progress, sorted, each key once."""
     sent: tuple[tuple[int, int], ...] = ()
     """Messages sent: (destination, messages), sorted, without zeros."""
     received: tuple[tuple[int, int], ...] = ()
@@ -90,7 +90,7 @@ class Status:
     """Reasons why its program cannot be imaged now; empty when it can."""
 
     def standing(self, key: str) -> ClockProgress | None:
-        """The rank's standing on ``key``; None if it has not heard of it yet."""
+        """The rank's progress on ``key``; None if it does not know it yet."""
         return next((standing for name, standing in self.standings if name == key), None)
 
     def to_json(self) -> dict[str, Any]:

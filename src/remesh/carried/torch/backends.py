@@ -29,9 +29,9 @@ _CARRIED: Final = {"gloo": ("ProcessGroupGloo", "GLOO", "cpu"), "nccl": ("Proces
 _NOTHING_REAL: Final = "fake"
 """A backend that sends nothing."""
 _MADE_PREFIX: Final = "made/"
-"""The prefix of what real groups tell each other when the program makes a group, within the store of that."""
+"""The prefix of what real groups send each other when the program makes a group, within the store of that."""
 _COMPARED_PREFIX: Final = "compared/"
-"""The prefix of what the groups tell each other over which members compare their calls."""
+"""The prefix of what the groups send each other over which members compare their calls."""
 PROGRAM_PREFIX: Final = "program/"
 """The prefix of the program's keys in the job's store."""
 
@@ -187,7 +187,7 @@ def _comparing(make: Callable[[Store], Any]) -> Callable[[Store], Any]:
 
 
 def _let_communicators_be_aborted(backend: str) -> None:
-    """Have torch outlive the end of communicators; `ConfigError` where the user has said otherwise."""
+    """Have torch outlive the end of communicators; `ConfigError` where the user has set otherwise."""
     let_groups_be_aborted()
     if (why := why_it_would_end(settings_here())) is not None:
         raise ConfigError(f"making a group over {backend}, whose communicators end at a checkpoint: {why}")

@@ -130,9 +130,7 @@ def _lines_of(asked: subprocess.Popen[bytes]) -> Iterator[bytes]:
     while True:
         ready, _, _ = select.select([asked.stdout], [], [], max(0.0, last_s + _STEP_TIMEOUT_S - time.monotonic()))
         if not ready:
-            raise ConfigError(
-                f"NVIDIA's driver got nowhere for {_STEP_TIMEOUT_S:.0f} s; see what `nvidia-smi` says of it"
-            )
+            raise ConfigError(f"NVIDIA's driver got nowhere for {_STEP_TIMEOUT_S:.0f} s; see what `nvidia-smi` shows")
         new = os.read(asked.stdout.fileno(), 1 << 16)
         if not new:
             return

@@ -93,7 +93,7 @@ class Gate:
             tally.under_way[entrant] = None
 
     def leave(self, tally: Tally, entrant: Entrant, *, was_begun: bool) -> None:
-        """Say that nothing is left to wait for; a collective that the library refused does not count as entered."""
+        """Note that nothing is left to wait for; a collective that the library refused does not count as entered."""
         with self.lock:
             del tally.under_way[entrant]
             if not was_begun:
@@ -139,7 +139,7 @@ class Gate:
             self.changed.notify_all()
 
     def target_of(self, key: str) -> int:
-        """The number up to which collectives pass, as last told; the caller holds the lock."""
+        """The number up to which collectives pass, as last set; the caller holds the lock."""
         return 0 if self._targets is None else self._targets.get(key, 0)
 
     def held_keys(self) -> list[str]:

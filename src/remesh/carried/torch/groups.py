@@ -83,7 +83,7 @@ class _MessageStream:
 
 @dataclass(slots=True)
 class _Posted:
-    """A message that has not been told to the program yet, as far as we know."""
+    """A message whose end has not been reported to the program yet, as far as is known."""
 
     work: MessageWork
     peer: int
@@ -153,7 +153,7 @@ class CarriedGroup(ProcessGroup):
         """Do nothing: the real group has its sequence number."""
 
     def getBackendName(self) -> str:
-        # DDP's logger asks a group that says "gloo" for a backend of that kind, which this object has not.
+        # DDP's logger asks a group named "gloo" for a backend of that kind, which this object has not.
         return "carried"
 
     def name(self) -> str:
@@ -244,7 +244,7 @@ class CarriedGroup(ProcessGroup):
         if (block := self._block) is not None:
             block.calls.append((name, args, options))
             return ENDED  # torch gives a work for the whole block
-        # torch's functions say in the options, their last argument, that they wait themselves.
+        # torch's functions note in the options, their last argument, that they wait themselves.
         has_work = not args or getattr(args[-1], "asyncOp", True)
         kind = QueuedCollective if self._is_queued else Collective
         entered = kind(self._gate, self._tally, (name, args, options), has_work)
@@ -276,7 +276,7 @@ class CarriedGroup(ProcessGroup):
         return ENDED
 
     def _settle_oldest(self) -> None:
-        """Let go of what has ended and is waited for by nobody."""
+        """Let go of what has ended and no thread waits for."""
         for each in list(self._tally.under_way):
             if is_short(each) or not each.settle():
                 break
@@ -357,7 +357,7 @@ class CarriedGroup(ProcessGroup):
         self._settle_messages()
         self._gate.begin_passing()
         try:
-            # Posting and numbering are one step: the number says which message of the peer's it meets. What the real
+            # Posting and numbering are one step: the number is that of the peer's message that it meets. What the real
             # group refuses has none.
             with self._lock:
                 work = self._kind_of_message(self._gate, post, self._on_ended, is_send=is_send)
@@ -378,7 +378,7 @@ class CarriedGroup(ProcessGroup):
         self._messages.open.append(_Posted(work, peer, tag, number, of_block))
 
     def _settle_messages(self) -> None:
-        """Let go of what a device has ended and nobody asks for any more."""
+        """Let go of what a device has ended and the program asks for no more."""
         if self._is_queued:
             for each in list(self._messages.open):
                 if not each.work.settle():
@@ -396,7 +396,7 @@ class CarriedGroup(ProcessGroup):
     # --- what the control thread sees and does ---
 
     def wait_for_messages(self) -> None:
-        """Have threads wait for messages, which end only when somebody waits."""
+        """Have threads wait for messages, which end only when a thread waits."""
         with self._lock:
             open_messages = list(self._messages.open)
         for each in open_messages:
@@ -441,7 +441,7 @@ class CarriedGroup(ProcessGroup):
     def forget(self, limit_s: float) -> bool:
         """Let go at a cut of what has not ended, though the program has destroyed this group; whether all threads did.
 
-        A real work holds its group's connections, and cannot end without them: who waits for it is told.
+        A real work holds its group's connections, and cannot end without them: its waiters get an error.
         """
         have_let_go = [work.let_go(limit_s) for work in self._open]
         self.break_off(self._broken)

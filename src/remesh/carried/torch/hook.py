@@ -43,7 +43,7 @@ class _Loader(importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         assert module.__spec__ is not None
-        # As everybody else sees it: what asks a module for its loader asks for files of it, too.
+        # As any other loader: code that asks a module for its loader asks for files of it, too.
         module.__loader__ = module.__spec__.loader = self._loader
         self._loader.exec_module(module)
         self._then(module)

@@ -54,9 +54,9 @@ class ControlThread:
         self.notice = _next_notice(place, 0)
         self._line: Line | None = None
         self._turn = threading.Lock()
-        """Held by the thread that speaks for the program."""
+        """Held by the thread that sends for the program."""
         self._has_left = False
-        """Whether goodbye was said. The program then answers nothing more: its keeper does, once it has ended."""
+        """Whether goodbye was sent. The program then answers nothing more: its keeper does, once it has ended."""
         self._pid = os.getpid()
         self._thread = make_thread("control", self._run, daemon=True)
 
@@ -67,7 +67,7 @@ class ControlThread:
         self._thread.start()
 
     def send_goodbye(self) -> None:
-        """Tell the keeper what the program, which is about to end, has sent and received: later cuts need it.
+        """Send the keeper what the program, which is about to end, has sent and received: later cuts need it.
 
         This waits until a cut is over: the other ranks count on this one to grow groups with them.
         """
@@ -80,7 +80,7 @@ class ControlThread:
                     return
 
     def send_goodbye_aside(self) -> None:
-        """Say goodbye in a thread, for a caller that may have been called amid our own code, as signal handlers are.
+        """Send goodbye in a thread, for a caller that may have interrupted this module's code, as signal handlers do.
 
         What that code holds it gives back only after the caller: so this waits a while, and as long as a cut takes.
         """

@@ -1,4 +1,4 @@
-"""Notice file that tells a program where its keeper is, before it has a connection and after a cut.
+"""Notice file by which a program finds its keeper, before it has a connection and after a cut.
 
 The file is bound into the program's mount namespace under a path that is the same on every host, and is never replaced:
 a notice is written into it first, and then the number that makes the notice valid.

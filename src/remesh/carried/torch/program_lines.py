@@ -42,12 +42,12 @@ class Callers:
         make_thread("keeper-callers", self._take_callers, daemon=True).start()
 
     def is_silent(self) -> bool:
-        """Whether all that callers said has been handed on: no line is open, and nobody waits for one."""
+        """Whether all that callers sent has been handed on: no line is open, and no caller waits for one."""
         with self._taking:
             return self._num_callers == 0 and not self._is_called(0)
 
     def close(self) -> None:
-        """Take nobody else."""
+        """Accept no other caller."""
         self._listener.close()
 
     def _is_called(self, patience_s: float | None) -> bool:

@@ -54,7 +54,7 @@ class CarriedProgram:
         return _run_as_main(arguments)
 
     def _take_leave_before_os_exit(self) -> None:
-        """Have a program that ends by `os._exit` wait for a cut and say goodbye, as one that ends by itself."""
+        """Have a program that ends by `os._exit` wait for a cut and send goodbye, as one that ends by itself."""
         end, pid = os._exit, os.getpid()
 
         def _exit(status: int) -> NoReturn:

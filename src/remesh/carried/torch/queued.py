@@ -110,7 +110,7 @@ class QueuedCollective(Collective):
 
 
 def _asking_for_work(real: ProcessGroup, call: Call) -> Callable[[], Any]:
-    """A call that gives a work. torch gives none for one that waits itself, and then nobody knows when it has ended."""
+    """A call that gives a work. torch gives none for one that waits itself, and then its end cannot be seen."""
     name, args, options = call
     if args and hasattr(args[-1], "asyncOp"):
         args[-1].asyncOp = True

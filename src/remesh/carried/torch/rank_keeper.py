@@ -60,7 +60,7 @@ _SETTLE_TIMEOUT_S: Final = 2.0
 """The time within which threads and descriptors that a program has let go of must be gone."""
 _SETTLE_POLL_S: Final = 0.02
 _LAST_LINE_GRACE_S: Final = 5.0
-"""How long an ended program's line is heard to its end: a child that has inherited it may hold it open."""
+"""How long an ended program's line is read to its end: a child that has inherited it may hold it open."""
 _PASSING: Final = ("socket:", "[eventpoll]", "[eventfd]", "pipe:")
 """Descriptors that groups and our own lines have while the program runs; checked only once those are shed, as devices
 are that the driver takes from it."""
@@ -101,7 +101,7 @@ class Keeper:
         self._gone_s: float | None = None
         """When the program was first seen to have ended."""
         self._ended: int | None = None
-        """Its exit status, once it has ended and all that it said has been heard."""
+        """Its exit status, once it has ended and all that it sent has been received."""
         self._final: Status | None = None
         """The last status of the program, before it ended."""
         self._activity = ""
@@ -192,7 +192,7 @@ class Keeper:
     # --- its life ---
 
     def run(self) -> None:
-        """Serve until told to go; raises `RunOver` when the job has failed or its coordinator is gone."""
+        """Serve until the coordinator ends it; raises `RunOver` when the job has failed or its coordinator is gone."""
         next_look_s = 0.0
         while True:
             with contextlib.suppress(queue.Empty):
@@ -232,7 +232,7 @@ class Keeper:
         return not self._callers.is_silent() or not self._events.empty()
 
     def _obey(self, message: Message) -> bool:
-        """Do what the coordinator says; False when the keeper is to end."""
+        """Do what the coordinator asks; False when the keeper is to end."""
         match message["type"]:
             case "program":
                 self._hear_program(message["message"], message["line"])

@@ -23,7 +23,7 @@ _SRUN: Final = ("srun", "--nodes=1", "--ntasks=1", "--overlap", "--cpu-bind=none
 def command_on(
     host: Host, command: Sequence[str], bed: Testbed | None, environ: Mapping[str, str] = os.environ
 ) -> list[str]:
-    """The command that runs ``command`` on a host; ``environ`` tells whether this process has an allocation of Slurm.
+    """The command that runs ``command`` on a host; ``environ`` shows whether this process has an allocation of Slurm.
 
     Ways to start a command pass on different parts of the environment, so the command itself sets what Remesh needs.
     """

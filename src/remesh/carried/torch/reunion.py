@@ -32,7 +32,7 @@ class Reunion:
         self._store, self._rank = store, rank
 
     def arrive(self, received: dict[str, Received], num_ranks: int) -> None:
-        """Say what this rank has received, by group key, and wait until ``num_ranks`` in all have done so."""
+        """Publish what this rank has received, by group key, and wait until ``num_ranks`` in all have done so."""
         self._store.set(str(self._rank), json.dumps(received))
         for key in received:
             self._store.add(f"live/{key}", 1)

@@ -152,7 +152,7 @@ def _lead(coordinator: Coordinator, starters: Mapping[str, subprocess.Popen[byte
         coordinator.step(_POLL_S)
         for host, starter in starters.items():
             if coordinator.outcome is None and starter.poll() not in (None, 0):
-                # What its ranks said last may still be on its way.
+                # What its ranks sent last may still be on its way.
                 coordinator.step(_POLL_S)
                 coordinator.fail(
                     f"what keeps the ranks of host {host} ended with status {starter.returncode}; see what it printed"

@@ -25,7 +25,7 @@ from remesh.carried.torch.short import SHORT
 from remesh.foundation.threads import make_thread
 
 _NO_TIMEOUT = timedelta(0)
-"""The value by which torch says that no timeout was given."""
+"""The value by which torch means that no timeout was given."""
 
 
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]
@@ -33,7 +33,7 @@ Call = tuple[str, tuple[Any, ...], dict[str, Any]]
 
 
 class _UnderWay:
-    """What the real group was given, the real work for it, which comes and goes, and whose turn it is to wait."""
+    """What the real group was given, the real work for it, which comes and goes, and the lock of its waiter."""
 
     _gate: Gate
     _turn: threading.Lock
@@ -46,7 +46,7 @@ class _UnderWay:
         return self._turn.locked()
 
     def _end_in_turn(self, timeout: timedelta) -> None:
-        """`_end` it. `RuntimeError`, as torch's, if another thread has the turn for longer than the timeout."""
+        """`_end` it. `RuntimeError`, as torch's, if another thread waits for longer than the timeout."""
         if self._turn.acquire(timeout=max(timeout.total_seconds(), 0.0) if timeout else -1):
             try:
                 self._end(timeout)
@@ -99,7 +99,7 @@ class Collective(_UnderWay, Entrant):
     """What stands for it in its tally, if it began on the short way."""
 
     def __init__(self, gate: Gate, tally: Tally, call: Call, has_work: bool) -> None:
-        """``has_work`` says that the program gets a work for it, and may ask for its future; else its call waits."""
+        """With ``has_work`` the program gets a work for it, and may ask for its future; else its call waits."""
         self._gate, self._tally, self._turn = gate, tally, threading.Lock()
         self._call: Call | None = call
         self._has_work = has_work
@@ -111,7 +111,7 @@ class Collective(_UnderWay, Entrant):
     def begin(self, real: ProcessGroup, rule: Rule, rank: int) -> bool:
         """Hand it to the real group, wait if the program gets no work, and return whether it has ended well.
 
-        ``rule`` says what is kept to begin anew, on this rank of the group. What the real group refuses is raised.
+        ``rule`` decides what is kept to begin anew, on this rank of the group. What the real group refuses is raised.
         """
         assert self._call is not None
         name, args, options = self._call
@@ -146,11 +146,11 @@ class Collective(_UnderWay, Entrant):
         return self.is_over
 
     def _wait_quietly(self) -> None:
-        with contextlib.suppress(RuntimeError):  # who waits for it in the program is told
+        with contextlib.suppress(RuntimeError):  # its waiters in the program get the error
             self.wait()
 
     def _end(self, timeout: timedelta) -> None:
-        """Wait for the real work and let go of it. One that is cut off is left as it is. The turn is held."""
+        """Wait for the real work and let go of it. One that is cut off is left as it is. The caller holds the lock."""
         inner = self._inner
         if inner is None:
             return
@@ -168,7 +168,7 @@ class Collective(_UnderWay, Entrant):
             self._be_over()
 
     def _hear(self, error: RuntimeError) -> None:
-        # What can begin anew ends on nobody once all gates are closed, and none opens before all have let go.
+        # What can begin anew ends on no rank once all gates are closed, and none opens before all have let go.
         if not (self.can_begin_anew and self._gate.is_closed):
             self._fail(error)
 
@@ -241,8 +241,8 @@ class Collective(_UnderWay, Entrant):
         return self._future
 
     def _find_future(self) -> None:
-        # Who has the future of the real work is told by it, so from now on a cut waits for its end. In a round that
-        # comes too late: then there is one of ours.
+        # A holder of the real work's future learns its end from that, so from now on a cut waits for it. In a round
+        # that comes too late: then there is a future of this object's.
         with self._gate.changed:
             if self._gate.is_open or not self.can_begin_anew:
                 self._future = None if self._inner is None else _future_of(self._inner)
@@ -337,9 +337,9 @@ def _future_of(inner: Work) -> torch.futures.Future[Any] | None:
 class MessageWork(_UnderWay, Work):
     """A message that was posted: to be sent, or to be received. gloo moves it once both ends have been posted.
 
-    Its end is *counted* when a thread sees it, and *told* to the program once the gate is open: until then the message
-    can be posted again, since the program may not touch its tensor. So a message that was on its way at the cut is
-    not lost.
+    Its end is *counted* when a thread sees it, and *reported* to the program once the gate is open: until then the
+    message can be posted again, since the program may not touch its tensor. So a message that was on its way at the cut
+    is not lost.
     """
 
     def __init__(
@@ -386,7 +386,7 @@ class MessageWork(_UnderWay, Work):
             self._end(_NO_TIMEOUT)
 
     def _end(self, timeout: timedelta) -> None:
-        """Wait for the real work, and count it. One that is cut off meanwhile is left as it is. The turn is held."""
+        """Wait for the real work, and count it. One that is cut off is left as it is. The caller holds the lock."""
         inner = self._inner
         if inner is None:
             return

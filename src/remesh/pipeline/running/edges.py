@@ -1,8 +1,8 @@
 """Edges between pipeline stages: reshard plans that run beside the compute.
 
 Definitions. A *route* is all values that go from one stage to another, one plan forward and one for the gradients
-back. A *lane* is one direction of a route on one rank that takes part in it. The plans are made once, from how each
-stage says that the values lie on its mesh; then a lane carries one micro-batch after the other, in the order in which
+back. A *lane* is one direction of a route on one rank that takes part in it. The plans are made once, from where
+each stage declares its values on its mesh; then a lane carries one micro-batch after the other, in the order in which
 the schedule makes them.
 
 Every lane of a step has threads of its own; over NCCL none has (`remesh.pipeline.running.queued_edges`). Sending hands
@@ -110,7 +110,7 @@ def plan_route(
 ) -> StageRoute:
     """The route between two stages, planned both ways; the same on every rank for the same arguments.
 
-    ``ends`` are source and target; ``made`` and ``taken`` say how each value lies on their meshes. `PipelineError` when
+    ``ends`` are source and target; ``made`` and ``taken`` are the layouts of each value there. `PipelineError` when
     the two stages share a rank.
     """
     shared = _ranks_of(made) & _ranks_of(taken)

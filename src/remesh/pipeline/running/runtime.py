@@ -46,8 +46,8 @@ from remesh.resharding.planning.transfer import PlanOptions
 
 RUNNABLE = (Transfers.ASYNC, Transfers.BLOCKING)
 """What a pipeline can do of the kinds of transfers; the others are models."""
-_MOST_TOLD = 64
-"""Characters of an option's value in an error; of a longer one its digest is told."""
+_MAX_VALUE_CHARS = 64
+"""Characters of an option's value in an error; a longer one is named by its digest."""
 Entries = Mapping[str, torch.Tensor | Sequence[torch.Tensor]]
 
 
@@ -55,7 +55,7 @@ class PipelineOptions(PlanOptions, total=False):
     """The options of a pipeline besides its schedule."""
 
     transfers: Transfers
-    """Beside the compute, as by default, or blocking: nobody computes while a send of its own is on its way. Takers
+    """Beside the compute, as by default, or blocking: no rank computes while a send of its own is on its way. Takers
     take in what comes whatever they do, so every schedule that passes its check comes to its end either way."""
     payload: Payload
     """What crosses the links; the values by default."""
@@ -65,8 +65,8 @@ class Pipeline:
     """A model in stages that trains by a schedule; each stage has its own ranks.
 
     Made by every rank of the group: its own ``stage``, the same ``graph``, ``schedule`` and ``options``, those of
-    `PipelineOptions`, and of planning a reshard. Making one talks to nobody: an option that nobody knows is refused at
-    once, and what ranks were given differently with the first step, on all of them.
+    `PipelineOptions`, and of planning a reshard. Making one calls no other rank: an unknown option is refused at once,
+    and what ranks were given differently with the first step, on all of them.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Pipeline:
         self.schedule = schedule
         self.group = group
         check_options("making a pipeline", options, PipelineOptions)
-        self._told = {name: _told_of(value) for name, value in sorted(options.items())}
+        self._shown_options = {name: _shown(value) for name, value in sorted(options.items())}
         """What this rank was given as options, as text."""
         transfers = options.pop("transfers", Transfers.ASYNC)
         if transfers not in RUNNABLE:
@@ -208,7 +208,7 @@ class Pipeline:
         digest = hashlib.sha256(f"{graph} {rows}".encode()).hexdigest()[:16]
         return (
             f"schedule {schedule.name!r} of {schedule.num_stages} stages and {schedule.num_microbatches} micro-batches "
-            f"over {len(graph.edges)} edges ({digest}) with options {self._told}"
+            f"over {len(graph.edges)} edges ({digest}) with options {self._shown_options}"
         )
 
 
@@ -221,6 +221,6 @@ def check_device(device: torch.device, of_group: torch.device) -> None:
         )
 
 
-def _told_of(value: Any) -> str:
+def _shown(value: Any) -> str:
     text = str(sorted(value.items()) if isinstance(value, Mapping) else value)
-    return text if len(text) <= _MOST_TOLD else f"...{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    return text if len(text) <= _MAX_VALUE_CHARS else f"...{hashlib.sha256(text.encode()).hexdigest()[:16]}"

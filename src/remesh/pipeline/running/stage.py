@@ -1,7 +1,7 @@
 """Stage of a pipeline at work on micro-batches on one rank, without any communication.
 
 Definitions. A *value* is a tensor that goes from stage to stage, known by name. A stage *takes* values by keyword and
-*makes* others. On a mesh of several ranks each rank has its own part of a value, cut as the sharding spec says; the
+*makes* others. On a mesh of several ranks each rank has its own part of a value, cut by its sharding spec; the
 module sees the rank's own part, as a plain tensor. The *stash* of a micro-batch is what its backward needs: inputs,
 outputs and the graph between them, kept from the forward until the gradients of the weights are there.
 """
@@ -238,7 +238,7 @@ def _leaving(value: torch.Tensor, kept: set[int]) -> torch.Tensor:
 
 
 def _filled(inputs: Values, found: Sequence[torch.Tensor | None]) -> dict[str, torch.Tensor]:
-    """Gradients by name; zeros for inputs that nothing depends on, because somebody waits for them."""
+    """Gradients by name; zeros for inputs that nothing depends on, because a stage before waits for them."""
     return {
         name: torch.zeros_like(value) if gradient is None else gradient
         for (name, value), gradient in zip(inputs.items(), found, strict=True)

@@ -86,7 +86,7 @@ def survey_places(stage: Stage, graph: StageGraph, describe: Callable[[], str], 
 
 
 def _meshes_of(told: list[tuple[int, list[list[int]]]], num_stages: int) -> tuple[Mesh, ...]:
-    """The mesh of every stage, from what each rank says of its own."""
+    """The mesh of every stage, from what each rank sends of its own."""
     members: dict[int, list[int]] = {}
     for rank, (index, where) in enumerate(told):
         if index >= num_stages:
@@ -99,8 +99,8 @@ def _meshes_of(told: list[tuple[int, list[list[int]]]], num_stages: int) -> tupl
             members[index].append(rank)
         if where != told[first][1]:
             raise PipelineError(
-                f"{DOING}: stage {index} is on mesh {told[first][1]} (shape, ranks) as rank {first} says, but on "
-                f"{where} as rank {rank} says; give all ranks of a stage one mesh"
+                f"{DOING}: stage {index} is on mesh {told[first][1]} (shape, ranks) on rank {first}, but on "
+                f"{where} on rank {rank}; give all ranks of a stage one mesh"
             )
     meshes = []
     for index in range(num_stages):
@@ -122,7 +122,7 @@ def survey_values(
     """How the values of every stage lie, by stage. Called by every rank of the group.
 
     ``example`` is the first micro-batch: entries of the batch, and target. `PipelineError` on all ranks for a value
-    that is not made, has a name twice among those that a stage takes, or cannot be cut as its stage says.
+    that is not made, has a name twice among those that a stage takes, or cannot be cut by its sharding spec.
     """
     device = device_of(stage.module)
     layouts: list[dict[str, Layout]] = []

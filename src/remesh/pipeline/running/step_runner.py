@@ -236,7 +236,7 @@ class StepRun:
             yield lane.take(number)
 
     def _lost_peer(self, threaded: Sequence[Lane]) -> PeerError | None:
-        """What lanes, or the group, say of a peer that was lost."""
+        """The loss of a peer, as lanes or the group report it."""
         if self._part.queue is not None:
             return find_given_up(self._part.group, DOING)
         return next((lane.error for lane in threaded if isinstance(lane.error, PeerError)), None)

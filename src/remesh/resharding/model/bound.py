@@ -10,7 +10,7 @@ planning costs as much as there are groups, however many tensors and devices the
 
 The bound is the larger of two terms:
 
-- *receiving*: a receiver host must take every byte that is wanted on it once, whoever sends it;
+- *receiving*: a receiver host must take every byte that is wanted on it once, from whichever host;
 - *sending*: a byte that leaves its owner hosts must be sent by one of them at least once. The smallest possible
   largest load is the largest, over sets T of hosts, of the bytes owned only inside T divided by ``|T|``; it is
   computed as a flow (`spread`). Hosts that pass bytes on can spare the owners every further sending.
@@ -84,7 +84,7 @@ def compute_lower_bound(tasks: Iterable[UnitTask], host_of: Mapping[int, str], n
     """The bound for these tasks.
 
     ``host_of`` maps ranks to host names; ranks with equal names share a NIC. All NICs count as equal unless a
-    ``network`` says otherwise; with one, the bound is also given in seconds.
+    ``network`` describes others; with one, the bound is also given in seconds.
     """
     groups: dict[HostGroup, int] = {}
     by_ranks: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}

@@ -51,7 +51,7 @@ class Shares:
     load: Fraction
     """The smallest possible largest load of a worker, in units of time; in bytes when all rates are 1."""
     busiest: tuple[str, ...]
-    """Workers that force it: nobody else can take their work, and it fills ``load`` of each of them, up to
+    """Workers that force it: no other worker can take their work, and it fills ``load`` of each of them, up to
     rounding. Empty when ``at_least`` was enough."""
     by_worker: tuple[Mapping[str, int], ...]
     """For each item the bytes that each worker sends. Invariant: values > 0, adding up to ``weight * copies``."""
@@ -116,7 +116,7 @@ def _join_items(network: _FlowNetwork, items: Sequence[Work], workers: Sequence[
     for item in items:
         node = network.add_node()
         network.join(0, node, item.weight * item.copies)
-        # Relays come first: an owner that can hand over spares its NIC for items nobody else holds.
+        # Relays come first: an owner that can hand over spares its NIC for items that no other host holds.
         to_workers = []
         if item.relays and item.copies > 1:
             relay_node = network.add_node()

@@ -40,7 +40,7 @@ class Block:
     stops: IntArray
     """One past the last."""
     missing: tuple[Box, ...]
-    """Boxes that are wanted and held by nobody."""
+    """Boxes that are wanted and held by no rank."""
     sizes: IntArray
     """Elements of each slice."""
     givers: IntArray

@@ -12,7 +12,7 @@ Algorithm, for each move:
    boxes that no rank holds.
 
 *Casts.* A tensor is *held* in one dtype and *wanted* in another. It *travels* in the narrower of the two: a cast that
-narrows is done by whoever gives from its own memory, one that widens by whoever takes. So a relay passes bytes on and
+narrows is done by the rank that gives from its own memory, one that widens by the taker. So a relay passes bytes on and
 never casts, every taker gets the value of exactly one cast, and the result is that of ``Tensor.to``. Only casts that
 keep the meaning are made unasked: between floats, between complex numbers, and from integers to integers that have room
 for all of them. Anything else is a clash.
@@ -20,9 +20,9 @@ for all of them. Anything else is a clash.
 *Stacks.* A model has many tensors of few kinds: each layer repeats the one before. Two tensors are *alike* where their
 moves have the same two layouts, object for object, as `remesh.resharding.running.describe` makes them. A *stack* is all
 tensors that are alike, as one tensor with a dim more: element ``[i, ...]`` of it is element ``[...]`` of the tensor
-``i``, by name. It says who holds and wants which elements, which is what a plan needs, and has no memory: where the
-elements of a tensor lie, its own piece says. So a thousand tensors of ten kinds are planned, checked and compared as
-ten, and whoever moves bytes asks `unstack` which tensors a box is of. Partial sums are left as they are: their whole
+``i``, by name. It has the holders and takers of all elements, which is what a plan needs, and no memory: only the
+tensor's own piece knows where its elements lie. So a thousand tensors of ten kinds are planned, checked and compared as
+ten, and code that moves bytes asks `unstack` which tensors a box is of. Partial sums are left as they are: their whole
 values have memory of their own.
 
 Source: Zhuang et al., arXiv 2211.05322, appendix B.2.
@@ -77,7 +77,7 @@ class TensorMove:
     """Who wants what. Invariant: same global shape as ``src``; holders are ranks of the group; no partial sums.
 
     Two dtypes that can be cast are both replaced by the one that travels (`travelling_dtype`): plans know no
-    other, and whoever keeps another one casts at its own memory. Partial sums keep theirs until they are summed."""
+    other, and a rank that keeps another one casts at its own memory. Partial sums keep theirs until they are summed."""
 
     def __post_init__(self) -> None:
         doing = f"planning the move of tensor {self.name!r}"
@@ -146,7 +146,7 @@ class UnitTask:
 def slices_of(moves: Sequence[TensorMove], missing: Missing = Missing.REFUSE) -> Slices:
     """The slices of all moves.
 
-    Raises `PlanError` naming tensor and boxes when something wanted is held by nobody, unless it may be left.
+    Raises `PlanError` naming tensor and boxes when no rank holds something that is wanted, unless it may be left.
     """
     for move in moves:
         if move.src.partial is not None:
@@ -166,7 +166,7 @@ def slices_of(moves: Sequence[TensorMove], missing: Missing = Missing.REFUSE) ->
 def compute_tasks(moves: Sequence[TensorMove], missing: Missing = Missing.REFUSE) -> tuple[UnitTask, ...]:
     """The unit tasks of all moves, in the order of the moves.
 
-    Raises `PlanError` naming tensor and boxes when something wanted is held by nobody, unless it may be left.
+    Raises `PlanError` naming tensor and boxes when no rank holds something that is wanted, unless it may be left.
     """
     return tuple(_tasks_of(moves, slices_of(moves, missing)))
 
@@ -188,7 +188,7 @@ def compute_missing_boxes(moves: Sequence[TensorMove]) -> dict[str, tuple[Box, .
 
 
 def _missing_error(move: TensorMove, missing: Sequence[Box], unasked: Sequence[str]) -> PlanError:
-    """The error for boxes that nobody holds; ``unasked`` are the names that are given and not wanted."""
+    """The error for boxes that no rank holds; ``unasked`` are the names that are given and not wanted."""
     cause = ""
     if not move.src.shards:
         nearest = difflib.get_close_matches(move.name, unasked, n=1)
@@ -197,8 +197,8 @@ def _missing_error(move: TensorMove, missing: Sequence[Box], unasked: Sequence[s
     lost = sum(box.size for box in missing)
     return PlanError(
         f"planning the move of tensor {move.name!r}: {cause}{lost} of {Box.of_shape(move.dst.global_shape).size} "
-        f"elements are wanted but held by nobody, in {len(missing)} boxes: {listed}; give these boxes on some rank, or "
-        "fill them from a checkpoint"
+        f"elements are wanted but held by no rank, in {len(missing)} boxes: {listed}; give these boxes on some rank, "
+        "or fill them from a checkpoint"
     )
 
 

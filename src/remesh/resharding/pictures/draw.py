@@ -32,10 +32,10 @@ _CAPTION_PX = 18
 _NAME_PX = 125
 _NAMED_IN_ROW = 6
 _MAX_NAMED = 24
-"""The legend names so many other ends at most, and says how many it leaves out."""
+"""The legend names so many other ends at most, and the number that it leaves out."""
 _NUM_TICKS = 5
 _MAX_LANES = 64
-"""A picture shows so many lanes at most, and says how many it leaves out."""
+"""A picture shows so many lanes at most, and the number that it leaves out."""
 _MAX_BARS = 400
 """A lane of a picture has so many bars at most; more are joined to what happens in a stretch of time."""
 _SEVERAL = "several"
@@ -203,7 +203,7 @@ def _some_lanes(bars: dict[tuple[str, str], list[Bar]]) -> tuple[dict[tuple[str,
 
 
 def _join_bars(bars: list[Bar], total_s: float) -> list[Bar]:
-    """Join bars that begin within one short interval, so that the bars of a picture can be told apart."""
+    """Join bars that begin within one short interval, so that a reader can see each bar of a picture."""
     if len(bars) <= _MAX_BARS:
         return bars
     joined: dict[int, Bar] = {}

@@ -1,4 +1,4 @@
-"""Check of a plan, on its rows: what every plan has passed once, whoever made it.
+"""Check of a plan, on its rows: what every plan has passed once, whatever planner made it.
 
 What holds afterwards:
 
@@ -9,11 +9,11 @@ What holds afterwards:
    and a chunk crosses a hop once, so in a round a rank gives at most one message and takes at most one.
 3. *Order.* A hop is out of a place that gives from its own memory, or that an earlier hop of the flow has reached: its
    time is later, so its round is.
-4. *Givers.* Every rank that may give a chunk holds each of its parts, and whoever copies a box holds it. Ranks that
+4. *Givers.* Every rank that may give a chunk holds each of its parts, and a rank that copies a box holds it. Ranks that
    keep the same boxes are asked once.
 5. *Takers.* A flow reaches exactly the places of the takers of its chunks, each once; so a chunk comes to each of its
    takers once. Parts and copies lie inside what their takers want, no two chunks share an element, neither do two
-   copies, nor what a rank copies and takes, and for each rank the sizes add up to all that it wants and anybody holds.
+   copies, nor what a rank copies and takes, and for each rank the sizes add up to all that it wants and any rank holds.
 
 Rows that follow a rule (`remesh.resharding.schedule.grid_rows`) are made of moves and hosts alone, so they cannot be
 damaged. Of a plan by rule its copies are checked when it is made, by all ranks alike; its rows are checked by each
@@ -228,7 +228,7 @@ def _check_parts(moves: Sequence[TensorMove], rows: Rows) -> None:
 
 
 def _rows_of(parts: PartRows, kinds: Sequence[int]) -> dict[int, IntArray | slice]:
-    """Rows of the parts of each kind of tensor that has any, in their order; ``kinds`` says of which one each is."""
+    """Rows of the parts of each kind of tensor that has any, in their order; ``kinds`` is by tensor."""
     kind_of = np.array(kinds, dtype=np.int64).take(parts.tensor)
     if not len(parts) or (kind_of == kind_of[0]).all():
         return {int(kind_of[0]): slice(None)} if len(parts) else {}
@@ -384,7 +384,7 @@ def _check_apart(
 def _check_totals(
     moves: Sequence[TensorMove], rows: Rows, copies: Sequence[Copy], ranks: Collection[int] | None
 ) -> None:
-    """Every rank gets as many elements as it wants and anybody holds."""
+    """Every rank gets as many elements as it wants and any rank holds."""
     parts = rows.chunks.parts
     base = len(rows.rank_sets)
     takers = np.repeat(rows.takers, np.diff(rows.chunks.first_part))

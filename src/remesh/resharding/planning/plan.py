@@ -1,6 +1,6 @@
 """Plan of a move: every message and every local copy, complete before the first byte moves.
 
-A plan is a value. Its rows stand for all messages: who sends which boxes of which tensors to whom and in which round.
+A plan is a value. Its rows stand for all messages: sender, receiver, boxes of tensors, and round of each.
 It knows what the network must carry at the least, and it cannot exist without having passed the check of all its
 invariants (`check`). Its JSON form
 is complete: a plan that was read back equals the one that was written, and both have the same digest.
@@ -150,7 +150,7 @@ class Plan:
 
     @cached_property
     def missing(self) -> Mapping[str, tuple[Box, ...]]:
-        """Boxes that are wanted but held by nobody, by tensor; the plan leaves them alone."""
+        """Boxes that are wanted but held by no rank, by tensor; the plan leaves them alone."""
         if isinstance(self.rows, GridRows):
             return {}  # both sides are all of each tensor, or there were no such rows
         return compute_missing_boxes(self.moves)
@@ -171,7 +171,7 @@ class Plan:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256, in hexadecimal, of all that the JSON form says; equal exactly when plans are."""
+        """SHA-256, in hexadecimal, of the whole JSON form; equal exactly when plans are."""
         rows = self.rows
         header = {
             "moves": [move.name for move in self.moves],
@@ -193,7 +193,7 @@ class Plan:
 
 
 def _layout_facts(moves: Sequence[TensorMove]) -> list[Any]:
-    """All that tells layouts from one another, each once, then the numbers of the two of each move."""
+    """All that distinguishes layouts, each once, then the numbers of the two of each move."""
     layouts, pairs = number_layouts(moves)
     facts = [
         [

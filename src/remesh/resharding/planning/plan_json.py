@@ -120,7 +120,7 @@ def fields_from_json(value: Any) -> PlanFields:
         raise
     except (KeyError, TypeError, ValueError) as raised:
         raise PlanError(
-            f"reading a plan: a field is missing or has another shape than the format says ({raised!r}); plan again"
+            f"reading a plan: a field is missing or has another shape than in the format ({raised!r}); plan again"
         ) from raised
 
 

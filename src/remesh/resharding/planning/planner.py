@@ -68,7 +68,7 @@ _HOST_RELAY_CHUNK_BYTES = 2 << 20
 _TURN_BYTES = 256 << 10
 """Chunks are not cut finer than this for the sake of hosts that serve several others in turn."""
 _NUM_TURNS = 16
-"""Chunks that the busiest NIC carries at the least where hosts take turns: whoever has to wait for one then waits for a
+"""Chunks that the busiest NIC carries at the least where hosts take turns: a host that waits for one then waits for a
 small fraction of the whole."""
 _MAX_TIMED = 20_000
 """Up to this many messages the planner schedules each one in time. More messages are planned as flows, which is

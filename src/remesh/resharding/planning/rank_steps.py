@@ -15,7 +15,7 @@ Order, for the messages that a rank gives, by round:
 
 Then the remaining receives, in their order, then the remaining sends.
 
-Why nobody waits for ever: of all ranks that wait, look at the one whose awaited message has the lowest round r. If it
+Why no rank waits for ever: of all ranks that wait, look at the one whose awaited message has the lowest round r. If it
 waits to take, the giver has not given yet, so it waits itself, in a step before that give: it takes the oldest of more
 than W receives of rounds up to r, or what it needs, or settles an older send. All these are of rounds below r, and none
 is lower than r. If it waits to settle, the taker has not posted yet, so it waits in a step before that post: again to

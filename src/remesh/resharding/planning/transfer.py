@@ -124,7 +124,7 @@ class Transfer:
 
     @cached_property
     def staging_bytes(self) -> int:
-        """Most bytes of staging that any rank needs; of a plan by rule, whose ranks nobody goes through, no more."""
+        """Most bytes of staging that any rank needs; of a plan by rule, an upper limit."""
         if isinstance(self.plan.rows, GridRows) and self.reduction is None:
             # A window each way, and one that was taken and is passed on at once.
             return (2 * self.window + 1) * self.plan.chunks.largest_bytes
@@ -146,7 +146,7 @@ class Transfer:
 
     @cached_property
     def last_rank(self) -> int:
-        """The rank that has everything last, as far as sums can tell: it takes most, and passes on least of that.
+        """The rank that has everything last, as far as sums can show: it takes most, and passes on least of that.
 
         Where messages are too many to go through all, only what ranks take counts.
         """
@@ -171,7 +171,7 @@ class Transfer:
 
     @cached_property
     def missing(self) -> Mapping[str, tuple[Box, ...]]:
-        """Boxes that are wanted but held by nobody, by tensor."""
+        """Boxes that are wanted but held by no rank, by tensor."""
         found: dict[str, list[Box]] = {}
         for stack, boxes in self.plan.missing.items():
             for stacked in boxes:
@@ -269,9 +269,9 @@ def plan_transfer(moves: Sequence[TensorMove], host_of: Mapping[int, str], optio
 
 
 def plan_stacked(moves: Sequence[TensorMove], host_of: Mapping[int, str], options: PlanOptions) -> Transfer:
-    """The same, where tensors that are alike are planned as one; for whoever asks `Transfer.names_of` for tensors.
+    """The same, where tensors that are alike are planned as one; for callers that ask `Transfer.names_of` for tensors.
 
-    An error is told of the tensors themselves.
+    An error names the tensors themselves.
     """
     stacked, alike = stack_moves(moves)
     if alike:

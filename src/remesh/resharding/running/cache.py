@@ -76,7 +76,7 @@ class Meeting:
     tag: int
     """Tag of the run."""
     said: Sequence[Any]
-    """What every rank had to say beside, by rank."""
+    """What every rank sent beside, by rank."""
 
     def start(self) -> Handle:
         """Begin the run in a thread."""
@@ -96,7 +96,7 @@ class Resharder:
         hosts = options.get("host_of")
         self._options: PlanOptions = options if hosts is None else {**options, "host_of": dict(hosts)}
         self._told_options: dict[str, Any] | None = None
-        """What the others are told of the options, once these have been checked."""
+        """What this rank sends the others of its options, once these have been checked."""
         self._calls: list[_Call] = []
         """The last calls with different tensors, oldest first. Invariant: at most _MAX_PLACES."""
         self._agreements = Agreements(tells_first_at_once=True)
@@ -135,7 +135,7 @@ class Resharder:
     def meet(
         self, ask: Callable[[], tuple[Tensors, Tensors]], tell: Callable[[], Any] = lambda: None, doing: str = DOING
     ) -> Meeting:
-        """Agree with all ranks on the next run; each rank also tells the others what ``tell()`` returns, as JSON.
+        """Agree with all ranks on the next run; each rank also sends the others what ``tell()`` returns, as JSON.
 
         ``ask`` returns what this rank gives and takes. Called by every rank of the group; raises what is wrong, also
         what ``ask`` and ``tell`` raise, alike on all ranks. Moves nothing.
@@ -220,7 +220,7 @@ def _are_the_same(objects: tuple[Any, ...], others: tuple[Any, ...]) -> bool:
 
 
 def _places(objects: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The memory of each tensor; the description says what lies there."""
+    """The memory of each tensor; the description has what lies there."""
     places = []
     with torch.no_grad():
         for _, thing in objects[1:]:

@@ -12,7 +12,7 @@ the thread: nothing that the thread queues later, on whatever communicator, woul
 it. So batches have a thread of their own, which ends with the run.
 
 Every buffer that is not the caller's memory comes from `Staging`, which counts what is alive: a buffer counts until
-nothing refers to it any more, whatever the steps say.
+nothing refers to it any more, whatever the steps expect.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Staging:
 
     def __init__(self, most_bytes: int) -> None:
         self.alive_bytes = 0
-        """Bytes of buffers that somebody still refers to, and of memory that is kept."""
+        """Bytes of buffers that are still referred to, and of memory that is kept."""
         self.peak_bytes = 0
         """Most that ``alive_bytes`` has been."""
         self._most_bytes = most_bytes

@@ -21,7 +21,7 @@ from remesh.resharding.model.tasks import TensorMove, travelling_dtype
 
 
 def check_pieces(moves: Sequence[TensorMove], give: Mapping[str, Piece], take: Mapping[str, Piece], rank: int) -> None:
-    """Raise `PlanError` unless these pieces are what the moves say of this rank."""
+    """Raise `PlanError` unless these pieces are what the moves expect of this rank."""
     for move in moves:
         for layout, pieces, verb in ((move.src, give, "gives"), (move.dst, take, "takes")):
             _check_piece(move.name, layout, pieces.get(move.name), rank, verb)

@@ -3,7 +3,7 @@
 A model has many tensors of few kinds. So a rank describes each *kind* once, and names the kind of each tensor:
 ``{"kinds": [kind, ...], "tensors": {name: number of the kind}}``, for either side. A kind is ``[dtype, global shape,
 reduction, shards]``; empty shards are left out. All ranks make the same moves from the same descriptions, in order of
-names, and tensors of which all ranks say the same have the very same layouts.
+names, and tensors that all ranks describe alike have the very same layouts.
 
 Plans are functions of their arguments, so options must be equal everywhere, or ranks would plan differently and never
 meet. All but one: ``max_staging_bytes`` may follow from each rank's own free memory. The least of all caps holds for
@@ -37,14 +37,14 @@ _GATHERING = "gathering the moves of tensors"
 _PLANNING = "resharding"
 _CAP: Final = "max_staging_bytes"
 _LONG = ("host_of", "network")
-"""Told as digests: as long as the group is large."""
+"""Sent as digests: they are as long as the group is large."""
 
 Tensors = Mapping[str, torch.Tensor | Piece]
 """Tensors by name: a DTensor of any mesh, a plain tensor (all of it), or a local tensor with its boxes."""
 
 
 def describe_all(give: Mapping[str, Piece], take: Mapping[str, Piece]) -> dict[str, Any]:
-    """What this rank has to say, as JSON values."""
+    """What this rank gives and wants, as JSON values."""
     return {
         "host": socket.gethostname(),
         "give": _describe(give),
@@ -83,7 +83,7 @@ def pieces_of(tensors: Tensors) -> dict[str, Piece]:
 
 
 def gather_moves(give: Tensors, take: Tensors, group: Group = None) -> list[TensorMove]:
-    """The moves of all tensors that anybody wants, by name; the same on every rank.
+    """The moves of all tensors that any rank wants, by name; the same on every rank.
 
     Called by every rank of the group; blocks until all have called it. Holders are ranks of the group.
     """
@@ -91,7 +91,7 @@ def gather_moves(give: Tensors, take: Tensors, group: Group = None) -> list[Tens
 
 
 def hosts_of(described: Sequence[Any]) -> dict[int, str]:
-    """The host that every rank told."""
+    """The host of every rank, as it described itself."""
     return {rank: each["host"] for rank, each in enumerate(described)}
 
 
@@ -135,7 +135,7 @@ def moves_of(described: Sequence[Any]) -> list[TensorMove]:
 
 @dataclass(frozen=True, slots=True)
 class _TensorKind:
-    """What one rank says of some tensors on one side."""
+    """One rank's description of some tensors on one side."""
 
     rank: int
     dtype: str
@@ -163,7 +163,7 @@ def _by_name(described: Sequence[Any], side: str) -> dict[str, list[_TensorKind]
 
 
 def _check_agreement(name: str, givers: Sequence[_TensorKind], takers: Sequence[_TensorKind]) -> None:
-    """All must say the same global shape; each side the same dtype and reduction."""
+    """All must give the same global shape; each side the same dtype and reduction."""
     for side, others, verb in ((givers, givers, "gives"), (takers, takers, "wants"), (givers, takers, "wants")):
         for other in others if side else ():
             first = side[0]
@@ -192,7 +192,7 @@ def _layout(sample: _TensorKind, told: Sequence[_TensorKind], travelling: str | 
 
 
 def check_plan_options(options: Mapping[str, Any]) -> None:
-    """Raise `OptionError` for an option that nobody knows or of the wrong type, `PlanError` for a wrong value."""
+    """Raise `OptionError` for an unknown option or one of the wrong type, `PlanError` for a wrong value."""
     check_options(_PLANNING, options, PlanOptions)
     check_request(_PLANNING, options.get("chunk_bytes", DEFAULT_CHUNK_BYTES), options.get("strategy", AUTO))
     cap = options.get(_CAP)
@@ -201,7 +201,7 @@ def check_plan_options(options: Mapping[str, Any]) -> None:
 
 
 def tell_options(options: PlanOptions) -> dict[str, Any]:
-    """What this rank tells the others of its options, as short JSON; equal exactly when the options mean the same."""
+    """What this rank sends the others of its options, as short JSON; equal exactly when the options mean the same."""
     told = {name: _in_full(options, name) for name in sorted(PlanOptions.__annotations__)}
     for name in _LONG:
         if told[name] is not None:
@@ -210,7 +210,7 @@ def tell_options(options: PlanOptions) -> dict[str, Any]:
 
 
 def settle_options(told: Sequence[Mapping[str, Any]], options: PlanOptions, group: Group) -> PlanOptions:
-    """The options that all ranks plan with, from what each has told.
+    """The options that all ranks plan with, from what each has sent.
 
     Called by every rank of the group; raises `OptionError` on all of them where options differ.
     """

@@ -82,7 +82,7 @@ class Moved:
     num_rounds: int
     """Rounds of the schedule."""
     missing: dict[str, tuple[Box, ...]]
-    """Boxes that nobody held and that keep their values, by tensor; empty unless the caller allowed it."""
+    """Boxes that no rank held and that keep their values, by tensor; empty unless the caller allowed it."""
     planned_staging_bytes: int = 0
     """Most staging that this rank was planned to need."""
     peak_staging_bytes: int = 0
@@ -92,7 +92,7 @@ class Moved:
     taken: tuple[Timing, ...] = ()
     """Messages that this rank received, as they came."""
     made: Mapping[str, DTensor] = field(default_factory=dict)
-    """The tensors that were made to be filled, by name, where `reshard` was told ``to`` what."""
+    """The tensors that were made to be filled, by name, where `reshard` was given ``to``."""
 
 
 class UnfilledError(PeerError):
@@ -114,7 +114,7 @@ def run_plan(plan: Plan | Transfer, give: Mapping[str, Piece], take: Mapping[str
     Called by every rank of the group with the same plan and its own pieces; ranks of the plan are ranks of the group.
     Blocks until every rank has sent and received all its messages. Raises the same error on all ranks before the first
     byte when plans differ or a piece does not fit its plan; raises `UnfilledError`, a `PeerError`, within the group's
-    timeout when a rank dies on the way, and then what was taken so far is defined only where it says so.
+    timeout when a rank dies on the way, and then only tensors that the error does not name are defined.
     """
 
     def make() -> BoundTransfer:
@@ -308,12 +308,12 @@ class BoundTransfer:
 
         Only ranks that give or take call it. Runs under one tag follow each other in the same order on all of them;
         over NCCL, where there are no tags, all runs do. There it has only queued its messages when it returns:
-        `remesh.comm.gather.check_end` says what became of them.
+        `remesh.comm.gather.check_end` finds what became of them.
         """
         return self._run(tag, None)
 
     def _run(self, tag: int, last: int | None) -> Moved:
-        """``last`` is the rank that has everything last, as far as the plan can tell; None for an end of one's own."""
+        """``last`` is the rank that has everything last, as far as the plan can show; None for an end of one's own."""
         rank = group_rank(self._group)
         transfer = self.transfer
         started_s = time.perf_counter()
@@ -367,7 +367,7 @@ class BoundTransfer:
             if has_summed:
                 _run_all(copies)
             take.flush()
-            # Over NCCL nobody knows which of the messages that were waited for have come.
+            # Over NCCL no rank knows which of the messages that were waited for have come.
             arrived = Counter[int]() if link.is_queued else mover.num_arrived
             unfilled = self._unfilled(arrived, has_summed)
             raise _unfilled_error(peer_error(_DOING, self._group, raised), unfilled) from raised
@@ -376,13 +376,13 @@ class BoundTransfer:
         return finished_s
 
     def _expect_farewell(self, tag: int, last: int | None) -> Farewell | None:
-        """The end of the run for all ranks; None where there is none, or nobody else."""
+        """The end of the run for all ranks; None where there is none, or no other rank."""
         if last is None or group_size(self._group) == 1 or is_queued(self._group):
             return None
         return Farewell(self._group, tag + _NUM_TAGS, last)
 
     def _end(self, farewell: Farewell | None, is_wrong: bool, *, is_asked: bool) -> bool:
-        """Wait until all ranks are done, if they tell each other; whether something is wrong on one that told."""
+        """Wait until all ranks are done, if they report to each other; whether one of them reported something wrong."""
         if farewell is not None:
             return farewell.wait(is_wrong)
         return any(all_gather_json(is_wrong, self._group)) if is_asked else is_wrong

@@ -1,4 +1,4 @@
-"""Timings of messages, as a run measured them, to be laid beside what its plan said.
+"""Timings of messages, as a run measured them, to be laid beside its plan.
 
 Definitions. Times are seconds since the ranks agreed on the plan, on each rank's own clock; ranks leave that agreement
 within one latency of each other. A giver knows when it began to send, a taker when everything was there; a *timing*
@@ -32,7 +32,7 @@ class Timing:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BytesByPair(Mapping[tuple[int, int], int]):
-    """Bytes by (giver, taker), counted when somebody looks: among thousands of ranks there are millions of pairs."""
+    """Bytes by (giver, taker), counted when first read: among thousands of ranks there are millions of pairs."""
 
     count: Callable[[], Mapping[tuple[int, int], int]]
 

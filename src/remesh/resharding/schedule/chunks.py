@@ -203,7 +203,7 @@ class Chunks(ChunkTable):
     __hash__ = None  # type: ignore[assignment]
 
     def columns(self) -> tuple[IntArray, ...]:
-        """All that tells one table from another of the same tensors; sizes in bytes follow from it."""
+        """All that distinguishes one table from another of the same tensors; sizes in bytes follow from it."""
         return self.first_part, self.parts.tensor, self.parts.starts, self.parts.stops
 
 

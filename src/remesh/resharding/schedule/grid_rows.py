@@ -1,12 +1,12 @@
-"""Rows between grids, by one rule, which nobody has to write down: each rank works out its own.
+"""Rows between grids, by one rule, without a list of all: each rank works out its own.
 
 Where every piece of either side lies within one host, there is nothing to choose: a slice goes from the host that has
 it to the host that wants it. If the sides are grids as well, a rank can work out its own slices, and when they go,
-without looking at anybody else's: a plan of 67 million slices costs it as much as the 16,000 that it takes part in.
+without looking at another rank's: a plan of 67 million slices costs it as much as the 16,000 that it takes part in.
 
-Definitions. A *rank set* is all who hold, or want, one piece. A *stream* is all that one set of givers has and one set
-of takers wants, of all tensors; it travels as one chunk, whose number is that of the givers times the number of sets
-of takers, plus that of the takers. The hosts of either side are numbered, and so are the sets of a host.
+Definitions. A *rank set* is all ranks that hold, or want, one piece. A *stream* is all that one set of givers has and
+one set of takers wants, of all tensors; it travels as one chunk, whose number is that of the givers times the number of
+sets of takers, plus that of the takers. The hosts of either side are numbered, and so are the sets of a host.
 
 The rule: each stream is a flow of one chunk and one hop (`remesh.resharding.schedule.rows`). Its *shift* is how many
 numbers its taking host comes behind its giving host, around the larger number of hosts. Its *turn* is the pair of
@@ -19,7 +19,7 @@ is one stream. So hops out of a host have distinct times, and hops into one too.
 of either side, so in one slice, so in one stream, and that comes once to each of its takers. Each rank has its own
 rows checked when it works them out (`remesh.resharding.planning.check`).
 
-For traffic that is even between hosts these are the rounds of an all-to-all exchange, in which nobody waits; whatever
+For traffic that is even between hosts these are the rounds of an all-to-all exchange, in which no host waits; whatever
 the traffic is, hosts carry exactly what they have to, so the busiest one is at the lower bound.
 """
 
@@ -42,9 +42,9 @@ from remesh.resharding.schedule.message_rows import Columns, MessageRows
 from remesh.resharding.schedule.rows import Ends, Rows
 
 _MAX_PARTS = 8
-"""Parts that are kept, for ranks that somebody asks for."""
+"""Parts that are kept, for ranks that are asked for."""
 _SETS_AT_ONCE = 64
-"""Sets of givers whose streams are made together when somebody goes through all."""
+"""Sets of givers whose streams are made together when a reader goes through all."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -380,7 +380,7 @@ class GridRows(MessageRows):
 
 
 class _GridChunks(ChunkTable):
-    """What messages of a rule carry, by number; a number that nobody sends has a chunk of nothing."""
+    """What messages of a rule carry, by number; a number that no rank sends has an empty chunk."""
 
     def __init__(self, rows: GridRows) -> None:
         self._rows = rows

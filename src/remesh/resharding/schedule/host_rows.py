@@ -6,7 +6,7 @@ For plans that are too large to be scheduled message by message. Algorithm:
    (`stream`).
 2. Hops get colours. Number givers and takers of hops. Hops whose taker is the same number ``r`` of places after the
    giver, around, are a *shift*; hops of one shift into one host are counted; shift and count are the colour. For
-   traffic that is even between all pairs these are the cyclic shifts, and nobody waits; otherwise it is nearly so.
+   traffic that is even between all pairs these are the cyclic shifts, and no host waits; otherwise it is nearly so.
 
 Hops with one shift and one giver have one taker, so colours are distinct on either side. There are as many times in a
 period as there are colours. The *lag* of a hop is how many hops come before it; its time is its colour, so many periods

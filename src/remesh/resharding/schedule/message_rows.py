@@ -82,7 +82,7 @@ class MessageRows(ABC):
 
     @abstractmethod
     def host_loads(self) -> dict[tuple[str, str], int]:
-        """Bytes between hosts, by (host, ``"out"`` or ``"in"``), ascending; nobody goes through messages for it."""
+        """Bytes between hosts, by (host, ``"out"`` or ``"in"``), ascending; found without going through messages."""
 
     @abstractmethod
     def bytes_between_hosts(self) -> dict[tuple[str, str], int]:
@@ -90,7 +90,7 @@ class MessageRows(ABC):
 
     @abstractmethod
     def bytes_taken(self) -> dict[int, int]:
-        """Bytes that each rank takes, of those that take any; nobody goes through messages for it."""
+        """Bytes that each rank takes, of those that take any; found without going through messages."""
 
     def bytes_by_pair(self) -> dict[tuple[int, int], int]:
         """Bytes by (giver, taker) among ranks, in ascending order of pairs; goes through all messages."""

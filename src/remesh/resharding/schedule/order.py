@@ -8,7 +8,7 @@ Algorithm (a pipeline of periods):
 1. A chunk that is due in period ``p`` crosses its first hop in period ``p``, its second in ``p + 1``, and so on: what a
    relay sends in a period came in the one before, so inside a period hops need no order. In the steady state every
    period carries the same traffic from host to host.
-2. Decompose that traffic into stages (`decompose`). They say when in a period a pair of hosts is served; nobody waits
+2. Decompose that traffic into stages (`decompose`). They fix when in a period a pair of hosts is served; no host waits
    while it is busiest, and the whole takes as many periods more as the longest lag.
 3. Within the time of a pair, chunks go one after the other. What stays inside a host follows what brought it.
 
@@ -246,7 +246,7 @@ class TrafficStage:
     length: int
     """Invariant: > 0."""
     pairs: tuple[tuple[int, int], ...]
-    """Who sends to whom. Invariant: no line twice on the same side."""
+    """Pairs of sender and receiver. Invariant: no line twice on the same side."""
 
 
 def decompose(traffic: Mapping[tuple[int, int], int]) -> list[TrafficStage]:

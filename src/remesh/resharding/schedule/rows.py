@@ -9,12 +9,12 @@ same *hops*. Its hops reach every place on which its chunks are wanted, each onc
 takers beside an owner. Every hop has a *time*, later than that of the hop that brings its giver the chunks. Time goes
 round in *periods* of so many times each: no two hops out of one place, and no two into one, have equal times but for
 whole periods. A time is divided into *turns*, a turn into *steps*. A plan has as many periods as its longest flow has
-chunks, so that relays work at the same time; where nobody relays there is one, and all chunks of a flow take turns.
+chunks, so that relays work at the same time; where no host relays there is one, and all chunks of a flow take turns.
 
 The rules by which rows become messages:
 
 1. Chunk ``p`` of a flow of ``n`` begins in period ``p * num_periods // n``, in its turn among those that do. It crosses
-   a hop so many times after the beginning of its period as the hop's time says, in step 0.
+   a hop so many times after the beginning of its period as the hop's time is, in step 0.
 2. The *colour* of a hop is its time within a period. Of the ``m`` takers in the place, ascending, number
    ``(p + colour) % m`` is the *entry*. It takes the chunk from the entry of the hop before, or, where there is none,
    from the givers in the place, by the same rule.

@@ -45,7 +45,7 @@ def assign_whole(
 
     ``weights[i]`` is the cost of item ``i`` in bytes, ``candidates[i]`` the ids that may do it, ``initial_load`` what
     ids have to do already. Ties go to the lowest id, equal weights keep their order. Raises `PlanError` for an
-    item that nobody may do.
+    item without candidates.
 
     >>> assign_whole([5, 3, 3], [[0, 1], [0, 1], [0, 1]])
     [0, 1, 1]
@@ -111,7 +111,7 @@ def split_senders(
        bytes: the route. Receivers that have a sending to do are served first.
 
     At scale, and with racks, only first sendings are shared out, over all groups with the same owners at once, and
-    receivers pass on in chains and trees of `trees`. That is as good when nobody owns and receives.
+    receivers pass on in chains and trees of `trees`. That is as good when no host both owns and receives.
     """
     if all(len(group.owners) == len(group.receivers) == 1 for group, _ in groups):
         return _split_pairs(groups, at_least, network)
@@ -166,7 +166,7 @@ def _legs_of(group: HostGroup, network: Network | None) -> list[HostGroup]:
             outside.append(host)
     if not inside:
         return [HostGroup(group.owners, tuple(sorted(outside, key=lambda host: (network.rack_of(host) or "", host))))]
-    # Whoever got it in an owner's rack passes it on to the other racks, so that owners need not send it again.
+    # A receiver in an owner's rack passes it on to the other racks, so that owners need not send it again.
     foreign: dict[str, list[str]] = {}
     for host in outside:
         foreign.setdefault(network.rack_of(host) or host, []).append(host)

@@ -51,7 +51,7 @@ from remesh.resharding.schedule.rows import Rows
 from remesh.resharding.schedule.trees import Hop
 
 _LOCAL_SPEED = 16.0
-"""How much faster ranks of a host reach each other than other hosts, when nobody says."""
+"""How much faster ranks of a host reach each other than other hosts, where the caller sets none."""
 _PLAIN = HostLink(1.0)
 
 

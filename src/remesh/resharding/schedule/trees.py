@@ -3,11 +3,11 @@
 Definitions. A *hop* is one sending from host to host. The *depth* of a set of hops is the number of hops on the
 longest way to a receiver. A receiver is *interior* when it passes bytes on, else a *leaf*.
 
-- *Chain*: owner, first receiver, second receiver, ... Nobody sends more than it takes; depth ``k`` for ``k`` receivers.
+- *Chain*: owner, first receiver, second receiver, ... No host sends more than it takes; depth ``k``, ``k`` receivers.
   Chains of several owners to the same receivers begin at different receivers (`rotate`): as many owners as receivers
   make a ring in which every host takes and sends all of the time, and no pipeline has to fill.
 - *Two trees*: halves of the bytes go through two binary trees. A receiver that is interior in one is a leaf in the
-  other, so nobody sends more than it takes either, and the depth is about ``log2(k)``.
+  other, so no host sends more than it takes either, and the depth is about ``log2(k)``.
 
 With racks, receivers stand in the order of their racks, so that a chain enters each rack once.
 

@@ -320,7 +320,7 @@ def test_a_disk_without_room_for_a_line_ends_no_job_and_hides_no_end(
     stage.until(lambda: stage.coordinator.outcome, ranks)
     assert stage.coordinator.outcome is not None and stage.coordinator.outcome.state == "finished"
     said = "\n".join(stage.said)
-    assert "events.log: No space left on device; it would say: checkpoint 1: begun" in said
+    assert "events.log: No space left on device; the line was: checkpoint 1: begun" in said
     assert "how the job ended could not be noted: [Errno 28]" in said
 
 

@@ -34,7 +34,7 @@ _SHARED_FOLDER: Final = "/dev/shm"
 
 
 def key_of(info: os.stat_result) -> tuple[str, int]:
-    """Device and inode of a file, as a memory map tells them."""
+    """Device and inode of a file, as in a memory map."""
     return f"{os.major(info.st_dev):02x}:{os.minor(info.st_dev):02x}", info.st_ino
 
 
@@ -43,8 +43,8 @@ class CarriedSource:
     """The place where the bytes of a carried file are found while the processes that have it are frozen."""
 
     in_memory: bool
-    link: str  # its name, or its last one, as the kernel tells it
-    path: str = ""  # by which it can be opened from here; "" if nobody has it open
+    link: str  # its name, or its last one, as the kernel shows it
+    path: str = ""  # by which it can be opened from here; "" if no process has it open
     views: list[tuple[int, Area]] = field(default_factory=list)  # processes that have it mapped, and where
 
     def openable(self) -> str:
@@ -75,7 +75,7 @@ def describe_carried(source: CarriedSource, root: str) -> CarriedFile:
 
 
 def _names_of(key: tuple[str, int], root: str) -> tuple[str, ...]:
-    """The names of a file in /dev/shm: semaphores are mapped before they get theirs, so the kernel tells another."""
+    """The names of a file in /dev/shm: semaphores are mapped before they get theirs, so the kernel shows another."""
     names = []
     with contextlib.suppress(OSError):
         for entry in os.scandir(f"{root}{_SHARED_FOLDER}"):
@@ -127,7 +127,7 @@ def _read_memory(source: CarriedSource, start: int, num_bytes: int) -> Iterator[
     end = start + num_bytes
     while start < end:
         view = next((view for view in source.views if _holds(view[1], start)), None)
-        if view is None:  # a part that nobody has mapped, so nobody reads it
+        if view is None:  # a part that no process has mapped, so none reads it
             return
         pid, area = view
         count = min(end, area.offset + area.num_bytes, start + _BLOCK_BYTES) - start
@@ -219,7 +219,7 @@ def _make_at(place: str, source: BinaryIO, record: CarriedFile) -> int:
         _fill(source, descriptor, record)
         os.fchmod(descriptor, record.mode)
         for name in record.names:
-            # A file that has this name stays: it is of an earlier stay, or of somebody else.
+            # A file that has this name is only unlinked: it is of an earlier run, or of another process.
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name)
             os.link(path, name)

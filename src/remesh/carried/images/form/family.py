@@ -35,7 +35,7 @@ class Kin:
     parent: int  # INIT for the root and for orphans
     group: int
     session: int  # OUTSIDE for that of init
-    exit_status: int | None  # as wait tells it, of one that has ended and is not waited for yet; None while it lives
+    exit_status: int | None  # as wait returns it, of one that has ended and is not waited for yet; None while it lives
     name: str  # for people
 
     def __post_init__(self) -> None:
@@ -96,7 +96,7 @@ class _FamilyPlan:
             order += self._children.get(pid, ())
         if len(order) != len(self._kin):
             lost = min(set(self._kin) - set(order))
-            raise ValueError(f"{self._told(lost)} does not descend from init")
+            raise ValueError(f"{self._named(lost)} does not descend from init")
         return order
 
     def _find_births(self) -> dict[int, int | None]:
@@ -108,14 +108,14 @@ class _FamilyPlan:
                 births[pid] = one.session
                 continue
             if one.group != pid:
-                raise ValueError(f"{self._told(pid)} leads a session and is in group {one.group}")
+                raise ValueError(f"{self._named(pid)} leads a session and is in group {one.group}")
             older = {births[child] for child in self._children.get(pid, ())} - {None, pid}
             if len(older) > 1:
-                raise ValueError(f"{self._told(pid)} has children of the sessions {sorted(map(str, older))}")
+                raise ValueError(f"{self._named(pid)} has children of the sessions {sorted(map(str, older))}")
             births[pid] = next(iter(older), None)
         return births
 
-    def _told(self, pid: int) -> str:
+    def _named(self, pid: int) -> str:
         return f"process {pid} ({self._kin[pid].name})"
 
     # --- births ---
@@ -132,7 +132,7 @@ class _FamilyPlan:
         while strays:
             able = [pid for pid in strays if self._birth[pid] in raised or self._birth[pid] not in self._kin]
             if not able:
-                raise ValueError(f"{self._told(strays[0])} is in a session that it could not be born in")
+                raise ValueError(f"{self._named(strays[0])} is in a session that it could not be born in")
             for pid in able:
                 self.steps.append(FamilyStep(FamilyDeed.FORK, pid, self._stand_in(self._birth[pid] or OUTSIDE)))
                 self._raise_below(pid)
@@ -150,8 +150,8 @@ class _FamilyPlan:
             for child in children:
                 if self._birth[child] not in (None, self._kin[pid].session) and child not in first:
                     raise ValueError(
-                        f"{self._told(child)} is in session {self._birth[child]}, which its parent "
-                        f"{self._told(pid)} never was in"
+                        f"{self._named(child)} is in session {self._birth[child]}, which its parent "
+                        f"{self._named(pid)} never was in"
                     )
             self.steps += [FamilyStep(FamilyDeed.FORK, child, pid) for child in children if child not in first]
             waiting += children

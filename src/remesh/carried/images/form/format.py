@@ -248,7 +248,7 @@ class AreasState:
                 raise ValueError(f"the areas at {earlier.start:#x} and {later.start:#x} overlap")
 
     def written_files(self) -> dict[str, FileIdentity]:
-        """The files that the process may write to by its memory, where their time tells nothing."""
+        """The files that the process may write to by its memory, where their time shows nothing."""
         paths = {each.path for each in self.areas if is_written(each)}
         return {path: identity for path, identity in self.files.items() if path in paths and identity.sha256}
 

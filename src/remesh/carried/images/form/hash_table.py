@@ -52,14 +52,14 @@ class HashTable:
     folder: Path
 
     def look_up(self, state: FileState) -> str | None:
-        """The hash of a file, if anybody has found it."""
+        """The hash of a file, if a process has found it."""
         with contextlib.suppress(OSError):
             found = (self.folder / f"{state}").read_text("ascii", "replace")
             return found if len(found) == _HASH_CHARACTERS else None
         return None
 
     def note(self, state: FileState, sha256: str) -> None:
-        """Tell the others."""
+        """Share a hash with the other processes."""
         with contextlib.suppress(OSError):
             new = self.folder / f"{state}-{os.urandom(8).hex()}"
             new.write_text(sha256, "ascii")
@@ -70,7 +70,7 @@ class HashTable:
         """Have the file for oneself within the block; False where another has it, unless that is waited for."""
         try:
             lock = os.open(self.folder / f"{state}-{urgency.value}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError:  # then everybody finds it for himself
+        except OSError:  # then each process finds it for itself
             yield True
             return
         try:

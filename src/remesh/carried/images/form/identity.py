@@ -41,7 +41,7 @@ class Identities:
         return FileIdentity(state.num_bytes, state.mtime_ns, self._look_up(state) or self._hash(path, state))
 
     def gather(self, paths: Iterable[str], urgency: Urgency) -> None:
-        """Hash files of which nothing is known, those first that nobody else is at; what cannot be read is left out.
+        """Hash files of which nothing is known, those first that no other process hashes; unreadable ones are left out.
 
         With `Urgency.AHEAD` what another process is at is left to it.
         """
@@ -57,7 +57,7 @@ class Identities:
 
     def _gather_one(self, path: str, state: FileState, urgency: Urgency, *, wait: bool) -> bool:
         """Whether nothing is left to do for a file."""
-        with contextlib.suppress(OSError):  # one file that is gone says nothing of the others
+        with contextlib.suppress(OSError):  # the others are looked up although one file is gone
             if self._table is None or not _is_settled(state):
                 self._hash(path, state)
                 return True
@@ -87,7 +87,7 @@ class Identities:
         """Compute the identity of a file that processes have mapped for writing, while they are frozen.
 
         Linux changes the time of a file at the first write to a page since that was flushed, and at no other. So it is
-        flushed, and its time tells of any later write; but for a file in memory, which is hashed each time.
+        flushed, and its time shows any later write; but for a file in memory, which is hashed each time.
         """
         flush(Path(path))
         state = FileState.of(os.stat(path))
@@ -97,7 +97,7 @@ class Identities:
         return FileIdentity(state.num_bytes, state.mtime_ns, sha256)
 
     def remember(self, path: str, identity: FileIdentity) -> None:
-        """Take over what an image says of a file, if that has its length and time."""
+        """Take over the identity that an image has of a file, if the file has its length and time."""
         state = FileState.of(os.stat(path))
         if identity.sha256 and (state.num_bytes, state.mtime_ns) == (identity.num_bytes, identity.mtime_ns):
             self._known[state] = identity.sha256

@@ -31,8 +31,8 @@ def split_pages(written: PageSet, saved: PageSet, previous: Sequence[Layer]) -> 
     """Split the pages to be saved, by whether they were written since the previous image, whose layers are given.
 
     ``written`` is a part of ``saved``, and first among the increment's own: those can be written before the others are
-    known. A page that is neither written nor in the previous image, which the kernel should not tell, follows them. Of
-    a full image, which has no previous one, all pages count as written.
+    known. A page that is neither written nor in the previous image, which the kernel should not report, follows them.
+    Of a full image, which has no previous one, all pages count as written.
     """
     rest: Iterator[PageRange] = iter(saved)
     for layer in sorted(previous, key=lambda layer: len(layer.pages)):

@@ -55,7 +55,7 @@ class FileLock:
             raise ValueError(f"a lock of {self.path} is of {self.num_bytes} bytes from {self.start}")
 
     def taken_by_another(self, error: OSError) -> StorageError:
-        """What is told when it cannot be had."""
+        """The error when it cannot be had."""
         why = "another process has one now" if error.errno in _TAKEN else error.strerror
         return StorageError(
             f"taking the lock of {self.path} again, which the program held at the image: {why}; end what uses the "
@@ -71,7 +71,7 @@ class LocksState:
 
 
 def locks_of(pid: int, inner_pid: int, descriptor: Descriptor, file: int) -> Iterator[tuple[object, FileLock]]:
-    """The locks that a descriptor tells of, each with what it is known by: other descriptors tell of it, too.
+    """The locks that a descriptor shows, each with what it is known by: other descriptors show it, too.
 
     Raises `NotImageable` for a lease.
     """

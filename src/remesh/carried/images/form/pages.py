@@ -78,9 +78,9 @@ class PageWriter:
     """Writes pages into a file; a context manager. `ImageFolder.complete` flushes the file.
 
     Each of three threads takes the next chunk, copies it out of the process, compresses, sums and writes it: while the
-    disk has one, the next is ready, and no thread waits for another's copy. They take turns only to say where in the
-    file their chunk goes. An error of one (a full disk) is raised by `wait_until_read`, `copy` or `finish`; then, as
-    when the context is left by another error, nothing more is read or written.
+    disk has one, the next is ready, and no thread waits for another's copy. They alternate only to choose where in
+    the file their chunk goes. An error of one (a full disk) is raised by `wait_until_read`, `copy` or `finish`; then,
+    as when the context is left by another error, nothing more is read or written.
     """
 
     def __init__(self, path: Path, *, compress: bool) -> None:
@@ -95,7 +95,7 @@ class PageWriter:
         self._buffer: memoryview | None = None
         self._filled = 0
         self._save_lock = threading.Condition()
-        self._next_turn = 0  # the chunk whose place in the file is to be said next: those before it have been read
+        self._next_turn = 0  # the chunk whose place in the file is to be chosen next: those before it have been read
         self._end = 0  # of the places that were given
         self._descriptor = -1
         self._is_finished = False
@@ -246,7 +246,7 @@ def pieces_between(pages: PageSet, offsets: array.array[int], begin: int, end: i
 
 
 def _open_new(path: Path, *, direct: bool) -> int:
-    """Open a new file, written as `_go_direct` says if that is asked for."""
+    """Open a new file, prepared by `_go_direct` if that is asked for."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     if direct:
         _go_direct(descriptor)
@@ -274,7 +274,7 @@ def _write_some(descriptor: int, data: memoryview, offset: int) -> int:
 
 
 def check_chunks(path: Path, state: ChunksState) -> None:
-    """Raise `FormatError` when the length of a pages file is not what its index says."""
+    """Raise `FormatError` when the length of a pages file is not that in its index."""
     expected = state.num_stored_bytes
     try:
         found = path.stat().st_size

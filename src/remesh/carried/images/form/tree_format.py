@@ -98,7 +98,7 @@ class CarriedFile:
 
 @dataclass(frozen=True, slots=True)
 class PipeState:
-    """A pipe. Its ends are open files; one that nobody has is closed."""
+    """A pipe. Its ends are open files; one that no process has is closed."""
 
     capacity: int
     data: bytes  # what was in it
@@ -128,7 +128,7 @@ class SocketState:
     peer: int  # which socket is the other end, from 0; -1 if it is closed or there is none
     listener: int  # which socket has not accepted its connection yet, from 0; -1 for none
     shutdown: int  # 1: nothing comes any more; 2: nothing can be sent
-    send_bytes: int  # SO_SNDBUF, as it is told
+    send_bytes: int  # SO_SNDBUF, as it is set
     options: dict[int, bytes]  # other options, by number
     queue: tuple[SocketPart, ...]  # what has come and was not read
 

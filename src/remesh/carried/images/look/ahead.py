@@ -71,7 +71,7 @@ def start_hashing_beside(processes: Iterable[FrozenProcess]) -> Future[None]:
 
 
 def _mapped(pid: int, areas: Iterable[Area]) -> Iterable[str]:
-    """The mapped files, as seen from here, whose time tells when they change."""
+    """The mapped files, as seen from here, whose time shows when they change."""
     return mapped_paths(pid, filterfalse(is_written, areas)).values()
 
 

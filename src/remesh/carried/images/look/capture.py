@@ -164,7 +164,7 @@ def capture_areas(
 ) -> AreasState:
     """The memory map, as read before `FrozenProcess.prepare_calls` added an area, with the mapped ``files``.
 
-    ``number_of_carried`` tells of device and inode which carried file of the tree that is.
+    ``number_of_carried`` returns which carried file of the tree has a device and inode.
     """
     return AreasState(tuple(_area_state(area, number_of_carried) for area in areas), files)
 

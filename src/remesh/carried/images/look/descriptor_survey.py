@@ -53,7 +53,7 @@ class Survey:
     locks: dict[object, FileLock] = field(default_factory=dict)  # by what they are known by
     pipes: dict[str, PipeState] = field(default_factory=dict)  # by the name that the kernel gives, in the same way
     sockets: dict[int, tuple[int, int]] = field(default_factory=dict)  # process and descriptor by inode, likewise
-    on_their_way: list[int] = field(default_factory=list)  # descriptors of ours for open files in messages
+    on_their_way: list[int] = field(default_factory=list)  # this process's descriptors for open files in messages
     _holders: dict[tuple[object, ...], list[tuple[int, int, int]]] = field(default_factory=dict)
     """The holders of open files that look alike: process, descriptor, number of the open file."""
 
@@ -203,7 +203,7 @@ def _pipe_state(pid: int, descriptor: Descriptor) -> PipeState:
 
 
 def _pipe_content(end: int, capacity: int) -> bytes:
-    """The content of a pipe, which stays there: ``tee`` copies it into a pipe of ours, with as much room."""
+    """The content of a pipe, which stays there: ``tee`` copies it into a pipe of this process, of the same size."""
     num_bytes = array.array("i", [0])
     fcntl.ioctl(end, termios.FIONREAD, num_bytes)
     copy_out, copy_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)

@@ -19,7 +19,7 @@ from remesh.foundation.linux.calls import is_gone
 _MAX_LOOKS: Final = 1000
 """Limit of looks at a tree: one that makes processes faster than they are seized is given up then."""
 _QUIET_LOOKS: Final = 2
-"""Looks in a row that find nobody new: a child may change its parent and be missed, but once, while others stand."""
+"""Looks in a row that find no new process: a child may change its parent and be missed, but only once."""
 
 
 class Frozen:
@@ -112,7 +112,7 @@ def freeze(pid: int) -> Frozen:
         frozen.thaw()
         raise ConfigError(
             f"freezing process {pid}: the kernel does not let this process trace it ({error.strerror}); another "
-            "debugger may hold it, or the right CAP_SYS_PTRACE is needed: `remesh mpi doctor` tells"
+            "debugger may hold it, or the right CAP_SYS_PTRACE is needed: `remesh mpi doctor` shows it"
         ) from error
     except BaseException:
         frozen.thaw()

@@ -71,7 +71,7 @@ class FrozenProcess:
         """Get every thread ready for injected calls; returns the address of scratch memory in the process, of 8 KiB."""
         if self._prepared:
             return self._scratch
-        address = self._find_instruction()  # reads the memory map, if nobody has
+        address = self._find_instruction()  # reads the memory map, if that is not read yet
         for tracee in self.tracees:
             tracee.prepare(address)
         self._prepared = True
@@ -114,7 +114,7 @@ class FrozenProcess:
     def bury(self) -> None:
         """Reap the threads of the killed process, or they would never go.
 
-        The tracer of a thread must wait for its end; until then the end of the process is not told to anybody.
+        The tracer of a thread must wait for its end; until then no process is notified that this one has ended.
         """
         for tracee in reversed(self.tracees):
             tracee.close()

@@ -59,7 +59,7 @@ _WHY_ANON: Final = {
 def check_imageable(pid: int) -> list[ImageRefusal]:
     """List everything about a running process and its descendants that an image cannot hold, by name; empty if nothing.
 
-    Nothing is stopped, so what is so for a moment only is left out: what is told was seen twice. Raises `ConfigError`
+    Nothing is stopped, so what is so for a moment only is left out: what is listed was seen twice. Raises `ConfigError`
     on another platform, `ProcessLookupError` or `FileNotFoundError` when there is no such process.
     """
     check_platform()

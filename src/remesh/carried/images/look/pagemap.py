@@ -1,7 +1,7 @@
 """Page map of a process: which pages to save, by ``PAGEMAP_SCAN`` or ``/proc/PID/pagemap``.
 
 A page is saved when it is present or swapped, is not the zero page, and, in a private mapping of a file, is no longer
-the file's own. Everything else comes back by mapping again. In areas that `track` has registered the kernel also tells
+the file's own. Everything else comes back by mapping again. In areas that `track` has registered the kernel also shows
 which of them were written since they were marked. Source: Documentation/admin-guide/mm/pagemap.rst.
 
 A program has hundreds of areas, most of them parts of libraries: a *span* of them is asked about at once.
@@ -150,7 +150,7 @@ class PageMap:
     def mark(self, span: AreaSpan, start: int, end: int) -> None:
         """Write-protect the pages of ``[start, end)`` that have no mark, in a span that `track` has registered.
 
-        What was found is asked for although nobody looks at it: a scan without room for an answer takes a short way
+        What was found is asked for although it is not used: a scan without room for an answer takes a short way
         (seen on Linux 6.18) that also marks pages which are not there, and those look like pages in swap from then on.
         """
         self._scan(start, end, _QUERIES[span.kind].to_mark)
@@ -176,7 +176,7 @@ class PageMap:
     def _scan(self, start: int, end: int, query: _Query) -> PageSet:
         """The pages of ``[start, end)`` that a query finds.
 
-        Where the kernel says that it has stopped cannot be used: when it has emptied a buffer of its own meanwhile, it
+        The place where the kernel reports to have stopped is of no use: when it has emptied a buffer of its own, it
         names that place although it went on to the end (seen on Linux 6.18).
         """
         regions = array.array("Q")  # start, end and kind of each
@@ -188,7 +188,7 @@ class PageMap:
         return PageSet(regions[0::3], regions[1::3]).joined()
 
     def _ask(self, start: int, end: int, query: _Query) -> int:
-        """Make one call; returns how many regions the kernel has told, less than there is room for if these are all."""
+        """Make one call; returns how many regions the kernel has found, less than the room is for if these are all."""
         # size, flags, start, end, walk_end, vec, vec_len, max_pages, inverted, mask, any of, returned
         argument = bytearray(
             _SCAN_FORM.pack(

@@ -1,8 +1,8 @@
 """AF_UNIX sockets between the processes of a tree: pairs with queued data, and listeners, carried and remade.
 
-A pair is connected again by ``socketpair``, filled from the other end, and closed at that end if nobody had it. What is
-on its way may be descriptors, too (SCM_RIGHTS). A listener is bound to its name again. What cannot be done so is
-refused by name: a connection that is not accepted yet, a name of a socket for datagrams.
+A pair is connected again by ``socketpair``, filled from the other end, and closed at that end if no process had it.
+What is on its way may be descriptors, too (SCM_RIGHTS). A listener is bound to its name again. What cannot be done so
+is refused by name: a connection that is not accepted yet, a name of a socket for datagrams.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def check_socket(what: str, one: UnixSocket | None, inside: set[int]) -> ImageRe
         if one.kind != socket.SOCK_STREAM or not one.name.startswith((b"/", b"\0")):
             return ImageRefusal(what, "it listens, and not as a stream with an absolute name; images do not hold that")
         if set(one.waiting) - inside:
-            return ImageRefusal(what, "somebody outside of the image connects to it; try again", is_passing=True)
+            return ImageRefusal(what, "a process outside of the image connects to it; try again", is_passing=True)
         return None
     if one.kind != socket.SOCK_STREAM and (one.name or not one.is_connected):
         return ImageRefusal(what, "a socket for datagrams that is not one of a pair; images do not hold it")
@@ -120,7 +120,7 @@ def _peek(held: socket.socket, take_in: Callable[[int], int]) -> Iterator[Socket
             if told & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
                 raise _of_a_moment(f"a message of more than {_PART_BYTES} bytes is in transit")
             if numbers and held.type == socket.SOCK_STREAM and len(data) > 1:
-                # The kernel does not tell with which of these bytes: a reader of fewer would lose them.
+                # The kernel does not show with which of these bytes: a reader of fewer would lose them.
                 raise _of_a_moment("descriptors are on their way behind other bytes")
             yield part
     finally:
@@ -128,7 +128,7 @@ def _peek(held: socket.socket, take_in: Callable[[int], int]) -> Iterator[Socket
 
 
 def _num_bytes_sent(held: socket.socket) -> int:
-    """The number of bytes sent that nobody has read yet."""
+    """The number of bytes sent that the peer has not read yet."""
     room = array.array("i", [0])
     fcntl.ioctl(held.fileno(), termios.TIOCOUTQ, room)
     return room[0]
@@ -143,7 +143,7 @@ def _of_a_moment(why: str) -> NotImageable:
 
 
 def make_sockets(states: Sequence[SocketState]) -> list[tuple[socket.socket, socket.socket | None]]:
-    """Make every socket, and the other end of those whose peer nobody has, to be closed in the end."""
+    """Make every socket, and the other end of those whose peer no process has, to be closed in the end."""
     made: dict[int, tuple[socket.socket, socket.socket | None]] = {}
     for at, state in enumerate(states):
         if state.listens:
@@ -168,7 +168,7 @@ def make_sockets(states: Sequence[SocketState]) -> list[tuple[socket.socket, soc
 
 
 def _make_listener(state: SocketState) -> socket.socket:
-    """Make a socket that listens at its name; one that stands there is of an earlier stay and is replaced."""
+    """Make a socket that listens at its name; one that stands there is of an earlier run and is replaced."""
     made, name = socket.socket(socket.AF_UNIX, state.kind), state.name
     try:
         if name.startswith(b"/"):

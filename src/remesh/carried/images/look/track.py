@@ -1,7 +1,7 @@
 """Dirty-page tracking of a process between images, by a userfaultfd in WP_ASYNC mode.
 
 1. The frozen process makes a userfaultfd (an injected call); this process takes a copy and the original is closed, so
-   the program holds no descriptor of ours, and tracking ends with this process.
+   the program holds none of this process's descriptors, and tracking ends with this process.
 2. Private memory of which an image has pages is registered, and those are write-protected: the *mark*. The first write
    to such a page costs the program half a microsecond and takes the mark off; no fault is ever delivered.
 3. At the next image the pages without a mark are the written ones. Areas mapped since have no marks: saved in full.

@@ -60,7 +60,7 @@ def _read_exactly(descriptor: int, num_bytes: int) -> bytes:
     while len(data) < num_bytes:
         part = os.read(descriptor, num_bytes - len(data))
         if not part:
-            raise EOFError("the lower half ended before it said what to start")
+            raise EOFError("the lower half ended before it sent what to start")
         data += part
     return data
 
@@ -153,7 +153,7 @@ def _report_failure(news: int, error: BaseException) -> None:
     reason = ""
     if isinstance(error, FormatError):
         kind, reason = "FormatError", error.reason
-    hint = "`remesh mpi doctor` tells what this machine lacks"
+    hint = "`remesh mpi doctor` shows what this machine lacks"
     message = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}; {hint}"
     tell(news, {"event": "failed", "kind": kind, "reason": reason, "message": message})
 

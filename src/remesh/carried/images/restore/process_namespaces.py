@@ -73,7 +73,7 @@ def leave_group() -> None:
 
 
 def forget_signal_actions() -> None:
-    """Reset signal actions in a child of ours before it executes a program, which would inherit ignored signals."""
+    """Reset signal actions in a child before it executes a program, which would inherit ignored signals."""
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         signal.signal(number, signal.SIG_DFL)
@@ -81,5 +81,5 @@ def forget_signal_actions() -> None:
 
 
 def choose_next_pid(pid: int) -> None:
-    """Let the next process or thread of this pid namespace have a certain id. No race: nobody else is in it."""
+    """Let the next process or thread of this pid namespace have a certain id. No race: no other process is in it."""
     Path(_LAST_PID).write_text(str(pid - 1))

@@ -18,11 +18,11 @@ REAPER: Final = Path(__file__).parent / "built" / "remesh-init"
 
 
 def reap_until_the_end(orders: int, news: int, program: int) -> NoReturn:
-    """Reap all that end; after the program, tell its status and end: the kernel ends all that is left here.
+    """Reap all that end; after the program, report its status and end: the kernel ends all that is left here.
 
     ``program`` is its process id.
 
-    Nobody is reaped before a byte comes by ``orders``: a program that ended at once can be found by its id until then.
+    No process is reaped before a byte comes by ``orders``: until then a program that has ended is found by its id.
     """
     if REAPER.exists():
         os.set_inheritable(orders, True)

@@ -47,7 +47,7 @@ _PR_SET_DUMPABLE: Final = 4
 def bring_back(tree: StoredTree, policy: OpenFilePolicy) -> str:
     """Make the processes of the image descendants of this one; they run when this returns. On failure they are killed.
 
-    Returns what their user should know about how they came back; "" if there is nothing to tell.
+    Returns a note for their user on how they came back; "" if there is none.
 
     Raises `FormatError` when the image does not fit this machine, `StorageError` when a file is gone or changed.
     """
@@ -99,7 +99,7 @@ def _make_all(tree: StoredTree, stubs: _Stubs, opened: OpenedFiles) -> str:
         stubs.take(step)
     threads = {}
     for image in reversed(tree.members):
-        # Threads of ours that read pages keep their ids for a moment after all trace of them is gone.
+        # Threads of this process that read pages keep their ids for a moment after all trace of them is gone.
         choose_next_pid(_first_free_id(tree))
         threads[image.header.pid] = fill_stub(stubs.by_pid[image.header.pid], image, opened)
     stubs.end_the_ended()
@@ -204,7 +204,7 @@ class _Stubs:
         return leader
 
     def end_the_ended(self) -> None:
-        """End the processes that had ended at the image: nobody has waited for them yet."""
+        """End the processes that had ended at the image: their parents have not waited for them yet."""
         for pid in self._ended:
             self._end(pid)
 

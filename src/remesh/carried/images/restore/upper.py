@@ -34,7 +34,7 @@ class Upper:
         self.pid = pid
         """The process id of the upper half as this process sees it: for process_vm_readv, freeze and dump_image."""
         self.note = ""
-        """A note for its user on how it was brought back; "" if there is nothing to tell."""
+        """A note for its user on how it was brought back; "" if there is none."""
         self._init_pid = init_pid
         self._orders = orders
         self._news = news
@@ -77,7 +77,7 @@ class Upper:
         self._pidfd = self._orders = self._news = -1
 
     def _read_status(self) -> int:
-        """Read the status from init, which says nothing if it was killed itself, and all others with it."""
+        """Read the status from init, which sends none if it was killed itself, and all others with it."""
         status = -signal.SIGKILL
         for line in _lines(self._news, _END_GRACE_S):
             if line.get("event") == "ended":
@@ -164,7 +164,7 @@ def _start(order: dict[str, Any], site: Site, starter: Starter | None, doing: st
                 os.write(orders, b"!")
                 return upper
         raise ConfigError(
-            f"{doing}: it did not start within {timeout_s} s; `remesh mpi doctor` tells what this machine lacks"
+            f"{doing}: it did not start within {timeout_s} s; `remesh mpi doctor` shows what this machine lacks"
         )
     except BaseException:
         init_pid = init_pid or next((int(line["pid"]) for line in lines if line["event"] == "init"), 0)

@@ -1,6 +1,6 @@
 """Generator of ``_calls.h``: the calls, replies, wire messages and channels that C shares with the tables here.
 
-``python -m remesh.carried.mpi.calls.calls_header`` writes it; a test compares it with what the tables say.
+``python -m remesh.carried.mpi.calls.calls_header`` writes it; a test compares it with the tables.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The upper half keeps everything that needs no other rank (groups, datatypes, attributes, topologies, statuses,
 persistent requests, user operations) and turns the rest of MPI into the few calls below. All handles are virtual:
-communicators and requests are integers of ours, ranks are ranks of the world, data are plain bytes.
+communicators and requests are integers, ranks are ranks of the world, data are plain bytes.
 
 A request is ``B`` (number of the call) and the call's fixed part, little-endian and unaligned, then its tail. A reply
 is ``B`` (:data:`OK` or :data:`FAILED`) and the reply's fixed part, then its tail. A failed reply carries
@@ -55,9 +55,7 @@ class Replay(enum.Enum):
 
     AGAIN = "again"  # serve it as if it came now
     ATTACH = "attach"  # its operation stands in the saved state: wait for that, and reply
-    POSTED = (
-        "posted"  # nobody waits for an answer: until it has been taken it stands in a ring, and is taken from there
-    )
+    POSTED = "posted"  # its caller waits for no answer: until taken it stands in a ring, and is taken from there
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +211,7 @@ class PayloadPlace:
     """The place where the payload of a completion is."""
 
     NONE: Final = 0
-    INLINE: Final = 1  # behind the completion, as many bytes as it says (at most the capacity)
+    INLINE: Final = 1  # behind the completion, as many bytes as it counts (at most the capacity)
     WRITTEN: Final = 2  # at the address that the request named
     PARCEL: Final = 3  # fetch it by the parcel's number
     CANCELLED: Final = 4  # there is no message

@@ -9,7 +9,7 @@ from typing import Final
 HEADER: Final = struct.Struct("<QihHiiQQQ")
 HEADER_FIELDS: Final = ("comm", "tag", "what", "core", "source", "pid", "request", "num_bytes", "address")
 """Communicator, tag (WANTED: bytes that came ahead; GIVEN_UP: bytes of a piece), :class:`What`, core on which the
-sender's program last called (plus 1; 0: not known), sender, process that has the payload or its place (0: not told;
+sender's program last called (plus 1; 0: not known), sender, process that has the payload or its place (0: not sent;
 ANNOUNCED_AHEAD: tag of what comes ahead), request of who is spoken to (ANNOUNCED: of the sender), bytes of the message
 (or a stream's tag, or the receive that wants help), address of the payload or its place (or bytes of a stream's
 pieces, or of what came ahead)."""
@@ -23,15 +23,15 @@ class What(enum.IntEnum):
 
     MESSAGE = 0  # header and payload
     ANNOUNCED = 1  # header of a message whose payload stays at the sender until asked for
-    WANTED = 2  # the receiver asks for it, and names the tag of the stream; or for its half, and says where to
+    WANTED = 2  # the receiver asks for it, and names the tag of the stream; or for its half, and names where to
     TAKEN = 3  # the receiver has read it where it was
     JOIN = 4  # a rank waits for a communicator to be made
     GO = 5  # all its members do: make it
     ANNOUNCED_WAITING = 6  # ANNOUNCED by a program that waits until its payload has been taken
     HELPED = 7  # the sender has written its half where the receiver wanted it (bytes: 1), or may not (0)
-    ACCESS = 8  # to a window: tag says what to do, process is the number of runs, address the place in the access
+    ACCESS = 8  # to a window: tag is what to do, process is the number of runs, address the place in the access
     ACCESSED = 9  # its answer: tag is the error class, payload what was fetched
-    LOCK = 10  # of a window; tag: 1 if nobody else may have it
+    LOCK = 10  # of a window; tag: 1 if no other rank may have it
     LOCKED = 11  # it is the asker's; tag is the error class
     UNLOCK = 12
     PART = 13  # of a collective: tag is the error class, request its clock, payload what is folded so far

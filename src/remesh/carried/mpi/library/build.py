@@ -39,7 +39,7 @@ ARENA: Final = "libremesh_arena.so"
 ALL: Final = (*LIBRARIES.values(), *OTHER_NAMES, *(f"{FORTRAN_FOLDER}/{name}" for name in FORTRAN), ARENA)
 """Every file that is made, by its path in ``built/``."""
 _DIGEST: Final = "digest"
-"""The file in ``built/`` that says of what the libraries beside it were made. It is written last."""
+"""The file in ``built/`` that lists of what the libraries beside it were made. It is written last."""
 _OPTIONS: Final = ("-O2", "-g1", "-std=gnu11", "-Wall", "-Wextra", "-Werror=implicit", "-fPIC", "-shared", "-pthread")
 
 
@@ -123,7 +123,7 @@ def _link(command: list[str], libraries: tuple[str, ...], target: Path) -> Path:
 
 
 def _run(command: list[str]) -> str:
-    """What a command prints. RuntimeError with what it says otherwise if it fails."""
+    """What a command prints. RuntimeError with its other output if it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{command[0]} failed:\n{done.stderr}")

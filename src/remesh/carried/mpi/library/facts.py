@@ -108,7 +108,7 @@ def _types(header: Path, values: dict[str, str]) -> dict[str, str]:
     if not any(value.startswith("@") for value in values.values()):
         lines = _compiled(header, f"int main(void) {{\n{body}    return 0;\n}}\n").stdout.splitlines()
         return {name: kind for name, kind in map(str.split, lines) if kind != "int"}
-    # Its symbols are not here to link with: the preprocessor says which type each address is given.
+    # Its symbols are not here to link with: the preprocessor shows which type each address is given.
     asked = "".join(f"remesh_{name} = {name} ;\n" for name in values)
     text = _compiled(header, asked, "-E", "-P").stdout.replace("\n", " ")
     named = {h.lower().replace("mpi_", "ompi_"): h for h in _HANDLES} | {

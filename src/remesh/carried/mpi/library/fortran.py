@@ -24,7 +24,7 @@ _HANDLES: Final = {
     **{f"MPI_{name}": name.upper() for name in ("Op", "Request", "Session", "Win")},
 }
 _LENGTHS: Final = ("count", "incount", "max_datatypes")
-"""Parameters that say how many handles an array has."""
+"""Parameters that count the handles of an array."""
 _BY_HAND: Final = frozenset(
     f"MPI_{name}"
     for name in (
@@ -172,7 +172,7 @@ def _goes_on(function: Function) -> bool:
 
 
 def _is_one_block_each(function: Function) -> bool:
-    """Whether each buffer is what one count and one datatype say: messages, accesses to windows and files."""
+    """Whether each buffer is what one count and one datatype describe: messages, accesses to windows and files."""
     is_alone = any(one.kind in ("TAG", "MESSAGE", "FILE", "WINDOW") for one in function.parameters)
     kinds = [one.kind for one in function.parameters]
     places = [place for place, kind in enumerate(kinds) if kind == "BUFFER"]

@@ -77,11 +77,11 @@ _NOT_FOR_ALL: Final = (
 )
 """Functions and those of their arguments that only some ranks must give: do_X checks them; a handle may be NULL."""
 _LENGTHS: Final = ("ARRAY_LENGTH", "ARRAY_LENGTH_NNI", "ARRAY_LENGTH_PI", "POLYDTYPE_NUM_ELEM_NNI")
-"""Kinds of arguments that tell how many elements arrays have; the last one only by the name ``count``."""
+"""Kinds of arguments that count the elements of arrays; the last one only by the name ``count``."""
 _OTHER_LENGTHS: Final = ("destinations", "edges")
 """Arrays that are longer or shorter than that."""
 _ELEMENTS: Final = ("int", "MPI_Aint", "MPI_Count", "MPI_Datatype", "MPI_Request")
-"""Of arrays that a function reads or writes whole; of others NULL may say something."""
+"""Of arrays that a function reads or writes whole; of others NULL may have a meaning."""
 _ANY_TIME: Final = re.compile(
     r"MPI_(Init|Init_thread|Initialized|Finalized|Finalize|Get_version|Get_library_version|Abi_.*|Info_.*|Session_.*"
     r"|Error_.*|Add_error_.*|Remove_error_.*|.*_errhandler|Errhandler_.*|.*_c2f|.*_f2c|.*_f082.*|.*_c2f08|.*_toint|.*_fromint|Aint_.*"
@@ -208,7 +208,7 @@ def header(face: str, functions: Iterable[Function]) -> str:
         name, kind, *values = line.split()
         if values[column] != "-":
             parts.append(f"#define {name} {_constant(name, kind, values[column])}")
-    # An error class that a face has not is the nearest that it has, or the one that says least.
+    # An error class that a face has not is the nearest that it has, or the most general one.
     classes = [(name, _NEAREST.get(name, "MPI_ERR_OTHER")) for name, _ in read_classes()]
     parts += [f"#ifndef {name}\n#define {name} {nearest}\n#endif" for name, nearest in classes]
     for function in functions:
@@ -299,14 +299,14 @@ def _entry(function: Function, there: set[str], large: bool) -> str:
 
 
 def is_refused(function: Function, there: set[str]) -> bool:
-    """Whether a function is not carried: nobody has written it, and it cannot be generated."""
+    """Whether a function is not carried: it is not written by hand, and cannot be generated."""
     name = function.name.removeprefix("MPI_")
     is_made = function.returned != "int" or name.endswith("_toint") or name == "Pcontrol"
     return name not in there and not is_made
 
 
 def _refusal(function: Function, full: str) -> str:
-    """The result of a function that is not carried; one of the tools' interface says that there is no such thing."""
+    """The result of a function that is not carried; one of the tools' interface reports that there is no such thing."""
     if not full.startswith("MPI_T_"):
         return f'refuse_call("{full}")'
     if full.endswith("_get_index"):

@@ -85,7 +85,7 @@ def find_missing_library() -> str | None:
 
 
 def check_program(program: Path) -> None:
-    """Raise ConfigError if a program cannot find the library, whatever its environment says."""
+    """Raise ConfigError if a program cannot find the library, whatever its environment is."""
     try:
         linkage = read_linkage(program)
     except OSError as error:

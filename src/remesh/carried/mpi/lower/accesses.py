@@ -1,4 +1,4 @@
-"""What does one access to a window do, and how does it become messages of bounded size?
+"""Accesses to windows: what each does, and its messages of bounded size.
 
 Every access of MPI's is one of a kind. The memory at the target, taken as one run of bytes, is ``old``; the origin
 gives ``data``; then

@@ -1,4 +1,4 @@
-"""What does the C engine need to know? The setup of one, from a real MPI and the parts of a lower half.
+"""Setup of the C engine, from a real MPI and the parts of a lower half.
 
 The engine (``_engine.c``) serves short messages and small collectives without Python. It calls the very library that
 mpi4py has loaded, by the addresses of its functions, and works on the same requests and queues as the Python parts.

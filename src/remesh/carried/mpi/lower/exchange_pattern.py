@@ -1,4 +1,4 @@
-"""Whom does each rank give to and take from in a small collective? The steps of each member, as messages of ours.
+"""Exchange pattern of a small collective: the steps of each member, as point-to-point messages.
 
 A step gives to a peer, or takes from one, so many of the blocks that a rank has; blocks are counted from its own on. A
 rank that has done its steps is through, whoever else is not: what it gave is a message, and what it has is its own. So

@@ -1,4 +1,4 @@
-"""What of this rank's memory does a window give to others, who holds its lock, and who waits for that?
+"""Memory that this rank exposes in windows, the holders of each window's lock, and its waiters.
 
 A window has one lock on each rank, which the lower half of that rank keeps. Any number of origins share it, or one
 has it alone. The engine says whose turn it is (``_engine_locks.c``).

@@ -1,4 +1,4 @@
-"""Which receives wait for a message, and which messages for a receive?
+"""Queues of message matching: posted receives, and messages that arrived before their receive.
 
 MPI's rule: a message that arrives goes to the *oldest* posted receive that fits it; a receive that is posted takes the
 *earliest arrived* message that fits it. Communicator, source and tag must be equal, or the receive says ANY for the

@@ -1,4 +1,4 @@
-"""What is known of a collective while it is open, and what of that outlives the library that it was begun on?
+"""State of open collectives, and the part of it that outlives the library on which they were begun.
 
 What was asked for, and the operand.
 

@@ -1,4 +1,4 @@
-"""How eagerly do the halves of a rank wait, so that they answer fast and leave the cores to whoever computes?
+"""Pace at which the halves of a rank poll: fast answers, and free cores for the processes that compute.
 
 Waiting for MPI means asking it again and again. While the upper half waits for a reply its core is free, so its lower
 half may ask without pause; while the upper half computes, the lower half sleeps, or asks now and then. With fewer cores

@@ -1,4 +1,4 @@
-"""What does the lower half of a rank do, from its first message to its last? One loop, in the thread that owns MPI.
+"""Loop of a rank's lower half, from its first message to its last, in the thread that owns MPI.
 
     serve the program ── ask ──> serve on or close, answer with a status ── image ──> write ── end ──> serve, or go
 

@@ -1,4 +1,4 @@
-"""Which communicators does a new lower half make before its program goes on, and in which order?
+"""Communicators that a new lower half makes before its program goes on, and their order.
 
 Those that had been made before, so that the program does not wait for each of them once more, one by one. Making one
 blocks until all members do the same, so they must agree on the list. Nearly everything that they need for it is known

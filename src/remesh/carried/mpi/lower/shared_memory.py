@@ -1,4 +1,4 @@
-"""How does memory that programs of one host share come into a checkpoint, and back? Once, when all of them stand still.
+"""Memory shared by the programs of one host, in checkpoints: copied once, when all of them stand still.
 
     each rank     stands still ── mark ── image ───────────────────── copied? ── goes on
     first rank    stands still ── mark ── image │ all marks? ── copy ── copied   ── goes on

@@ -1,4 +1,4 @@
-"""What does a rank give to a collective that others stand in, when all are about to leave? Data that nobody reads.
+"""Stand-in operands for collectives that other ranks are inside of when all are about to leave: data that is not read.
 
 MPI cannot be finalised, nor even left, while collectives are under way, and they cannot be cancelled. So where a job
 stops, each rank takes part in what others have begun and it has not: as a *stand-in*, with operands of the lengths that

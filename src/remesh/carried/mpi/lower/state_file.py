@@ -1,4 +1,4 @@
-"""Where does the state of a lower half stand in a checkpoint? In a file of its rank's folder, under its digest."""
+"""File of a lower half's state in a checkpoint: in the folder of its rank, under its digest."""
 
 from __future__ import annotations
 

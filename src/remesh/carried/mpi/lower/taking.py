@@ -1,4 +1,4 @@
-"""How does a rank take its image? In the thread that owns MPI, which is the one that holds the program still.
+"""Image of a rank, taken in the thread that owns MPI, which is the one that holds the program still.
 
     stand still ── copy outputs ── write the state of the lower half, the image of the program, what the host shares
 

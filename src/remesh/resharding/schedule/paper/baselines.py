@@ -159,7 +159,7 @@ class _Search:
         self._to_take: dict[str, int] = {}
         """Time that each receiver host has yet to receive."""
         self._to_give: dict[str, int] = {}
-        """Time that each host has yet to send because nobody else can."""
+        """Time that each host has yet to send because no other host can."""
         self._owners_left: dict[str, int] = {}
         """Tasks not yet placed that each host may send."""
         self._total_left = 0

@@ -15,7 +15,7 @@ plan is checked, carried out and timed in the same way. Two kinds:
       broadcast          chain or two trees, whichever costs less (`cost`)
 
 - *orders*: `baselines` choose sender and order of slices, which travel as exclusive chains. A chain
-  begins with the receiver that is free last, so that it occupies its NICs no earlier than its order says.
+  begins with the receiver that is free last, so that it occupies its NICs no earlier than in its order.
 
 Inside a host chunks go from device to device, from the one by which they entered. Takers on a host that owns the
 stream are served from there. A chunk enters a host once, except with `send_recv`.
@@ -164,7 +164,7 @@ class _Delivery:
         return found
 
     def pace(self, steps: Sequence[Sequence[int]]) -> None:
-        """Say which chunks travel in the same step; without a word each has its own, in the order of the cuts."""
+        """Set which chunks travel in the same step; without a call each has its own, in the order of the cuts."""
         self.num_steps = len(steps)
         for number, chunks in enumerate(steps):
             for chunk in chunks:
