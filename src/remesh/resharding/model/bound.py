@@ -108,12 +108,14 @@ def bound_of_groups(groups: Mapping[HostGroup, int], network: Network | None = N
     return Bound(math.ceil(plain.time), worst.reason, float(worst.time), worst.time)
 
 
-def bound_of_loads(sent: Mapping[str, int], taken: Mapping[str, int], network: Network | None = None) -> Bound:
-    """The bound where every byte has one owner host and one receiver host: what each host sends, and takes.
+def bound_of_loads(
+    owned: Mapping[tuple[str, ...], int], taken: Mapping[str, int], network: Network | None = None
+) -> Bound:
+    """The bound where every byte has one receiver host: what leaves each set of owner hosts, and what each host takes.
 
     Uplinks of racks are not looked at.
     """
-    work = [((host,), nbytes) for host, nbytes in sorted(sent.items()) if nbytes]
+    work = [(hosts, nbytes) for hosts, nbytes in sorted(owned.items()) if nbytes]
     received = {host: nbytes for host, nbytes in sorted(taken.items()) if nbytes}
     plain = _bound_of_work(received, work, None, "host")
     if network is None:
