@@ -16,7 +16,6 @@ from remesh.layout import Box, Layout, Mesh, Packed, Shard, Spec, layout_from_sp
 from remesh.layout.box_array import BoxArray, find_pairs, join_grids, sum_over_boxes
 from remesh.resharding import Plan, TensorMove, Transfer, plan_reshard
 from remesh.resharding.model.bound import compute_lower_bound
-from remesh.resharding.model.network import HostLink, Network
 from remesh.resharding.model.program import Copy
 from remesh.resharding.model.tasks import compute_tasks
 from remesh.resharding.planning import planner
@@ -26,7 +25,7 @@ from remesh.resharding.planning.transfer import PlanOptions, plan_transfer
 from remesh.resharding.schedule.chunks import Chunks
 from remesh.resharding.schedule.grid_rows import GridRows
 from remesh.resharding.schedule.rows import Rows
-from tests.unit.resharding.cases import expected_of, pair_of_specs, simulate, written_out
+from tests.unit.resharding.cases import expected_of, networks, pair_of_specs, simulate, written_out
 
 _UNCHECKED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.filter_too_much]
 
@@ -161,11 +160,22 @@ def test_the_rule_knows_bound_and_copies_of_a_plan_that_names_everything(
         assert sum(named.nic_bytes.values()) == sum(plan.nic_bytes.values())
     else:
         assert named.nic_bytes == plan.nic_bytes
-    links = {host: HostLink(1e9 * (1 + number % 3)) for number, host in enumerate(sorted(set(hosts.values())))}
-    network = Network(links)
-    rated = plan_reshard(moves, hosts, network=network)
+
+
+@pytest.mark.usefixtures("always_by_rule")
+@settings(suppress_health_check=_UNCHECKED)
+@given(regular_moves(), st.data())
+def test_the_rule_knows_the_bound_of_a_network_and_what_uplinks_carry(
+    case: tuple[list[TensorMove], dict[int, str]], data: st.DataObject
+) -> None:
+    moves, hosts = case
+    network = data.draw(networks(sorted(set(hosts.values()))))
+    plan = plan_reshard(moves, hosts, network=network)
+    assume(isinstance(plan.rows, GridRows))
     expected = compute_lower_bound(compute_tasks(moves), hosts, network)
-    assert (rated.bound.seconds, rated.bound.reason) == (expected.seconds, expected.reason)
+    assert (plan.bound.seconds, plan.bound.reason) == (expected.seconds, expected.reason)
+    assert plan.certified_ratio == pytest.approx(1.0)
+    assert dict(plan.rows.uplink_loads(network)) == written_out(plan).rows.uplink_loads(network)
 
 
 @pytest.mark.usefixtures("always_by_rule")
@@ -386,18 +396,23 @@ def test_grids_are_joined_without_listing_their_pairs(data: st.DataObject) -> No
 
 
 @pytest.mark.parametrize(
-    ("shape", "src", "dst"),
+    ("shape", "src", "dst", "num_cuts"),
     [
-        ((500, 450), ("S01R", (7, 4)), ("RS01", (9, 4))),
-        ((500, 450), ("S01R", (8, 4)), ("RS0", (15, 4))),
-        ((97, 81), ("S0S1", (15, 4)), ("S1S0", (11, 4))),
-        ((300, 200), ("S0R", (30, 2)), ("RS0", (27, 2))),
+        ((500, 450), ("S01R", (7, 4)), ("RS01", (9, 4)), 1),
+        ((500, 450), ("S01R", (8, 4)), ("RS0", (15, 4)), 1),
+        ((97, 81), ("S0S1", (15, 4)), ("S1S0", (11, 4)), 1),
+        ((300, 200), ("S0R", (30, 2)), ("RS0", (27, 2)), 1),
+        # Hosts cut in two, and in four: each piece of the source is held on several.
+        ((512, 512), ("S0R", (16, 4)), ("RS01", (16, 4)), 2),
+        ((500, 450), ("S0R", (15, 4)), ("RS01", (13, 4)), 2),
+        ((512, 512), ("S0R", (16, 4)), ("RS01", (16, 4)), 4),
     ],
 )
 def test_the_rule_takes_no_longer_than_rows_between_hosts(
-    shape: tuple[int, ...], src: tuple[str, tuple[int, int]], dst: tuple[str, tuple[int, int]]
+    shape: tuple[int, ...], src: tuple[str, tuple[int, int]], dst: tuple[str, tuple[int, int]], num_cuts: int
 ) -> None:
     move, hosts = pair_of_specs(shape, src, dst)
+    hosts = {rank: f"{host}.{rank % num_cuts}" for rank, host in hosts.items()}
     seconds = []
     for limits in ({"_MAX_NAMED": -1}, {"_MAX_NAMED": 1 << 40, "_MAX_TIMED": -1}):
         with pytest.MonkeyPatch.context() as patch:

@@ -38,6 +38,7 @@ import numpy as np
 
 from remesh.layout import Box, Layout
 from remesh.layout.box_array import BoxArray, GridJoin, find_pairs, join_grids, sum_over_boxes
+from remesh.resharding.model.network import Network
 from remesh.resharding.model.program import Copy
 from remesh.resharding.model.slices import IntArray
 from remesh.resharding.model.tasks import TensorMove
@@ -169,6 +170,11 @@ class GridRows(MessageRows):
         return int(of_givers.max(initial=0))
 
     @property
+    def has_replicas(self) -> bool:
+        """Whether a piece is held on several hosts."""
+        return bool((self.givers.num_shares > 1).any())
+
+    @property
     def num_chunks(self) -> int:
         """Numbers for chunks; some belong to sets that share nothing."""
         return len(self.givers.rank_sets) * len(self.takers.rank_sets)
@@ -215,6 +221,30 @@ class GridRows(MessageRows):
             for side, total in ((self.givers, sent), (self.takers, taken))
         ]
         return GridLoads(owned, *named)
+
+    def uplink_loads(self, network: Network) -> dict[tuple[str, str], int]:
+        """Where each piece is held within one host, counted over pieces, rack after rack."""
+        if self.has_replicas:
+            return super().uplink_loads(network)
+        racks = tuple(network.racks)
+        number_of: dict[str | None, int] = {rack: number for number, rack in enumerate(racks)}
+        # The last one stands for all hosts whose uplink is no limit.
+        sent, taken = (np.zeros(len(number_of) + 1, dtype=np.int64) for _ in range(2))
+        from_rack, to_rack = (
+            np.array([number_of.get(network.rack_of(host), len(number_of)) for host in side.hosts], np.int64)[side.host]
+            for side in (self.givers, self.takers)
+        )
+        for block in self._blocks:
+            giving = from_rack[self.givers.sets_of[id(block.src)]]
+            taking = to_rack[self.takers.sets_of[id(block.dst)]]
+            for rack in sorted(set(taking.tolist())):
+                wanted = (taking == rack).astype(np.int64)
+                sizes = sum_over_boxes(block.src.atoms.boxes, block.dst.atoms.boxes, wanted)
+                crossing = np.where(giving == rack, 0, sizes * block.element_bytes)
+                np.add.at(sent, giving, crossing)
+                taken[rack] += crossing.sum()
+        ways = (("out", sent), ("in", taken))
+        return {(rack, way): int(n[number]) for number, rack in enumerate(racks) for way, n in ways if n[number]}
 
     def _share_in_turn(self, givers: IntArray, takers: IntArray) -> IntArray:
         """The share that gives each stream where no share is on the takers' host."""
