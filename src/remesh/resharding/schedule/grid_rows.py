@@ -256,6 +256,12 @@ class GridRows(MessageRows):
         sets, takers = self.givers.sets_of[id(block.src)], self.takers.sets_of[id(block.dst)]
         boxes = block.src.atoms.boxes
         of_piece = self.givers.num_shares[sets]
+        # Few pieces on very many hosts have fewer slices than turns.
+        if block.join.num_pairs < len(takers) * of_piece.max(initial=0) and self.has_replicas:
+            a, b = find_pairs(boxes, block.dst.atoms.boxes)
+            slices = _shared_by(boxes, block.dst.atoms.boxes, a, b)
+            yield self._share_in_turn(sets[a], takers[b]), slices.sizes * block.element_bytes
+            return
         for num_shares in np.flatnonzero(np.bincount(of_piece)).tolist():
             pieces = np.flatnonzero(of_piece == num_shares)
             for turn in range(num_shares):
@@ -395,11 +401,8 @@ class GridRows(MessageRows):
             boxes[mine] = BoxArray(boxes[mine].starts[rows], boxes[mine].stops[rows])
             columns[mine] = columns[mine][rows]
             a, b = find_pairs(boxes[0], boxes[1])
-            shared = BoxArray(
-                np.maximum(boxes[0].starts.take(a, axis=0), boxes[1].starts.take(b, axis=0)),
-                np.minimum(boxes[0].stops.take(a, axis=0), boxes[1].stops.take(b, axis=0)),
-            )
-            yield block, columns[0][a] * len(self.takers.rank_sets) + columns[1][b], shared
+            numbers = columns[0][a] * len(self.takers.rank_sets) + columns[1][b]
+            yield block, numbers, _shared_by(boxes[0], boxes[1], a, b)
 
     def _keep(self, key: tuple[str, int], held: Sequence[int], wanted: Sequence[int]) -> GridPart:
         if key not in self._parts:
@@ -470,6 +473,12 @@ class GridRows(MessageRows):
             period=self._num_shifts * self._num_turns,
             least_steps=self._num_steps,
         )
+
+
+def _shared_by(src: BoxArray, dst: BoxArray, a: IntArray, b: IntArray) -> BoxArray:
+    """What pairs of boxes share, given by their numbers on either side."""
+    starts = np.maximum(src.starts.take(a, axis=0), dst.starts.take(b, axis=0))
+    return BoxArray(starts, np.minimum(src.stops.take(a, axis=0), dst.stops.take(b, axis=0)))
 
 
 class _GridChunks(ChunkTable):
