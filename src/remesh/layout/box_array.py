@@ -158,7 +158,7 @@ def sum_over_boxes(boxes: BoxArray, tiles: BoxArray, values: IntArray) -> IntArr
 
     >>> rows, columns = (BoxArray.of(Box.of_shape((4, 6)).split(dim, 2), 2) for dim in (0, 1))
     >>> sum_over_boxes(rows, columns, np.array([1, 10])).tolist()
-    [66, 66]
+    [84, 84]
     """
     grid, tiling = _grid_of(boxes), _grid_of(tiles)
     assert grid is not None and tiling is not None and grid.is_full and tiling.is_full
