@@ -91,9 +91,10 @@ class MessageRows(ABC):
 
     def uplink_loads(self, network: Network) -> dict[tuple[str, str], int]:
         """Bytes over the uplinks of racks, by (rack, ``"out"`` or ``"in"``)."""
+        rack_of = {host: network.rack_of(host) for host in self.host_of.values()}
         total: dict[tuple[str, str], int] = {}
         for pair, nbytes in self.bytes_between_hosts().items():
-            racks = [network.rack_of(host) for host in pair]
+            racks = [rack_of[host] for host in pair]
             for rack, way in zip(racks, ("out", "in"), strict=True):
                 if rack is not None and racks[0] != racks[1]:
                     total[rack, way] = total.get((rack, way), 0) + nbytes
