@@ -29,8 +29,10 @@ PAIRS: Sequence[tuple[str, tuple[int, ...], str, tuple[int, ...], tuple[int, ...
     ("S01R", (500, 8), "S01R", (512, 8), (8192, 4096)),
     ("S02S1R", (8, 16, 8), "S1RS20", (16, 8, 8), (512, 512, 512)),
     ("S0R", (512, 8), "RS0", (512, 8), (8192, 4096)),
-    # Replicas of each piece on two hosts: every pair of hosts has streams of its own.
+    # Replicas of each piece on two hosts, which take turns.
     ("S0R", (512, 16), "RS01", (512, 16), (8192, 8192)),
+    # And wanted on two hosts each: no rule.
+    ("S0R", (512, 16), "RS0", (512, 16), (8192, 8192)),
     ("S01R", (512, 8), "RS1", (512, 8), (8192, 4096)),
     ("S01R", (512, 8), "RS0", (512, 8), (8192, 4096)),
     ("S01R", (1024, 8), "RS0", (1024, 8), (8192, 4096)),

@@ -16,8 +16,8 @@ from remesh.testbed.pool import RankPool
 
 HOSTS = {0: "a", 1: "a", 2: "b", 3: "b"}
 SHAPE = (13, 10)
-# From specs on two hosts of two devices: apart, on all four ranks, with replicas beside each other, uneven.
-CASES = (("S01R", "RS01"), ("S0S1", "S1S0"), ("S01R", "RS0"), ("S0R", "S01R"), ("RS0", "S0R"))
+# From specs on two hosts of two devices: on all four ranks, with replicas beside each other and on both hosts, uneven.
+CASES = (("S01R", "RS01"), ("S0S1", "S1S0"), ("S01R", "RS0"), ("S0R", "S01R"), ("RS0", "S0R"), ("S1R", "RS01"))
 
 
 def run_by_rule() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -11,10 +12,12 @@ from hypothesis import strategies as st
 
 from remesh.layout import Box, Layout, Mesh, layout_from_spec
 from remesh.resharding import Plan, TensorMove
+from remesh.resharding.model.network import HostLink, Network
 from remesh.resharding.schedule.chunks import Chunks
 from remesh.resharding.schedule.rows import Rows
 from tests.support.layouts import complete_layouts, layouts, shapes
 
+RATES = st.floats(1e3, 1e12)
 DTYPES = ("int8", "bfloat16", "float32", "int64", "complex128")
 
 
@@ -46,6 +49,24 @@ def host_maps(draw: st.DrawFn, moves: Sequence[TensorMove]) -> dict[int, str]:
     """A host for every rank: one for all, one for each, or any."""
     num_hosts = draw(st.integers(1, 6))
     return {rank: f"h{draw(st.integers(0, num_hosts - 1))}" for rank in ranks_of(moves)}
+
+
+@st.composite
+def networks(draw: st.DrawFn, hosts: list[str]) -> Network:
+    """Any links for these hosts, some of them in racks, some racks with an uplink."""
+    racks = [None, "r0", "r1"]
+    links = {
+        host: HostLink(
+            draw(RATES),
+            draw(st.integers(1, 3)),
+            draw(st.one_of(st.just(math.inf), RATES)),
+            draw(st.sampled_from(racks)),
+        )
+        for host in hosts
+    }
+    inhabited = sorted({link.rack for link in links.values() if link.rack is not None})
+    uplinks = {rack: draw(RATES) for rack in inhabited if draw(st.booleans())}
+    return Network(links, draw(st.floats(0, 1)), uplinks)
 
 
 def simulate(plan: Plan) -> dict[tuple[str, int], npt.NDArray[np.int64]]:

@@ -17,27 +17,7 @@ from remesh.resharding.model.bound import HostGroup, bound_of_groups
 from remesh.resharding.model.flow import Work, spread
 from remesh.resharding.model.network import HostLink, Network
 from remesh.resharding.planning.simulate import simulate_plan
-from tests.unit.resharding.cases import host_maps, move_lists, pair_of_specs
-
-RATES = st.floats(1e3, 1e12)
-
-
-@st.composite
-def networks(draw: st.DrawFn, hosts: list[str]) -> Network:
-    """Any links for these hosts, some of them in racks, some racks with an uplink."""
-    racks = [None, "r0", "r1"]
-    links = {
-        host: HostLink(
-            draw(RATES),
-            draw(st.integers(1, 3)),
-            draw(st.one_of(st.just(math.inf), RATES)),
-            draw(st.sampled_from(racks)),
-        )
-        for host in hosts
-    }
-    inhabited = sorted({link.rack for link in links.values() if link.rack is not None})
-    uplinks = {rack: draw(RATES) for rack in inhabited if draw(st.booleans())}
-    return Network(links, draw(st.floats(0, 1)), uplinks)
+from tests.unit.resharding.cases import host_maps, move_lists, networks, pair_of_specs
 
 
 @given(networks(["a", "b", "c"]))

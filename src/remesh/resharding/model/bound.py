@@ -30,7 +30,7 @@ min-cut on the bipartite graph of groups and owner hosts.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -108,18 +108,28 @@ def bound_of_groups(groups: Mapping[HostGroup, int], network: Network | None = N
     return Bound(math.ceil(plain.time), worst.reason, float(worst.time), worst.time)
 
 
-def bound_of_loads(sent: Mapping[str, int], taken: Mapping[str, int], network: Network | None = None) -> Bound:
-    """The bound where every byte has one owner host and one receiver host: what each host sends, and takes.
+def bound_of_loads(
+    owned: Mapping[tuple[str, ...], int],
+    taken: Mapping[str, int],
+    network: Network | None = None,
+    uplinks: Mapping[tuple[str, str], int] | None = None,
+) -> Bound:
+    """The bound where every byte has one receiver host: what leaves each set of owner hosts, and what each host takes.
 
-    Uplinks of racks are not looked at.
+    With racks also where every byte has one owner host: ``uplinks`` is what they carry, by (rack, ``"out"`` or
+    ``"in"``).
     """
-    work = [((host,), nbytes) for host, nbytes in sorted(sent.items()) if nbytes]
+    work = [(hosts, nbytes) for hosts, nbytes in sorted(owned.items()) if nbytes]
     received = {host: nbytes for host, nbytes in sorted(taken.items()) if nbytes}
     plain = _bound_of_work(received, work, None, "host")
     if network is None:
         return Bound(math.ceil(plain.time), plain.reason)
-    rated = _bound_of_work(received, work, network.host_rates(), "host")
-    return Bound(math.ceil(plain.time), rated.reason, float(rated.time), rated.time)
+    hosts = _bound_of_work(received, work, network.host_rates(), "host")
+    leaving = [((rack,), nbytes) for (rack, way), nbytes in sorted((uplinks or {}).items()) if way == "out"]
+    entering = {rack: nbytes for (rack, way), nbytes in (uplinks or {}).items() if way == "in"}
+    racks = _bound_of_work(entering, leaving, network.rack_rates(), "rack")
+    worst = max(hosts, racks, key=lambda bound: bound.time)
+    return Bound(math.ceil(plain.time), worst.reason, float(worst.time), worst.time)
 
 
 def groups_of_racks(groups: Mapping[HostGroup, int], network: Network) -> dict[HostGroup, int]:
@@ -162,7 +172,7 @@ def _bound_of_lines(groups: Mapping[HostGroup, int], rates: Mapping[str, Fractio
 
 def _bound_of_work(
     received: Mapping[str, int],
-    work: Iterable[tuple[tuple[str, ...], int]],
+    work: Sequence[tuple[tuple[str, ...], int]],
     rates: Mapping[str, Fraction] | None,
     what: str,
 ) -> _LineBound:
@@ -172,7 +182,7 @@ def _bound_of_work(
         for host, nbytes in received.items()
         if rates is None or host in rates
     }
-    if not any(received.values()):
+    if not any(received.values()) and not any(nbytes for _, nbytes in work):
         return _LineBound(Fraction(0), f"nothing has to cross between {what}s")
     taker = min(receiving, key=lambda host: (-receiving[host], host), default=None)
     forced = receiving[taker] if taker is not None else Fraction(0)

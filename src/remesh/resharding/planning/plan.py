@@ -97,13 +97,8 @@ class Plan:
             return None
         links = self.network.hosts
         busy = [nbytes / links[host].total_rate_bytes_per_s for (host, _), nbytes in self.nic_bytes.items()]
-        uplink: dict[tuple[str, str], int] = {}
-        for pair, nbytes in self.rows.bytes_between_hosts().items() if self.network.racks else ():
-            racks = [self.network.rack_of(host) for host in pair]
-            for rack, way in zip(racks, ("out", "in"), strict=True):
-                if rack is not None and racks[0] != racks[1]:
-                    uplink[rack, way] = uplink.get((rack, way), 0) + nbytes
-        busy += [nbytes / self.network.racks[rack] for (rack, _), nbytes in uplink.items()]
+        uplinks = self.rows.uplink_loads(self.network) if self.network.racks else {}
+        busy += [nbytes / self.network.racks[rack] for (rack, _), nbytes in uplinks.items()]
         return max(busy, default=0.0)
 
     @property

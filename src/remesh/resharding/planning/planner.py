@@ -11,8 +11,8 @@ Algorithm:
    and hops become rows between hosts instead (`host_rows`), which have their rounds by rule.
 6. The plan, which is rows either way (`rows`), checks itself (`plan`, `check`).
 
-Where sides are grids whose pieces lie within hosts, and there are very many slices, none of this is done: all of it
-follows from one rule (`grid_rows`).
+Where sides are grids whose pieces are wanted within one host each, and there are very many slices, none of this is
+done: all of it follows from one rule (`grid_rows`), unless that loads a host with more than the bound.
 
 Other strategies (`paper`) replace steps 3 to 5. ``"auto"`` is the above, unless so little is moved that latency counts,
 in so few messages that each is scheduled: then it is what the simulator finds fastest among it, a binomial tree and
@@ -120,8 +120,12 @@ def plan_reshard(
     _check_sizes(moves)
     host_of = dict(sorted(host_of.items()))
     if strategy in (AUTO, SPLIT) and (by_rule := _find_rule(moves, host_of, chunk_bytes, network)) is not None:
-        bound = bound_of_loads(*by_rule.loads, network)
-        return Plan(moves, by_rule, tuple(by_rule.copies()), bound, network)
+        uplinks = by_rule.uplink_loads(network) if network is not None and network.racks else None
+        bound = bound_of_loads(by_rule.loads.owned, by_rule.loads.taken, network, uplinks)
+        plan = Plan(moves, by_rule, tuple(by_rule.copies()), bound, network)
+        # Replicas on several hosts that take turns may still not share the work evenly.
+        if plan.certified_ratio * _ALMOST_ONE <= 1:
+            return plan
     slices = slices_of(moves, missing)
     fused = fuse(moves, slices, host_of)
     sizes = dict(zip(fused.groups, fused.group_bytes, strict=True))
@@ -279,11 +283,13 @@ def _find_rule(
     moves: tuple[TensorMove, ...], host_of: Mapping[int, str], chunk_bytes: int, network: Network | None
 ) -> GridRows | None:
     """The rule by which everything goes, where there are too many slices to name them and a rule can do it."""
-    if any(move.src.partial is not None for move in moves) or (network is not None and network.racks):
+    if any(move.src.partial is not None for move in moves):
         return None
     if sum(len(move.src.atoms) * len(move.dst.atoms) for move in moves) <= _MAX_NAMED:
         return None
-    return GridRows.of(moves, host_of, more_than=_MAX_NAMED, most_bytes=chunk_bytes)
+    made = GridRows.of(moves, host_of, more_than=_MAX_NAMED, most_bytes=chunk_bytes)
+    # Replicas in several racks should give within theirs, which the rule does not know.
+    return None if made is not None and network is not None and network.racks and made.has_replicas else made
 
 
 @dataclass(frozen=True, slots=True)

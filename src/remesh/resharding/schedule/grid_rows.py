@@ -1,30 +1,36 @@
 """Rows between grids, by one rule, without a list of all: each rank works out its own.
 
-Where every piece of either side lies within one host, there is nothing to choose: a slice goes from the host that has
-it to the host that wants it. If the sides are grids as well, a rank can work out its own slices, and when they go,
-without looking at another rank's: a plan of 67 million slices costs it as much as the 16,000 that it takes part in.
+Where every piece is wanted within one host, no rank has to pass it on: a slice goes from a host that has it to the host
+that wants it. If the sides are grids as well, a rank can work out its own slices, and when they go, without looking at
+another rank's: a plan of 67 million slices costs it as much as the 16,000 that it takes part in.
 
 Definitions. A *rank set* is all ranks that hold, or want, one piece. A *stream* is all that one set of givers has and
 one set of takers wants, of all tensors; it travels as one chunk, whose number is that of the givers times the number of
-sets of takers, plus that of the takers. The hosts of either side are numbered, and so are the sets of a host.
+sets of takers, plus that of the takers. A *share* is what a set has of one host. The hosts of either side are numbered,
+and so are the shares of a host.
 
-The rule: each stream is a flow of one chunk and one hop (`remesh.resharding.schedule.rows`). Its *shift* is how many
-numbers its taking host comes behind its giving host, around the larger number of hosts. Its *turn* is the pair of
-numbers of its two sets among those of their hosts. The time of its hop goes by shift, then turn.
+The rule: each stream is a flow of one chunk and one hop (`remesh.resharding.schedule.rows`). It comes from the share of
+its givers that is on the host of its takers; where none is, shares take turns, by the numbers of the two sets added.
+Its *shift* is how many numbers its taking host comes behind its giving host, around the larger number of hosts. Its
+*turn* is the pair of numbers of its two shares among those of their hosts. The time of its hop goes by shift, then
+turn.
 
 *Why this is a schedule.* Out of one host only one other has a given shift, and into one host too; with the turn that
-is one stream. So hops out of a host have distinct times, and hops into one too.
+is one pair of shares, so one stream. So hops out of a host have distinct times, and hops into one too.
 
 *Why it is complete.* Each side is a partition of every tensor, or there is no rule. An element then lies in one piece
 of either side, so in one slice, so in one stream, and that comes once to each of its takers. Each rank has its own
 rows checked when it works them out (`remesh.resharding.planning.check`).
 
-For traffic that is even between hosts these are the rounds of an all-to-all exchange, in which no host waits; whatever
-the traffic is, hosts carry exactly what they have to, so the busiest one is at the lower bound.
+For traffic that is even between hosts these are the rounds of an all-to-all exchange, in which no host waits. Where
+each piece is held within one host, hosts carry exactly what they have to, whatever the traffic is, so the busiest one
+is at the lower bound. Where replicas on several hosts take turns, the planner compares: `GridRows.loads` has both
+sides.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -32,7 +38,8 @@ from functools import cached_property
 import numpy as np
 
 from remesh.layout import Box, Layout
-from remesh.layout.box_array import BoxArray, GridJoin, find_pairs, join_grids
+from remesh.layout.box_array import BoxArray, GridJoin, find_pairs, join_grids, sum_over_boxes
+from remesh.resharding.model.network import Network
 from remesh.resharding.model.program import Copy
 from remesh.resharding.model.slices import IntArray
 from remesh.resharding.model.tasks import TensorMove
@@ -58,6 +65,18 @@ class _LayoutPair:
     element_bytes: int
     """What an element of all of them takes together."""
     join: GridJoin
+
+
+@dataclass(frozen=True, slots=True)
+class GridLoads:
+    """Bytes that leave hosts, and come to them."""
+
+    owned: Mapping[tuple[str, ...], int]
+    """By the hosts that could have given them."""
+    sent: Mapping[str, int]
+    """By the host that gives them."""
+    taken: Mapping[str, int]
+    """By the host that wants them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +123,7 @@ class GridRows(MessageRows):
         more_than: int = -1,
         most_bytes: int | None = None,
     ) -> GridRows | None:
-        """The rule for these moves; None where sides are no grids, or leave a choice of hosts.
+        """The rule for these moves; None where sides are no grids, or a piece is wanted on several hosts.
 
         None also where there are no more than so many slices or streams, or a stream may have more bytes; most of that
         is seen before anything is worked out.
@@ -130,6 +149,8 @@ class GridRows(MessageRows):
         takers = None if givers is None else GridSide.of([move.dst for move in moves], host_of)
         if givers is None or takers is None or len(givers.rank_sets) * len(takers.rank_sets) <= more_than:
             return None
+        if (takers.num_shares > 1).any():
+            return None
         made = cls(moves, host_of, (givers, takers), tuple(blocks))
         return made if most_bytes is None or made.largest_bytes <= most_bytes else None
 
@@ -148,6 +169,11 @@ class GridRows(MessageRows):
             pieces = np.bincount(self.takers.sets_of[id(block.dst)]).max(initial=0)
             np.add.at(of_givers, self.givers.sets_of[id(block.src)], block.join.largest * block.element_bytes * pieces)
         return int(of_givers.max(initial=0))
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether a piece is held on several hosts."""
+        return bool((self.givers.num_shares > 1).any())
 
     @property
     def num_chunks(self) -> int:
@@ -169,17 +195,83 @@ class GridRows(MessageRows):
         return self._num_shifts * self._num_turns * self._num_steps
 
     @cached_property
-    def loads(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Bytes that each host sends to others, and that it takes from others."""
-        sent, taken = (np.zeros(len(self._hosts), dtype=np.int64) for _ in range(2))
+    def loads(self) -> GridLoads:
+        """What hosts send to others, and take from others; counted over pieces."""
+        left = np.zeros(len(self.givers.rank_sets), dtype=np.int64)
+        sent, taken = (np.zeros(len(side.hosts), dtype=np.int64) for side in (self.givers, self.takers))
         for block in self._blocks:
-            src, dst = self.givers.by_host(block.src, self._hosts), self.takers.by_host(block.dst, self._hosts)
-            inside = find_shared(src, dst)
-            for total, side in ((sent, src), (taken, dst)):
-                np.add.at(total, side.key, side.boxes.sizes * block.element_bytes)
-                np.subtract.at(total, inside.key, inside.boxes.sizes * block.element_bytes)
-        named = [dict(zip(self._hosts, total.tolist(), strict=True)) for total in (sent, taken)]
-        return named[0], named[1]
+            sets, taker_sets = self.givers.sets_of[id(block.src)], self.takers.sets_of[id(block.dst)]
+            dst = self.takers.by_host(block.dst, self._hosts)
+            inside = find_shared(self.givers.by_host(block.src, self._hosts), dst)
+            stays = inside.boxes.sizes * block.element_bytes
+            np.add.at(left, sets, block.src.atoms.boxes.sizes * block.element_bytes)
+            np.subtract.at(left, sets[inside.src], stays)
+            np.add.at(taken, self.takers.host[taker_sets], dst.boxes.sizes * block.element_bytes)
+            np.subtract.at(taken, self.takers.host[taker_sets[inside.dst]], stays)
+            for share, nbytes in self._sent_in_turns(block):
+                np.add.at(sent, self.givers.host[share], nbytes)
+            np.subtract.at(sent, self.givers.host[self._share_in_turn(sets[inside.src], taker_sets[inside.dst])], stays)
+        owned: dict[tuple[str, ...], int] = {}
+        hosts = [self.givers.hosts[at] for at in self.givers.host.tolist()]
+        for (first, stop), size in zip(
+            itertools.pairwise(self.givers.first_share.tolist()), left.tolist(), strict=True
+        ):
+            owned[tuple(hosts[first:stop])] = owned.get(tuple(hosts[first:stop]), 0) + size
+        named = [
+            dict(zip(side.hosts, total.tolist(), strict=True))
+            for side, total in ((self.givers, sent), (self.takers, taken))
+        ]
+        return GridLoads(owned, *named)
+
+    def uplink_loads(self, network: Network) -> dict[tuple[str, str], int]:
+        """Where each piece is held within one host, counted over pieces, rack after rack."""
+        if self.has_replicas:
+            return super().uplink_loads(network)
+        racks = tuple(network.racks)
+        number_of: dict[str | None, int] = {rack: number for number, rack in enumerate(racks)}
+        # The last one stands for all hosts whose uplink is no limit.
+        sent, taken = (np.zeros(len(number_of) + 1, dtype=np.int64) for _ in range(2))
+        from_rack, to_rack = (
+            np.array([number_of.get(network.rack_of(host), len(number_of)) for host in side.hosts], np.int64)[side.host]
+            for side in (self.givers, self.takers)
+        )
+        for block in self._blocks:
+            giving = from_rack[self.givers.sets_of[id(block.src)]]
+            taking = to_rack[self.takers.sets_of[id(block.dst)]]
+            for rack in sorted(set(taking.tolist())):
+                wanted = (taking == rack).astype(np.int64)
+                sizes = sum_over_boxes(block.src.atoms.boxes, block.dst.atoms.boxes, wanted)
+                crossing = np.where(giving == rack, 0, sizes * block.element_bytes)
+                np.add.at(sent, giving, crossing)
+                taken[rack] += crossing.sum()
+        ways = (("out", sent), ("in", taken))
+        return {(rack, way): int(n[number]) for number, rack in enumerate(racks) for way, n in ways if n[number]}
+
+    def _share_in_turn(self, givers: IntArray, takers: IntArray) -> IntArray:
+        """The share that gives each stream where no share is on the takers' host."""
+        share: IntArray = self.givers.first_share[givers] + (givers + takers) % self.givers.num_shares[givers]
+        return share
+
+    def _sent_in_turns(self, block: _LayoutPair) -> Iterator[tuple[IntArray, IntArray]]:
+        """Shares, and the bytes of each if they took turns whoever wants them."""
+        sets, takers = self.givers.sets_of[id(block.src)], self.takers.sets_of[id(block.dst)]
+        boxes = block.src.atoms.boxes
+        of_piece = self.givers.num_shares[sets]
+        # Few pieces on very many hosts have fewer slices than turns.
+        if block.join.num_pairs < len(takers) * of_piece.max(initial=0) and self.has_replicas:
+            a, b = find_pairs(boxes, block.dst.atoms.boxes)
+            slices = _shared_by(boxes, block.dst.atoms.boxes, a, b)
+            yield self._share_in_turn(sets[a], takers[b]), slices.sizes * block.element_bytes
+            return
+        for num_shares in np.flatnonzero(np.bincount(of_piece)).tolist():
+            pieces = np.flatnonzero(of_piece == num_shares)
+            for turn in range(num_shares):
+                sizes = boxes.sizes
+                if num_shares > 1:
+                    in_turn = (takers % num_shares == turn).astype(np.int64)
+                    sizes = sum_over_boxes(boxes, block.dst.atoms.boxes, in_turn)
+                share = self._share_in_turn(sets[pieces], np.full(len(pieces), turn))
+                yield share, sizes[pieces] * block.element_bytes
 
     def bytes_taken(self) -> dict[int, int]:
         total = np.zeros(max(self.takers.of_rank, default=-1) + 1, dtype=np.int64)
@@ -225,7 +317,7 @@ class GridRows(MessageRows):
         return dict(zip(part.numbers.tolist(), part.rows.chunks.nbytes.tolist(), strict=True))
 
     def host_loads(self) -> dict[tuple[str, str], int]:
-        sides = zip(("out", "in"), self.loads, strict=True)
+        sides = zip(("out", "in"), (self.loads.sent, self.loads.taken), strict=True)
         return dict(sorted(((host, way), nbytes) for way, load in sides for host, nbytes in load.items() if nbytes))
 
     def bytes_between_hosts(self) -> dict[tuple[str, str], int]:
@@ -310,11 +402,8 @@ class GridRows(MessageRows):
             boxes[mine] = BoxArray(boxes[mine].starts[rows], boxes[mine].stops[rows])
             columns[mine] = columns[mine][rows]
             a, b = find_pairs(boxes[0], boxes[1])
-            shared = BoxArray(
-                np.maximum(boxes[0].starts.take(a, axis=0), boxes[1].starts.take(b, axis=0)),
-                np.minimum(boxes[0].stops.take(a, axis=0), boxes[1].stops.take(b, axis=0)),
-            )
-            yield block, columns[0][a] * len(self.takers.rank_sets) + columns[1][b], shared
+            numbers = columns[0][a] * len(self.takers.rank_sets) + columns[1][b]
+            yield block, numbers, _shared_by(boxes[0], boxes[1], a, b)
 
     def _keep(self, key: tuple[str, int], held: Sequence[int], wanted: Sequence[int]) -> GridPart:
         if key not in self._parts:
@@ -348,11 +437,19 @@ class GridRows(MessageRows):
         numbers, first = np.unique(key[order], return_index=True)
         return GridPart(numbers, self._rows_of(numbers, Chunks(rows.take(order), np.append(first, len(order)))))
 
+    def _share_of(self, givers: IntArray, takers: IntArray) -> IntArray:
+        """The share that gives each stream."""
+        number_of = {host: number for number, host in enumerate(self.givers.hosts)}
+        known = np.array([number_of.get(host, -1) for host in self.takers.hosts], dtype=np.int64)
+        near = self.givers.share_on(givers, known[self.takers.host[takers]])
+        return np.where(near >= 0, near, self._share_in_turn(givers, takers))
+
     def _rows_of(self, numbers: IntArray, chunks: Chunks) -> Rows:
         """The rows of these streams, whose chunks these are."""
         givers, takers = np.divmod(numbers, max(len(self.takers.rank_sets), 1))
-        shift = (self.takers.host[takers] - self.givers.host[givers]) % self._num_shifts
-        turn = self.givers.place[givers] * self.takers.num_places + self.takers.place[takers]
+        share = self._share_of(givers, takers)
+        shift = (self.takers.host[takers] - self.givers.host[share]) % self._num_shifts
+        turn = self.givers.place[share] * self.takers.num_places + self.takers.place[takers]
         place_of = [np.searchsorted(self._hosts, side.hosts) for side in (self.givers, self.takers)]
         used = [np.unique(column, return_inverse=True) for column in (givers, takers)]
         rank_sets = [self.givers.rank_sets[at] for at in used[0][0].tolist()]
@@ -371,12 +468,18 @@ class GridRows(MessageRows):
             takers=to_sets + len(rank_sets),
             first_chunk=np.arange(len(numbers) + 1),
             first_hop=np.arange(len(numbers) + 1),
-            hop_giver=place_of[0][self.givers.host[givers]],
+            hop_giver=place_of[0][self.givers.host[share]],
             hop_taker=place_of[1][self.takers.host[takers]],
             hop_time=shift * self._num_turns + turn,
             period=self._num_shifts * self._num_turns,
             least_steps=self._num_steps,
         )
+
+
+def _shared_by(src: BoxArray, dst: BoxArray, a: IntArray, b: IntArray) -> BoxArray:
+    """What pairs of boxes share, given by their numbers on either side."""
+    starts = np.maximum(src.starts.take(a, axis=0), dst.starts.take(b, axis=0))
+    return BoxArray(starts, np.minimum(src.stops.take(a, axis=0), dst.stops.take(b, axis=0)))
 
 
 class _GridChunks(ChunkTable):

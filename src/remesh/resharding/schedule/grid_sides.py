@@ -1,7 +1,8 @@
 """Sides of moves between grids: rank sets and their hosts, and what the two sides have in common.
 
-A side knows its rank sets and their hosts. What a rank, or a host, holds of what it wants itself is found by joining
-the pieces of the two sides on that rank, or host: that costs as much as there are pieces.
+A side knows its rank sets and their hosts. A *share* is what one rank set has of one host. What a rank, or a host,
+holds of what it wants itself is found by joining the pieces of the two sides on that rank, or host: that costs as much
+as there are pieces.
 """
 
 from __future__ import annotations
@@ -23,19 +24,21 @@ class GridSide:
     """One side of all moves: its rank sets, and where they are."""
 
     rank_sets: tuple[tuple[int, ...], ...]
-    """Ascending and distinct; each ascending, and within one host."""
+    """Ascending and distinct; each ascending."""
     hosts: tuple[str, ...]
     """Hosts of this side, ascending."""
+    first_share: IntArray
+    """Where the shares of each set begin, ascending by host, and the number of all, ``[num_sets + 1]``."""
     host: IntArray
-    """For each set the number of its host."""
+    """For each share the number of its host."""
     place: IntArray
-    """For each set its number among those of its host."""
+    """For each share its number among those of its host."""
     sets_of: Mapping[int, IntArray]
     """By identity of a layout, the set that keeps each of its pieces, which are its atoms."""
 
     @classmethod
     def of(cls, layouts: Sequence[Layout], host_of: Mapping[int, str]) -> GridSide | None:
-        """This side of moves; None where a piece lies on several hosts, or pieces do not tile their tensor."""
+        """This side of moves; None where pieces do not tile their tensor."""
         by_layout: dict[int, list[tuple[int, ...]]] = {}
         for layout in layouts:
             if id(layout) not in by_layout:
@@ -45,10 +48,8 @@ class GridSide:
                     tuple(sorted({int(shard.holder) for shard in shards})) for shards in layout.atoms.shards
                 ]
         rank_sets = sorted({ranks for sets in by_layout.values() for ranks in sets})
-        hosts_of_sets = [{host_of[rank] for rank in ranks} for ranks in rank_sets]
-        if any(len(hosts) != 1 for hosts in hosts_of_sets):
-            return None
-        names = [next(iter(hosts)) for hosts in hosts_of_sets]
+        hosts_of_sets = [sorted({host_of[rank] for rank in ranks}) for ranks in rank_sets]
+        names = [host for several in hosts_of_sets for host in several]
         hosts = tuple(sorted(set(names)))
         number_of = {name: number for number, name in enumerate(hosts)}
         host = np.array([number_of[name] for name in names], dtype=np.int64)
@@ -57,7 +58,7 @@ class GridSide:
         place[order] = np.arange(len(host)) - ends_of(np.bincount(host, minlength=len(hosts)))[host[order]]
         number = {ranks: at for at, ranks in enumerate(rank_sets)}
         columns = {key: np.array([number[ranks] for ranks in sets], np.int64) for key, sets in by_layout.items()}
-        return cls(tuple(rank_sets), hosts, host, place, columns)
+        return cls(tuple(rank_sets), hosts, ends_of([len(each) for each in hosts_of_sets]), host, place, columns)
 
     @cached_property
     def sizes(self) -> IntArray:
@@ -65,8 +66,21 @@ class GridSide:
         return np.array([len(ranks) for ranks in self.rank_sets], dtype=np.int64)
 
     @cached_property
+    def num_shares(self) -> IntArray:
+        """Hosts of each set."""
+        return np.diff(self.first_share)
+
+    def share_on(self, sets: IntArray, hosts: IntArray) -> IntArray:
+        """The share of each set on the host given with it, by its number here; -1 where it has none."""
+        set_of_share = np.repeat(np.arange(len(self.rank_sets)), self.num_shares)
+        keys = set_of_share * len(self.hosts) + self.host
+        wanted = sets * len(self.hosts) + hosts
+        at = np.searchsorted(keys, wanted).clip(max=len(keys) - 1)
+        return np.where((hosts >= 0) & (keys[at] == wanted), at, -1)
+
+    @cached_property
     def num_places(self) -> int:
-        """Most sets of a host."""
+        """Most shares of a host."""
         return int(self.place.max(initial=0)) + 1
 
     @cached_property
@@ -85,10 +99,13 @@ class GridSide:
         return Keyed(layout.atoms.boxes, np.repeat(np.arange(len(sets)), [len(each) for each in sets]), ranks)
 
     def by_host(self, layout: Layout, hosts: Sequence[str]) -> Keyed:
-        """Every piece of a layout once, by the number of its host among these, which are ascending."""
+        """Every piece of a layout once for each of its hosts, by the number among these, which are ascending."""
         numbers = np.searchsorted(np.array(hosts), np.array(self.hosts)) if self.hosts else self.host
-        key = numbers[self.host[self.sets_of[id(layout)]]]
-        return Keyed(layout.atoms.boxes, np.arange(len(key)), key)
+        sets = self.sets_of[id(layout)]
+        counts = self.num_shares[sets]
+        piece = np.repeat(np.arange(len(sets)), counts)
+        share = np.arange(len(piece)) + np.repeat(self.first_share[sets] - ends_of(counts)[:-1], counts)
+        return Keyed(layout.atoms.boxes, piece, numbers[self.host[share]])
 
 
 def _is_tiled(layout: Layout) -> bool:

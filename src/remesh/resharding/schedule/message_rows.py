@@ -15,6 +15,7 @@ from typing import overload
 
 import numpy as np
 
+from remesh.resharding.model.network import Network
 from remesh.resharding.model.program import Message
 from remesh.resharding.model.slices import IntArray, distinct
 from remesh.resharding.schedule.chunks import ChunkTable
@@ -87,6 +88,17 @@ class MessageRows(ABC):
     @abstractmethod
     def bytes_between_hosts(self) -> dict[tuple[str, str], int]:
         """Bytes by (giver, taker), without what stays inside a host."""
+
+    def uplink_loads(self, network: Network) -> dict[tuple[str, str], int]:
+        """Bytes over the uplinks of racks, by (rack, ``"out"`` or ``"in"``)."""
+        rack_of = {host: network.rack_of(host) for host in self.host_of.values()}
+        total: dict[tuple[str, str], int] = {}
+        for pair, nbytes in self.bytes_between_hosts().items():
+            racks = [rack_of[host] for host in pair]
+            for rack, way in zip(racks, ("out", "in"), strict=True):
+                if rack is not None and racks[0] != racks[1]:
+                    total[rack, way] = total.get((rack, way), 0) + nbytes
+        return total
 
     @abstractmethod
     def bytes_taken(self) -> dict[int, int]:
