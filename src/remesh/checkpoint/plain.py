@@ -104,9 +104,10 @@ def save(
     copies at a time. Returns a future: ``result()`` waits until the checkpoint is complete and returns its location, or
     raises the error of the save, the same on all ranks. Without ``background`` the future is done.
 
-    End the process group only when all saves are done. The end of the program waits for them, however it comes to its
-    end: but for ``os._exit``, ``os.exec*``, and a signal that nobody handles, which end the process at once. The future
-    raises `ForkError` in a fork of the process, which has no part in the save.
+    The process group may be destroyed meanwhile. The end of the program waits for all saves, however it comes to its
+    end, and the exit code is not 0 where the last one failed and nobody has asked its future. ``os._exit``,
+    ``os.exec*``, and a signal that nobody handles end the process at once. The future raises `ForkError` in a fork of
+    the process, which has no part in the save.
     """
     return save_with_metrics(state, path, group, background)
 
