@@ -152,8 +152,12 @@ def _agree_on_writers(
     if agreement.told is not None:
         held = [HeldBoxes.from_parts(parts) for parts in agreement.told]
         agreement.agreed.kept["choice"] = choose_writers(held, group_rank(group))
+        if group_rank(group) == 0:
+            agreement.agreed.kept["names"] = {row[0] for one in held for row in one.form}
     digests = [digest for _, digest in agreement.beside]
-    return agreement, mine if len(set(digests)) == 1 else join_common(mine, digests, group, doing)
+    if len(set(digests)) > 1:
+        mine = join_common(mine, digests, agreement.agreed.kept.get("names", ()), group, doing)
+    return agreement, mine
 
 
 @collector_at_rest()
