@@ -42,7 +42,13 @@ from remesh.checkpoint.run.read_apart import ReadApart, mark_shared, settle
 from remesh.checkpoint.storage import Location, store_of
 from remesh.checkpoint.storage.integrity import BLOCKS_FNAME, Checksums, read_checksums
 from remesh.checkpoint.storage.save_lock import is_commit
-from remesh.checkpoint.values.entities import ShardedBase, ShardedObject, ShardedTensor, check_has_values
+from remesh.checkpoint.values.entities import (
+    ShardedBase,
+    ShardedObject,
+    ShardedTensor,
+    check_can_be_filled,
+    check_has_values,
+)
 from remesh.checkpoint.values.nests import count_parents
 from remesh.layout import Box, has_own_places
 from remesh.layout.from_torch import torch_dtype
@@ -191,6 +197,8 @@ def plan_fill(
     `CheckpointMismatchError` for what is not stored, `CheckpointFormatError` for files that are too short.
     """
     check_before_new(checkpoint, entities)
+    held = [(one.key, one.data) for one in entities if isinstance(one, ShardedTensor) and one.data is not None]
+    check_can_be_filled([*held, *whole, *((one.key, one.piece.tensor) for one in apart)])
     entities = [_with_data(one) if isinstance(one, ShardedTensor) else one for one in entities]
     objects = [one for one in entities if isinstance(one, ShardedObject)]
     asked, whole, apart = _apart([one for one in entities if isinstance(one, ShardedTensor)], whole, apart)
