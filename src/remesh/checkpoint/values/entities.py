@@ -15,9 +15,8 @@ apart: the *main* replica (0, or zeros only) is the one that is written.
 from __future__ import annotations
 
 import math
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,7 +24,6 @@ import numpy as np
 import torch
 
 from remesh.checkpoint.checkpoint_errors import CheckpointingException, CheckpointMismatchError
-from remesh.foundation.linux.procfs import read_areas
 from remesh.layout import Box
 from remesh.layout.from_torch import why_without_memory
 
@@ -496,24 +494,3 @@ def check_has_values(tensor: torch.Tensor, key: str) -> None:
             f"looking at tensor {key!r}: it is {found}, expected a dense tensor with memory; give it a device with "
             "to_empty(), make it dense with to_dense(), or give the tensors that it is made of"
         )
-
-
-def check_can_be_filled(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Raise `CheckpointMismatchError` for a tensor whose memory may not be written, such as a read-only map of a file.
-
-    A write would end the process. What torch has allocated itself is writable, and its storage can be resized.
-    """
-    given = [
-        (key, tensor.untyped_storage())
-        for key, tensor in tensors
-        if tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_nested and tensor.numel()
-        if not tensor.untyped_storage().resizable()
-    ]
-    areas = [area for area in read_areas(os.getpid()) if area.protection[1] != "w"] if given else []
-    for key, storage in given:
-        start, stop = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
-        if any(area.start < stop and start < area.end for area in areas):
-            raise CheckpointMismatchError(
-                f"filling tensor {key!r}: its memory can only be read, as that of a file mapped with mode 'r', "
-                "expected memory that can be written; map it with mode 'c', or give a copy"
-            )
