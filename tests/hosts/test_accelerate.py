@@ -175,6 +175,17 @@ def test_the_newest_is_the_newest_complete_one_and_torn_ones_go_with_the_old(tmp
     assert sorted(path.name for path in folder.iterdir()) == ["checkpoint_2", "checkpoint_3"]
 
 
+def test_of_an_old_checkpoint_that_is_a_link_the_link_goes(tmp_path: Path) -> None:
+    accelerator, _, _ = _named(tmp_path, automatic_checkpoint_naming=True, total_limit=1)
+    accelerator.save_state()
+    elsewhere, old = tmp_path / "elsewhere", tmp_path / "checkpoints" / "checkpoint_0"
+    old.rename(elsewhere)
+    old.symlink_to(elsewhere, target_is_directory=True)
+    accelerator.save_state()
+    assert [path.name for path in old.parent.iterdir()] == ["checkpoint_1"]
+    assert any(elsewhere.iterdir())
+
+
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("num_local_steps", [1, 8], ids=["batch_norm", "local_sgd"])
 def test_what_processes_hold_apart_is_saved_as_the_first_one_has_it(tmp_path: Path, num_local_steps: int) -> None:

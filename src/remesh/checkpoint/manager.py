@@ -185,7 +185,7 @@ class Checkpoints:
             return
         doing = f"saving a step under {self.root}"
         if not all(take_step(lambda: under_way[0].was_raised, self._group, doing, tell=bool).told):
-            raise failures[0]
+            under_way[0].result()
 
     def __enter__(self) -> Self:
         return self
@@ -243,7 +243,7 @@ class Checkpoints:
                     logger.warning("removing checkpoint %s: %s", one.found.directory, raised)
 
         if self._background:
-            self._under_way.append(thread_of(self._group).submit(clear))
+            self._under_way.append(thread_of(self._group).put(clear))
         else:
             clear()
 

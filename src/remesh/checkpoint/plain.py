@@ -104,9 +104,10 @@ def save(
     copies at a time. Returns a future: ``result()`` waits until the checkpoint is complete and returns its location, or
     raises the error of the save, the same on all ranks. Without ``background`` the future is done.
 
-    End the process group only when all saves are done. The end of the program waits for them, however it comes to its
-    end: but for ``os._exit``, ``os.exec*``, and a signal without a handler, which end the process at once. The future
-    raises `ForkError` in a fork of the process, which has no part in the save.
+    The process group may be destroyed meanwhile. The end of the program waits for all saves, however it comes to its
+    end, and the exit code is not 0 where the last one failed and its future was never asked. ``os._exit``,
+    ``os.exec*``, and a signal without a handler end the process at once. The future raises `ForkError` in a fork of
+    the process, which has no part in the save.
     """
     return save_with_metrics(state, path, group, background)
 
@@ -151,8 +152,12 @@ def _agree_on_writers(
     if agreement.told is not None:
         held = [HeldBoxes.from_parts(parts) for parts in agreement.told]
         agreement.agreed.kept["choice"] = choose_writers(held, group_rank(group))
+        if group_rank(group) == 0:
+            agreement.agreed.kept["names"] = {row[0] for one in held for row in one.form}
     digests = [digest for _, digest in agreement.beside]
-    return agreement, mine if len(set(digests)) == 1 else join_common(mine, digests, group, doing)
+    if len(set(digests)) > 1:
+        mine = join_common(mine, digests, agreement.agreed.kept.get("names", ()), group, doing)
+    return agreement, mine
 
 
 @collector_at_rest()

@@ -41,7 +41,14 @@ from remesh.comm.word_tree import gather_words
 from remesh.device.nccl import agree_on_members, member_here
 from remesh.foundation.errors import ConfigError, Error, PeerError
 from remesh.foundation.options import check_option
-from remesh.foundation.torch_private import backends_of, is_known_group, nccl_error, store_of, without_fake_tensors
+from remesh.foundation.torch_private import (
+    backends_of,
+    is_known_group,
+    nccl_error,
+    store_of,
+    without_fake_tensors,
+    world_rank_of,
+)
 
 _HEADER_BYTES = 1024
 _LENGTH = struct.Struct("<Q")
@@ -354,10 +361,10 @@ def _all_gather_padded(mine: torch.Tensor, lengths: Sequence[int], group: Group,
     if max(lengths):
         try:
             dist.all_gather(theirs, padded, group=group)
-        except RuntimeError as raised:
+        except (RuntimeError, TypeError) as raised:  # a TypeError where torch's log looks for a group kept apart
             if is_of_own_device(raised):
                 raise
-            raise peer_error(doing, group, raised) from raised
+            raise peer_error(doing, group, raised.__context__ or raised) from raised
         check_end(group, doing)
     return [raw[:length] for raw, length in zip(theirs, lengths, strict=True)]
 
@@ -446,7 +453,7 @@ def _descendants(cls: type[Error]) -> Iterator[type[Error]]:
 
 
 def _world_rank(rank: int, group: Group) -> int:
-    return dist.get_global_rank(group, rank) if group is not None else rank
+    return world_rank_of(rank, group) if group is not None else rank
 
 
 def _first_line(raised: BaseException) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from remesh.checkpoint.formats.blob_frame import memory_of
 from remesh.foundation.errors import ConfigError
 
 MAX_TENSOR_BYTES = 1 << 20
@@ -98,7 +99,7 @@ def _dtype_name(dtype: torch.dtype) -> str:
 def _tensor_parts(tensor: torch.Tensor) -> list[Any]:
     if tensor.layout is not torch.strided or tensor.nbytes > MAX_TENSOR_BYTES:
         raise ValueError(f"a {tensor.layout} tensor of {tensor.numel()} elements, carry it by itself")
-    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    raw = memory_of(tensor.detach().cpu().resolve_conj().resolve_neg().contiguous())
     return [_dtype_name(tensor.dtype), list(tensor.shape), _text(raw)]
 
 

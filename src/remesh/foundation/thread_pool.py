@@ -6,6 +6,7 @@
     idle             a thread without tasks ends after `_IDLE_S`
     end of `main`    the process waits for all tasks, and for those that they submit, while executors of others still
                      take work; a thread that submits later does the task itself, and finds it done
+    exit code        other than 0 where something is lost by then whose error nothing received (`fail_at_end`)
     fork             the child has none of these tasks: it waits for none, and their futures raise `ForkError` there
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import atexit
 import concurrent.futures.thread  # before `_wait_at_end` is registered, which therefore is called first
 import contextlib
+import ctypes
 import logging
 import os
 import threading
@@ -26,6 +28,7 @@ from weakref import WeakSet
 
 from remesh.foundation.collector import go_on_in_fork
 from remesh.foundation.errors import ForkError
+from remesh.foundation.exit_codes import ExitCode
 from remesh.foundation.threads import make_thread
 
 T = TypeVar("T")
@@ -176,6 +179,7 @@ class _Pool:
 _pool = _Pool()
 _executors: WeakSet[PooledExecutor] = WeakSet()
 _endings: list[Callable[[], None]] = []
+_losses: list[Callable[[], bool]] = []
 _is_seen_to = _has_begun_to_end = False
 
 
@@ -189,6 +193,22 @@ def before_end(act: Callable[[], None]) -> bool:
             _endings.append(act)
         return True
     return False
+
+
+def fail_at_end(is_lost: Callable[[], bool]) -> Callable[[], bool]:
+    """Let the process end with the exit code 1 where the function says, after all tasks, that something is lost.
+
+    Python gives nobody that ends with it a say in the exit code, so C's last functions have it.
+    """
+    _losses.append(is_lost)
+    return is_lost
+
+
+def _tell_losses() -> None:
+    if any(is_lost() for is_lost in _losses):
+        libc = ctypes.CDLL(None)
+        libc.__cxa_atexit(libc._exit, ctypes.c_void_p(ExitCode.FAILED), None)
+        libc.__cxa_atexit(libc.fflush, None, None)  # the last comes first
 
 
 def _see_to_end() -> bool:
@@ -222,4 +242,5 @@ def _begin_anew_in_fork() -> None:
     go_on_in_fork()
 
 
+atexit.register(_tell_losses)
 os.register_at_fork(after_in_child=_begin_anew_in_fork)

@@ -13,6 +13,7 @@ import importlib
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -120,9 +121,31 @@ def all_groups() -> list[dist.ProcessGroup]:
     return list(dist.distributed_c10d._world.pg_map)
 
 
+_apart: WeakKeyDictionary[dist.ProcessGroup, tuple[str, list[int]]] = WeakKeyDictionary()
+"""Backends, and world ranks of the members, of groups that torch does not know of."""
+
+
+def keep_apart(group: dist.ProcessGroup, ranks: list[int]) -> None:
+    """Take a group of these world ranks out of torch's books, so that no ``destroy_process_group`` ends it.
+
+    It ends when nobody refers to it any more.
+    """
+    world = dist.distributed_c10d._world
+    _apart[group] = dist.get_backend_config(group), ranks
+    for of_groups in (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config, world.pg_to_tag):
+        of_groups.pop(group, None)
+    for tagged in world.tags_to_pg.values():
+        tagged[:] = [one for one in tagged if one is not group]
+
+
+def world_rank_of(rank: int, group: dist.ProcessGroup) -> int:
+    """The world rank of a member of a group."""
+    return _apart[group][1][rank] if group in _apart else dist.get_global_rank(group, rank)
+
+
 def is_known_group(group: object) -> bool:
-    """Whether torch knows of a group in this process: it was made, and not destroyed since."""
-    return group in dist.distributed_c10d._world.pg_map
+    """Whether a group is there in this process: it was made, and not destroyed since."""
+    return group in dist.distributed_c10d._world.pg_map or group in _apart
 
 
 def store_of(group: dist.ProcessGroup) -> dist.Store:
@@ -133,7 +156,8 @@ def store_of(group: dist.ProcessGroup) -> dist.Store:
 
 def backends_of(group: dist.ProcessGroup | None) -> dict[str, str]:
     """The name of a group's backend for each type of device: ``{"cpu": "gloo", "cuda": "nccl"}``."""
-    return dict(entry.split(":", 1) for entry in dist.get_backend_config(group).split(","))
+    config = _apart[group][0] if group is not None and group in _apart else dist.get_backend_config(group)
+    return dict(entry.split(":", 1) for entry in config.split(","))
 
 
 def timeout_of(group: dist.ProcessGroup) -> timedelta | None:

@@ -225,7 +225,10 @@ def _remove_old(folder: Path, limit: int) -> None:
     for old in _numbered(folder):
         if old == first:
             return
-        shutil.rmtree(old)
+        if old.is_symlink():
+            old.unlink()
+        else:
+            shutil.rmtree(old)
 
 
 def _complete(folder: Path) -> list[Path]:

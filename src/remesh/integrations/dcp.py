@@ -21,6 +21,7 @@ from enum import Enum
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 from torch.distributed.checkpoint import (
     DefaultLoadPlanner,
     LoadPlan,
@@ -198,6 +199,7 @@ class DcpReader(StorageReader):
             for item, blob in zip(of_bytes, read_blobs(checkpoint.checksums, extents), strict=True):
                 self._give_bytes(item, blob, planner)
             fetch(checkpoint.checksums, reads)
+        increment_version(places)  # a backward pass that has saved their values is refused
         for item, place in zip(of_tensors, places, strict=True):
             planner.commit_tensor(item, place)
         done: Future[None] = Future()

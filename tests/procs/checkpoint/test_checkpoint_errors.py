@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -16,6 +18,7 @@ import torch.distributed.checkpoint as dcp
 
 import remesh
 from remesh import dist_checkpointing
+from remesh.checkpoint.checkpoint_errors import CheckpointMismatchError
 from remesh.checkpoint.run import writer
 from remesh.checkpoint.storage.checked_file import CheckedFile
 from remesh.dist_checkpointing import ShardedObject, ShardedTensor
@@ -384,3 +387,23 @@ def test_an_option_of_sharded_saves_and_loads_that_differs_on_one_rank_is_named(
     for name, said in zip(names, zip(*answers, strict=True), strict=True):
         kind, text = same_on_all(list(said))
         assert kind is OptionError and f"option {name} is" in text and "on rank 0 and" in text, text
+
+
+def _load_into_a_read_only_map(folder: Path) -> str:
+    remesh.save({"v": torch.zeros(4), "w": torch.ones(4)}, folder / "c")
+    state = {"v": torch.ones(4), "w": torch.ones(4)}
+    if dist.get_rank() == 1:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            np.ones(4, np.float32).tofile(folder / "raw")
+            state["w"] = torch.from_numpy(np.memmap(folder / "raw", np.float32, mode="r"))
+    with pytest.raises(CheckpointMismatchError) as raised:
+        remesh.load(state, folder / "c")
+    assert state["v"].equal(torch.ones(4))
+    return str(raised.value)
+
+
+def test_a_read_only_map_as_a_target_is_refused_on_all_ranks(ranks: RankPool, tmp_path: Path) -> None:
+    told = ranks.run(_load_into_a_read_only_map, 2, (tmp_path,))
+    assert told[0] == told[1]
+    assert "filling tensor 'w': its memory can only be read" in told[0]

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 import remesh
 from remesh import dist_checkpointing
+from remesh.checkpoint.checkpoint_errors import CheckpointMismatchError
 from remesh.checkpoint.run import common_data
 from remesh.testbed.pool import RankPool
 
@@ -90,3 +91,34 @@ def test_arrays_in_tuples_that_differ_are_a_warning(ranks: RankPool, tmp_path: P
     first, second = ranks.run(save_generators, 2, (tmp_path,))
     assert first == []
     assert len(second) == 1 and "Mismatched keys: [(('random',), <class 'tuple'>, <class 'tuple'>)]" in second[0]
+
+
+def _save_other_kinds(folder: Path) -> list[str]:
+    rank, tensor = dist.get_rank(), torch.ones(3)
+    told = []
+    for number, (first, second) in enumerate(
+        [
+            ({"l": [tensor, 5]}, {"l": [5, tensor]}),
+            ({"a": 5}, {"a": tensor}),
+            ({"a": {"b": tensor}}, {"a": "text"}),
+            ({"all": tensor, "a": 5}, {"all": tensor, "a": {0: {"b": tensor}}}),
+            ({"model": {}, "step": 3}, {"model": {"w": tensor}, "step": 3}),
+        ]
+    ):
+        for background in (False, True):
+            path = folder / f"{number} {background}"
+            try:
+                remesh.save((first, second)[rank], path, background=background).result()
+                remesh.load(second, path)
+                told.append("saved")
+            except CheckpointMismatchError as raised:
+                assert not path.exists() or not any(path.iterdir())
+                told.append(str(raised))
+    return told
+
+
+def test_a_value_of_one_rank_under_the_name_of_a_tensor_of_another_is_refused(ranks: RankPool, tmp_path: Path) -> None:
+    told = ranks.run(_save_other_kinds, 2, (tmp_path,))
+    assert told[0] == told[1]
+    assert all("under which there is a tensor as well" in one for one in told[0][:-2]), told[0]
+    assert told[0][-2:] == ["saved", "saved"]

@@ -150,6 +150,15 @@ def test_in_one_process_without_a_group(tmp_path):
     assert wanted["w"].equal(state["w"].double()) and wanted["when"] == [1, 2]
 
 
+def test_a_backward_pass_through_what_was_loaded_over_is_refused(tmp_path):
+    weight = torch.ones(3, requires_grad=True)
+    dcp.save({"w": torch.zeros(3)}, storage_writer=DcpWriter(tmp_path / "c"))
+    loss = (weight * weight).sum()
+    dcp.load({"w": weight}, storage_reader=DcpReader(tmp_path / "c"))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 def test_a_complete_checkpoint_is_not_written_over(tmp_path):
     dcp.save({"w": torch.ones(2)}, storage_writer=DcpWriter(tmp_path))
     with pytest.raises(dcp.api.CheckpointException, match="already holds a checkpoint of native torch"):

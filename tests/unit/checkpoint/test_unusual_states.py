@@ -279,3 +279,25 @@ def test_a_state_that_holds_itself_is_refused(make: type, tmp_path: Path) -> Non
         inner.append(inner)
     with pytest.raises(Error, match="holds itself"):
         remesh.save(state, tmp_path)
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_storages_can_be_resized_after_a_save_and_a_load(tmp_path: Path, background: bool) -> None:
+    """As FSDP and offloading do it: what NumPy has seen of a tensor never lets its storage go."""
+    state = {
+        "one": torch.arange(300.0),
+        "columns": torch.arange(90_000.0).reshape(300, 300).t(),
+        "large": torch.arange(1 << 18),
+        "bfloat16": torch.ones(3, 5, dtype=torch.bfloat16)[:, 2:],
+        "complex": torch.ones(3, dtype=torch.complex64),
+        "scalar": torch.tensor(3.0),
+        "none": torch.empty(0, 2),
+    }
+    remesh.save(state, tmp_path / "c", background=background).result()
+    expected = {name: tensor.clone() for name, tensor in state.items()}
+    for tensor in state.values():
+        tensor.zero_()
+    remesh.load(state, tmp_path / "c")
+    for name, tensor in state.items():
+        assert torch.equal(tensor, expected[name]), name
+        tensor.untyped_storage().resize_(0)

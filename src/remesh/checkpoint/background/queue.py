@@ -15,12 +15,12 @@ Requests finish in the order in which they were scheduled. A write that failed o
 when it would be finalized; its checkpoint does not exist, and later requests go on.
 
 The end of the program finalizes what is left of a queue of one rank. Of several ranks it cannot: another rank may have
-failed, and would never come. Then the log names the saves that are lost. A fork leaves all requests to its parent.
+failed, and would never come. Then the log names the saves that are lost, and the exit code is not 0. A fork leaves all
+requests to its parent.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 from collections import deque
@@ -39,7 +39,7 @@ from remesh.checkpoint.background.writers import (
 from remesh.checkpoint.checkpoint_errors import CheckpointingException
 from remesh.comm.gather import Group, all_gather_json, gather_from, group_rank, group_size
 from remesh.foundation.errors import PeerError
-from remesh.foundation.thread_pool import before_end
+from remesh.foundation.thread_pool import before_end, fail_at_end
 
 logger = logging.getLogger(__name__)
 _CALLERS: dict[str, Callable[[], AsyncCaller]] = {
@@ -50,6 +50,8 @@ _CALLERS: dict[str, Callable[[], AsyncCaller]] = {
 _ALL: WeakSet[AsyncCallsQueue] = WeakSet()
 _UNFINISHED: dict[AsyncCallsQueue, None] = {}
 """Queues with unfinalized requests, in the order of their first; a program may have forgotten them."""
+_LOST: list[AsyncCallsQueue] = []
+"""Queues whose saves were lost at the end."""
 
 
 class AsyncCallsQueue:
@@ -264,14 +266,17 @@ class AsyncCallsQueue:
 
     def _finish_at_end(self) -> None:
         if self._num_ranks > 1:
+            _LOST.append(self)
             logger.error(
                 "the program ends with %s background saves that were not finalized, whose checkpoints do not exist; "
                 "call close() of their queue on all ranks before the end",
                 len(self._unfinalized),
             )
             return
-        with contextlib.suppress(Exception):  # the log has it
+        try:
             self.close()
+        except Exception:  # the log has it
+            _LOST.append(self)
 
     def _leave_to_parent(self) -> None:
         self._caller = None
@@ -279,6 +284,11 @@ class AsyncCallsQueue:
 
     def __repr__(self) -> str:
         return f"AsyncCallsQueue(rank {group_rank(self._group)}, {len(self._unfinalized)} unfinalized)"
+
+
+@fail_at_end
+def _is_save_lost() -> bool:
+    return bool(_LOST)
 
 
 def _finish_all() -> None:

@@ -5,29 +5,32 @@ each rank does it, and its collectives go through a gloo group of the same ranks
 may use its own group meanwhile, and nothing waits for a call of the program: the checkpoint is there as soon as all
 ranks have written. There is one thread for each group, so saves end in the order in which they began, on every rank.
 
-The end of the program waits for them, a fork of it does not (`remesh.foundation.threads`). A group that is destroyed
-takes its thread's group with it: saves that are still under way fail. A save that fails is logged as well,
-since its program may never ask.
+That group is kept apart from torch's: ``destroy_process_group`` ends neither it nor a save. The end of the program
+waits for saves, a fork of it does not (`remesh.foundation.thread_pool`). A save that fails is logged as well, since its
+program may never ask; a failure that was never asked for before the end, and that no later save made up for, lets the
+program end with an exit code other than 0.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from functools import partial
 from typing import TypeVar
+from uuid import uuid4
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
 from remesh.checkpoint.background.staging import StagingBuffers
 from remesh.comm.agreement import Agreements
-from remesh.comm.gather import Group
-from remesh.foundation.errors import PeerError
-from remesh.foundation.thread_pool import PooledExecutor
-from remesh.foundation.torch_private import all_groups, timeout_of
+from remesh.comm.gather import Group, gather_from
+from remesh.foundation.thread_pool import PooledExecutor, fail_at_end
+from remesh.foundation.torch_private import keep_apart, make_group, store_of, timeout_of
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -73,7 +76,13 @@ class SavingThread:
             wait([self._under_way.popleft()])
 
     def submit(self, act: Callable[[], T]) -> BackgroundSave[T]:
-        """Let the thread do something, after all that it was given before."""
+        """Let the thread end a save, after all that it was given before."""
+        future = self.put(act)
+        future.add_done_callback(_note_end)
+        return future
+
+    def put(self, act: Callable[[], T]) -> BackgroundSave[T]:
+        """Let the thread do something else, after all that it was given before."""
         future = BackgroundSave[T]()
         self._executor.put(future, partial(self._do, act))
         self._under_way.append(future)  # type: ignore[arg-type]
@@ -83,21 +92,32 @@ class SavingThread:
         try:
             return act()
         except BaseException as raised:
-            if self.group is None or (dist.is_initialized() and self.group in all_groups()):
-                logger.error("in the background: %s", raised)
-                raise
-            lost = PeerError(
-                "saving in the background: expected the process group to last until the save is done, found it "
-                "destroyed; the checkpoint does not exist; wait for result() of the last save, or for "
-                "Checkpoints.wait(), before destroy_process_group()"
-            )
-            logger.error("%s", lost)
-            raise lost from raised
+            logger.error("in the background: %s", raised)
+            raise
+
+
+_failed: list[BackgroundSave[object]] = []
+"""Saves that failed since the last one that did not."""
+
+
+def _note_end(save: Future[T]) -> None:
+    assert isinstance(save, BackgroundSave)
+    if save.failure() is None:
+        _failed.clear()
+    else:
+        _failed.append(save)
+
+
+@fail_at_end
+def _is_save_lost() -> bool:
+    return not all(save.was_raised for save in _failed)
 
 
 _THREADS: WeakKeyDictionary[dist.ProcessGroup, SavingThread] = WeakKeyDictionary()
 _alone: list[SavingThread] = []
 """That of a process without a group."""
+os.register_at_fork(after_in_child=_failed.clear)
+atexit.register(_THREADS.clear)  # a group of gloo that outlives the interpreter aborts the process
 
 
 def thread_of(group: Group) -> SavingThread:
@@ -109,8 +129,11 @@ def thread_of(group: Group) -> SavingThread:
     users = dist.group.WORLD if group is None else group
     assert users is not None
     if users not in _THREADS:
-        ranks = dist.get_process_group_ranks(users)
+        name = gather_from(lambda: f"saves {uuid4().hex}", users, "saving in the background")[0]
         # A rank that is lost just now is waited for as long as the program wants, and not for torch's half an hour.
-        own = dist.new_group(ranks, timeout_of(users), backend="gloo", use_local_synchronization=True)
+        timeout = timeout_of(users) or dist.constants.default_pg_timeout
+        store = dist.PrefixStore(name, store_of(users))
+        own, _ = make_group(users.size(), users.rank(), [], "gloo", store, group_name=name, timeout=timeout)
+        keep_apart(own, dist.get_process_group_ranks(users))
         _THREADS[users] = SavingThread(own)
     return _THREADS[users]

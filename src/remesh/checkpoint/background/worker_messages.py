@@ -25,6 +25,7 @@ import torch
 
 from remesh.checkpoint.background.staging import Copies
 from remesh.checkpoint.checkpoint_errors import CheckpointingException
+from remesh.checkpoint.formats.blob_frame import memory_of
 
 _LENGTH = struct.Struct("<QI")
 _MAX_DESCRIPTORS = 16
@@ -105,8 +106,8 @@ class _CopiesPickler(pickle.Pickler):
         is_plain = type(obj) is torch.Tensor and obj.device.type == "cpu" and obj.layout is torch.strided
         if not is_plain or obj.requires_grad:
             return NotImplemented
-        content = obj.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
-        return _tensor_of, (pickle.PickleBuffer(content.numpy()), obj.dtype, tuple(obj.shape))
+        content = obj.resolve_conj().resolve_neg().contiguous()
+        return _tensor_of, (pickle.PickleBuffer(memory_of(content)), obj.dtype, tuple(obj.shape))
 
 
 def _tensor_of(content: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:

@@ -278,3 +278,30 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     tensor([0, 0], dtype=torch.uint8)
     """
     return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
+class _TensorMemory:
+    """Memory of a tensor, which it keeps, as NumPy asks for it."""
+
+    def __init__(self, tensor: torch.Tensor, word: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+        self._tensor = tensor
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (tensor.data_ptr(), False),
+            "typestr": word,
+            "shape": shape,
+            "strides": strides,
+        }
+
+
+def memory_of(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous tensor of the CPU. Its storage can be resized afterwards, as not after ``numpy()``."""
+    return np.asarray(_TensorMemory(tensor, "|u1", (tensor.nbytes,), (1,))).data
+
+
+def words_of(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """The elements of a tensor of the CPU as unsigned words, sharing its memory as `memory_of` does."""
+    size = tensor.element_size()
+    return np.asarray(
+        _TensorMemory(tensor, f"=u{size}", tuple(tensor.shape), tuple(size * step for step in tensor.stride()))
+    )

@@ -38,7 +38,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from remesh.checkpoint.checkpoint_errors import CheckpointFormatError, CheckpointMismatchError
-from remesh.checkpoint.formats.blob_frame import Frame, bytes_of, frame_of
+from remesh.checkpoint.formats.blob_frame import Frame, frame_of, memory_of
 from remesh.checkpoint.formats.inert_objects import LOOK_UP, dump_with_stand_ins, find_stand_in, stand_ins_for
 from remesh.checkpoint.storage import Location, store_of
 from remesh.checkpoint.storage.integrity import BLOCK_BYTES, Trailer
@@ -272,7 +272,7 @@ def write_tensor(tensor: torch.Tensor, file: DataFile) -> None:
             plain = plain.clone()
         torch.save(plain, cast(IO[bytes], file))  # it only writes
         return
-    file.write_blob(frame.head, bytes_of(plain).numpy().data, frame.tail)
+    file.write_blob(frame.head, memory_of(plain), frame.tail)
 
 
 def write_tensor_in_parts(
@@ -300,8 +300,7 @@ def write_tensor_in_parts(
 def elements_of(tensor: torch.Tensor) -> memoryview:
     """The bytes of the elements of a tensor, row-major."""
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    elements: memoryview = bytes_of(plain).numpy().data
-    return elements
+    return memory_of(plain)
 
 
 def write_alike(tensors: Sequence[torch.Tensor], frame: Frame, file: DataFile) -> None:

@@ -26,7 +26,7 @@ import torch
 from numpy.lib.stride_tricks import as_strided
 
 from remesh.checkpoint.checkpoint_errors import CheckpointFormatError, CheckpointMismatchError
-from remesh.checkpoint.formats.blob_frame import Frame, bytes_of, frame_of
+from remesh.checkpoint.formats.blob_frame import Frame, frame_of, memory_of, words_of
 from remesh.checkpoint.formats.data_file import load_object, read_tensor
 from remesh.checkpoint.formats.small_blobs import Small, read_small
 from remesh.checkpoint.formats.torch_format import path_inside
@@ -40,8 +40,7 @@ from remesh.layout import Box, row_major_strides
 from remesh.layout.from_torch import torch_dtype
 
 _SMALL_BLOB_BYTES = 1 << 20
-_WORDS: dict[int, type[np.generic]] = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}
-_TORCH_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_WORDS: dict[int, type[np.generic]] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +245,7 @@ class _ChunkFill:
             # Same elements, other strides: NumPy moves words from any address, without threads for a small copy.
             words = np.frombuffer(content, _WORDS[itemsize])
             steps = [stride * itemsize for stride in strides]
-            place.view(_TORCH_WORDS[itemsize]).numpy()[...] = as_strided(words, slab.box.shape, steps, writeable=False)
+            words_of(place)[...] = as_strided(words, slab.box.shape, steps, writeable=False)
             return
         elements = torch.frombuffer(bytearray(content), dtype=torch.uint8).view(torch_dtype(self.read.dtype))
         place.copy_(elements.as_strided(slab.box.shape, strides))
@@ -275,4 +274,4 @@ def _is_plain(place: torch.Tensor, dtype: str) -> bool:
 def _memory_of(place: torch.Tensor, dtype: str) -> memoryview | None:
     """The bytes of a tensor that holds nothing else in between and needs no cast, or None."""
     is_direct = _is_plain(place, dtype) and place.is_contiguous()
-    return bytes_of(place).numpy().data if is_direct else None
+    return memory_of(place) if is_direct else None

@@ -22,7 +22,7 @@ import torch
 from remesh.checkpoint.checkpoint_errors import CheckpointFormatError, CheckpointMismatchError
 from remesh.checkpoint.formats.data_file import dump_object, load_object
 from remesh.checkpoint.run.collective_steps import take_step
-from remesh.checkpoint.values.nests import Path, diff, name_of, nested_leaves
+from remesh.checkpoint.values.nests import Path, check_no_tensors, diff, name_of, nested_leaves
 from remesh.comm.gather import Group, gather_bytes, group_device, group_rank
 
 logger = logging.getLogger(__name__)
@@ -66,10 +66,11 @@ class Common:
         return cls(values, blob, hashlib.sha256(blob).hexdigest())
 
 
-def join_common(mine: Common, digests: Sequence[str], group: Group, doing: str) -> Common:
+def join_common(mine: Common, digests: Sequence[str], tensors: Iterable[str], group: Group, doing: str) -> Common:
     """The common data of all ranks in one, on the first rank; on the others their own. Called by every rank.
 
-    To be called where the digests of all ranks, given by rank, are not equal.
+    To be called where the digests of all ranks, given by rank, are not equal. ``tensors`` are the names of the tensors
+    of all, which the first rank knows.
     """
     rank = group_rank(group)
     tells = rank > 0 and digests.index(digests[rank]) == rank  # of equal ones the first
@@ -90,6 +91,7 @@ def join_common(mine: Common, digests: Sequence[str], group: Group, doing: str) 
             "ones; those of the first rank that has each are stored, and all ranks will load them. Give what every "
             "rank has of its own as a row of a Piece, or gather it into a list",
         )
+        check_no_tensors(joined, tensors)
         return Common(joined)
 
     return take_step(join, group, doing).mine

@@ -8,6 +8,7 @@ planned without error, no tensor is changed on any.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -42,8 +43,14 @@ from remesh.checkpoint.run.read_apart import ReadApart, mark_shared, settle
 from remesh.checkpoint.storage import Location, store_of
 from remesh.checkpoint.storage.integrity import BLOCKS_FNAME, Checksums, read_checksums
 from remesh.checkpoint.storage.save_lock import is_commit
-from remesh.checkpoint.values.entities import ShardedBase, ShardedObject, ShardedTensor, check_has_values
+from remesh.checkpoint.values.entities import (
+    ShardedBase,
+    ShardedObject,
+    ShardedTensor,
+    check_has_values,
+)
 from remesh.checkpoint.values.nests import count_parents
+from remesh.foundation.linux.procfs import read_areas
 from remesh.layout import Box, has_own_places
 from remesh.layout.from_torch import torch_dtype
 
@@ -191,6 +198,8 @@ def plan_fill(
     `CheckpointMismatchError` for what is not stored, `CheckpointFormatError` for files that are too short.
     """
     check_before_new(checkpoint, entities)
+    held = [(one.key, one.data) for one in entities if isinstance(one, ShardedTensor) and one.data is not None]
+    _check_is_writable([*held, *whole, *((one.key, one.piece.tensor) for one in apart)])
     entities = [_with_data(one) if isinstance(one, ShardedTensor) else one for one in entities]
     objects = [one for one in entities if isinstance(one, ShardedObject)]
     asked, whole, apart = _apart([one for one in entities if isinstance(one, ShardedTensor)], whole, apart)
@@ -458,3 +467,24 @@ def _check_can_fill(tensor: torch.Tensor, key: str) -> None:
             f"filling tensor {key!r}: its elements overlap in memory (shape {tuple(tensor.shape)}, strides "
             f"{tensor.stride()}), expected distinct memory for each; load into a clone() or contiguous() tensor"
         )
+
+
+def _check_is_writable(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Raise `CheckpointMismatchError` for a tensor whose memory may not be written, such as a read-only map of a file.
+
+    A write would end the process. What torch has allocated itself is writable, and its storage can be resized.
+    """
+    given = [
+        (key, tensor.untyped_storage())
+        for key, tensor in tensors
+        if tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_nested and tensor.numel()
+        if not tensor.untyped_storage().resizable()
+    ]
+    areas = [area for area in read_areas(os.getpid()) if area.protection[1] != "w"] if given else []
+    for key, storage in given:
+        start, stop = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+        if any(area.start < stop and start < area.end for area in areas):
+            raise CheckpointMismatchError(
+                f"filling tensor {key!r}: its memory can only be read, as that of a file mapped with mode 'r', "
+                "expected memory that can be written; map it with mode 'c', or give a copy"
+            )

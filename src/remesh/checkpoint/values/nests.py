@@ -462,8 +462,19 @@ def check_own_names(state: Any, tensors: Iterable[str]) -> None:
 
     A load of both would raise that one of them is of another kind.
     """
+    _refuse_names(plain_names(state), tensors)
+
+
+def check_no_tensors(common: Any, tensors: Iterable[str]) -> None:
+    """The same for plain values of some ranks and tensors of others. A rank may well have nothing where others have
+    tensors.
+    """
+    _refuse_names((name_of(path) for path, _ in nested_leaves(common)), tensors)
+
+
+def _refuse_names(plain: Iterable[str], tensors: Iterable[str]) -> None:
     above = count_parents(tensors)
-    for name in plain_names(state):
+    for name in plain:
         if name in above:
             raise CheckpointMismatchError(
                 f"taking a state apart: a plain value, or an empty dict or list, has the name {name!r}, under which "

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from remesh.checkpoint.formats.blob_frame import memory_of
 from remesh.foundation.checksums import crc32
 
 _MAX_ELEMENTS = 256
@@ -115,8 +116,8 @@ def _content_of_tensor(tensor: torch.Tensor) -> bytes:
     head = repr((tensor.dtype, tuple(tensor.shape))).encode()
     if tensor.layout is not torch.strided or tensor.is_meta:
         return head
-    some = _spread(tensor.detach().reshape(-1)).cpu().contiguous()
-    return head + bytes(some.view(torch.uint8).numpy())
+    some = _spread(tensor.detach().reshape(-1)).cpu().resolve_conj().resolve_neg().contiguous()
+    return head + bytes(memory_of(some))
 
 
 def _content_of_array(array: np.ndarray[Any, Any]) -> bytes:
