@@ -13,7 +13,7 @@ from typing import Final
 from remesh.carried.mpi.calls import table, words
 from remesh.carried.mpi.calls.wire_messages import HEADER, HEADER_FIELDS, What
 
-PATH: Final = Path(__file__).parents[2] / "_calls.h"
+PATH: Final = Path(__file__).parents[1] / "_calls.h"
 _TYPES: Final = {
     "B": "uint8_t",
     "i": "int32_t",
