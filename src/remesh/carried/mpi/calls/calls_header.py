@@ -25,9 +25,8 @@ _TYPES: Final = {
 }
 _DEFINED: Final = ("EAGER_BYTES", "ANY", "PARCEL", "OK", "FAILED", "MAX_COUNTS", "MAX_RUNS")
 _HEAD: Final = """\
-/* Made by `python -m remesh.carried.mpi.calls.calls_header` from calls/table.py, calls/wire_messages.py and
-calls/words.py.
- * They say what everything means. Structs are as they stand in a channel or a message: unaligned, little-endian.
+/* Made by `python -m remesh.carried.mpi.calls.calls_header` from the tables of calls/, which describe what everything
+ * means. Structs are as they stand in a channel or a message: unaligned, little-endian.
  */
 #ifndef REMESH_CALLS_H
 #define REMESH_CALLS_H
