@@ -95,16 +95,22 @@ def test_a_new_mesh_gets_by_windows_what_one_process_has(ranks: RankPool) -> Non
         )
 
 
+def live_tensors() -> list[torch.Tensor]:
+    """All that this process has."""
+    gc.collect()
+    return [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor) and not isinstance(one, DTensor)]
+
+
 def live_bytes() -> int:
     """Of all memory of tensors that this process has."""
-    gc.collect()
-    local = [one for one in gc.get_objects() if issubclass(type(one), torch.Tensor) and not isinstance(one, DTensor)]
-    return sum({one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in local}.values())
+    return sum({one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in live_tensors()}.values())
 
 
 def fill_and_look(window_bytes: int | None) -> tuple[int, int]:
     """Old rows and new columns of both ranks: what was alive at the most as something moved, and what was planned."""
-    mesh, before, alive = DeviceMesh("cpu", [0, 1]), live_bytes(), []
+    mesh, alive = DeviceMesh("cpu", [0, 1]), []
+    others = live_tensors()  # of earlier tests: a thread that lets go of one meanwhile must not count
+    before = live_bytes()
     held = stepped(SIDE, mesh).hold(12, 120, 0)
     state = fresh(SIDE, mesh, 1)
     room = window_fill if window_bytes is not None else fill
@@ -118,6 +124,7 @@ def fill_and_look(window_bytes: int | None) -> tuple[int, int]:
         patch.setattr(room, "run_plan", look)
         filled = fill_state(state, Offers(held), {0: "a", 1: "b"}, FillRules(window_bytes=window_bytes))
     assert is_as_expected(state)
+    del others
     return max(alive), filled.peak_bytes
 
 
