@@ -11,7 +11,8 @@ cuts the same dim) are enough.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
@@ -21,6 +22,7 @@ from torch.distributed.tensor import DTensor, debug, placement_types as torch_pl
 from torch.nn.parameter import is_lazy
 
 from remesh.foundation.errors import LayoutError
+from remesh.foundation.linux.procfs import read_areas
 from remesh.foundation.torch_private import AsyncCollectiveTensor, FakeTensor, StridedShard
 from remesh.layout.box import Box
 from remesh.layout.dtypes import ITEMSIZE_BYTES
@@ -214,6 +216,25 @@ def forget_meshes() -> None:
             "_clear_sharding_prop_cache; use a torch in which a process may change its rank, or start a new process"
         )
     clear_all()
+
+
+def find_read_only(tensors: Iterable[tuple[str, torch.Tensor]]) -> str | None:
+    """The name of the first tensor whose memory may not be written, such as a read-only map of a file; None if none is.
+
+    A write would end the process. What torch has allocated itself is writable, and its storage can be resized.
+    """
+    given = [
+        (name, tensor.untyped_storage())
+        for name, tensor in tensors
+        if tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_nested and tensor.numel()
+        if not tensor.untyped_storage().resizable()
+    ]
+    areas = [area for area in read_areas(os.getpid()) if area.protection[1] != "w"] if given else []
+    for name, storage in given:
+        start, stop = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+        if any(area.start < stop and start < area.end for area in areas):
+            return name
+    return None
 
 
 def why_without_memory(tensor: torch.Tensor) -> str | None:

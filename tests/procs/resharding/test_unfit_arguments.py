@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -99,3 +101,21 @@ def test_a_backend_that_carries_nothing_is_told(tmp_path: Path) -> None:
             remesh.save({"w": _whole()}, tmp_path / "c")
     finally:
         dist.destroy_process_group()
+
+
+def _take_into_a_read_only_map(path: str) -> tuple[bool, str]:
+    """On rank 1; the other one takes into memory that may be written."""
+    take = _whole().zero_()
+    if dist.get_rank() == 1:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch says that it cannot be written
+            take = torch.from_numpy(np.memmap(path, np.float32, mode="r"))
+    told = _error_of(lambda: remesh.reshard({"w": _whole()}, {"w": take}))
+    assert take.eq(0).all()
+    return told
+
+
+def test_a_read_only_map_is_refused_on_all_ranks_and_nothing_is_written(ranks: RankPool, tmp_path: Path) -> None:
+    (tmp_path / "raw").write_bytes(bytes(16))
+    for is_ours, told in ranks.run(_take_into_a_read_only_map, 2, (str(tmp_path / "raw"),)):
+        assert is_ours and "'w': on rank 1 its memory can only be read" in told

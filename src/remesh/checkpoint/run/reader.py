@@ -8,7 +8,6 @@ planned without error, no tensor is changed on any.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -50,9 +49,8 @@ from remesh.checkpoint.values.entities import (
     check_has_values,
 )
 from remesh.checkpoint.values.nests import count_parents
-from remesh.foundation.linux.procfs import read_areas
 from remesh.layout import Box, has_own_places
-from remesh.layout.from_torch import torch_dtype
+from remesh.layout.from_torch import find_read_only, torch_dtype
 
 READABLE = ((BACKEND, BACKEND_VERSION), (zarr_format.BACKEND, zarr_format.BACKEND_VERSION))
 """Backends and versions that are read here."""
@@ -470,21 +468,16 @@ def _check_can_fill(tensor: torch.Tensor, key: str) -> None:
 
 
 def _check_is_writable(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Raise `CheckpointMismatchError` for a tensor whose memory may not be written, such as a read-only map of a file.
-
-    A write would end the process. What torch has allocated itself is writable, and its storage can be resized.
-    """
-    given = [
-        (key, tensor.untyped_storage())
+    """Raise `CheckpointMismatchError` for a tensor whose memory may not be written, such as a read-only map of a
+    file."""
+    foreign = [
+        (key, tensor)
         for key, tensor in tensors
-        if tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_nested and tensor.numel()
+        if tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_nested
         if not tensor.untyped_storage().resizable()
     ]
-    areas = [area for area in read_areas(os.getpid()) if area.protection[1] != "w"] if given else []
-    for key, storage in given:
-        start, stop = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
-        if any(area.start < stop and start < area.end for area in areas):
-            raise CheckpointMismatchError(
-                f"filling tensor {key!r}: its memory can only be read, as that of a file mapped with mode 'r', "
-                "expected memory that can be written; map it with mode 'c', or give a copy"
-            )
+    if foreign and (key := find_read_only(foreign)) is not None:
+        raise CheckpointMismatchError(
+            f"filling tensor {key!r}: its memory can only be read, as that of a file mapped with mode 'r', "
+            "expected memory that can be written; map it with mode 'c', or give a copy"
+        )

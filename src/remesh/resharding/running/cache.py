@@ -32,7 +32,7 @@ from remesh.comm.agreement import Agreement, Agreements
 from remesh.comm.gather import Group, check_group, group_rank
 from remesh.layout.from_torch import Piece
 from remesh.resharding.planning.transfer import PlanOptions, Transfer, plan_stacked
-from remesh.resharding.running.check_pieces import check_memories
+from remesh.resharding.running.check_pieces import check_memories, check_writable
 from remesh.resharding.running.describe import (
     DOING,
     Tensors,
@@ -203,6 +203,7 @@ class Resharder:
         given, taken = pieces_of(give), pieces_of(take)
         for pieces in (given, taken):
             check_memories(pieces, group_rank(self._group))
+        check_writable(taken, group_rank(self._group))
         call = _Call(objects, given, taken, describe_all(given, taken), places)
         self._calls = [*self._calls[1 - _MAX_PLACES :], call]
         return call

@@ -15,7 +15,7 @@ import torch
 
 from remesh.foundation.errors import PlanError
 from remesh.layout import Box, Layout, Shard, check_places, has_own_places
-from remesh.layout.from_torch import Piece, dtype_name, why_without_memory
+from remesh.layout.from_torch import Piece, dtype_name, find_read_only, why_without_memory
 from remesh.layout.torch_memory import find_shared, places_of
 from remesh.resharding.model.tasks import TensorMove, travelling_dtype
 
@@ -74,6 +74,15 @@ def check_memories(pieces: Mapping[str, Piece], rank: int) -> None:
         if lies not in known:
             _check_memory(doing, piece, rank)
             known.add(lies)
+
+
+def check_writable(pieces: Mapping[str, Piece], rank: int) -> None:
+    """Raise `PlanError` for memory that is to be filled and may not be written, such as a read-only map of a file."""
+    if (name := find_read_only((name, piece.tensor) for name, piece in pieces.items())) is not None:
+        raise PlanError(
+            f"resharding tensor {name!r}: on rank {rank} its memory can only be read, as that of a file mapped with "
+            "mode 'r', expected memory that can be written; map it with mode 'c', or take into a copy"
+        )
 
 
 def _check_is_dense(doing: str, tensor: torch.Tensor, rank: int) -> None:
