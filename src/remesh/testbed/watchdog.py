@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-_SOURCE = os.fspath(Path(__file__).resolve().parents[2])
-"""The folder that holds the package."""
+from remesh.foundation.source_folder import SOURCE
+
 _END_GRACE_S = 10.0
 
 
@@ -26,7 +26,7 @@ class Watchdog:
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": _SOURCE},
+            env={**os.environ, "PYTHONPATH": SOURCE},
             start_new_session=True,  # what is meant for the owner's group is not meant for it
         )
 

@@ -35,6 +35,7 @@ from remesh.carried.rounds.job_folder import Checkpoint, JobFolder, JobState
 from remesh.carried.rounds.leader import Coordinator, JobOutcome
 from remesh.carried.rounds.signals import obeying_signals
 from remesh.foundation.errors import StorageError
+from remesh.foundation.source_folder import SOURCE
 from remesh.testbed.inside import HostEntry, command_inside
 
 _POLL_S = 0.1
@@ -44,7 +45,6 @@ _LAUNCHER_GRACE_S = 5.0
 """Time between the polite end of a launcher and the forced one."""
 _BRIDGE = "core"
 """Interface of a testbed's switch, where launchers run."""
-_SOURCE = Path(__file__).parents[3]
 """The folder from which ``remesh`` is imported: also in the environment of an MPI, which does not have it."""
 
 
@@ -199,7 +199,7 @@ def _write_agent(room: Path, bed: testbed.Testbed, hosts: Sequence[Host]) -> str
     entries = room / "doors.json"
     rsh.write_entries(entries, {bed.address_of(host.name): bed.entry_of(host.name) for host in hosts})
     agent = room / "rsh"
-    command = shlex.join(["env", f"PYTHONPATH={_SOURCE}", sys.executable, "-m", "remesh.carried.mpi.rsh", str(entries)])
+    command = shlex.join(["env", f"PYTHONPATH={SOURCE}", sys.executable, "-m", "remesh.carried.mpi.rsh", str(entries)])
     agent.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
     agent.chmod(0o700)
     return str(agent)
@@ -207,7 +207,7 @@ def _write_agent(room: Path, bed: testbed.Testbed, hosts: Sequence[Host]) -> str
 
 def _rank_command(python: str, folder: JobFolder, address: tuple[str, int], which: tuple[str, ...]) -> tuple[str, ...]:
     # Launchers pass different parts of the environment on; what the rank needs stands in its command.
-    variables = {"PYTHONPATH": str(_SOURCE), **rank_environment(os.environ)}
+    variables = {"PYTHONPATH": SOURCE, **rank_environment(os.environ)}
     words = (str(folder.path), f"{address[0]}:{address[1]}", *which)
     return (
         "env",

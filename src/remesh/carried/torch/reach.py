@@ -6,15 +6,13 @@ import os
 import shlex
 import socket
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Final
 
 from remesh.carried.hosts.host_list import Host, is_loopback
+from remesh.foundation.source_folder import SOURCE
 from remesh.testbed import Testbed
 from remesh.testbed.inside import command_inside
 
-SOURCE: Final = str(Path(__file__).parents[3])
-"""The folder from which ``remesh`` is imported."""
 _ALLOCATION: Final = "SLURM_JOB_ID"
 # One process on that host; it takes none of the allocation away from others, and is bound to no core.
 _SRUN: Final = ("srun", "--nodes=1", "--ntasks=1", "--overlap", "--cpu-bind=none", "--quit-on-interrupt")

@@ -25,12 +25,12 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from remesh.checkpoint.background.worker_messages import Channel, WorkerError
 from remesh.checkpoint.checkpoint_errors import CheckpointingException
 from remesh.comm.gather import gather_from
+from remesh.foundation.source_folder import SOURCE
 from remesh.foundation.thread_pool import PooledExecutor
 
 _END_GRACE_S = 30.0
@@ -196,8 +196,7 @@ class _Worker:
 
     def __init__(self, cpu_priority: int) -> None:
         ours, theirs = socket.socketpair()
-        source = str(Path(__file__).resolve().parents[3])
-        paths = [source, *filter(None, sys.path)]  # what this process can import, the worker can
+        paths = [SOURCE, *filter(None, sys.path)]  # what this process can import, the worker can
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         command = [sys.executable, "-m", "remesh.checkpoint.background.writer_process"]
         with theirs:

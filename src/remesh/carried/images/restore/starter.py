@@ -17,8 +17,9 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, Self
+
+from remesh.foundation.source_folder import SOURCE
 
 _MODULE: Final = "remesh.carried.images.restore.init"
 
@@ -55,8 +56,7 @@ class Starter:
         """Start an interpreter as the starter."""
         from remesh.foundation.checksums import search_path  # noqa: PLC0415  # with ISA-L, which who forks does not need
 
-        source = str(Path(__file__).resolve().parents[4])  # the folder that holds the package
-        places = filter(None, [source, os.environ.get("PYTHONPATH"), search_path()])
+        places = filter(None, [SOURCE, os.environ.get("PYTHONPATH"), search_path()])
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
         orders_out, orders, news, news_in = _pipes()
         arguments = [sys.executable, "-S", "-m", _MODULE, str(orders_out), str(news_in)]
