@@ -50,7 +50,7 @@ from remesh.pipeline import (
     split_model,
 )
 from remesh.pipeline.peaks import compute_peaks
-from remesh.pipeline.running.stage import StageWork
+from remesh.pipeline.running.stage import StageWork, leaving_copy
 from remesh.pipeline.search import search_schedule
 from remesh.testbed import BedSpec, Testbed
 from remesh.testbed.commands import NIC
@@ -181,7 +181,7 @@ def probe_model(config: str) -> Probed:
     times: list[list[list[float]]] = [[[], [], []] for _ in works]
     for number in range(_NUM_PROBES):
         made = _timed(times[0][0], lambda n=number: works[0].run_forward(n, {}, entries, None))
-        taken = {name: value.clone() for name, value in made.items()}
+        taken = {name: leaving_copy(value) for name, value in made.items()}
         _timed(times[1][0], lambda n=number, t=taken: works[1].run_forward(n, t, {}, target))
         found = _timed(times[1][1], lambda n=number: works[1].run_input_backward(n, {}))
         _timed(times[1][2], lambda n=number: works[1].run_weight_backward(n))

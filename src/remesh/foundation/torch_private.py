@@ -223,4 +223,13 @@ def holds_unreduced_gradients(module: FSDPModule) -> bool:
     return False
 
 
+def ranks_that_average(module: FSDPModule) -> int | None:
+    """Over how many ranks a module of FSDP averages gradients; None for one without parameters of its own."""
+    group = module._get_fsdp_state()._fsdp_param_group
+    if group is None:
+        return None
+    mesh: Any = group.mesh_info
+    return int(getattr(mesh, "shard_mesh_size", 1) * getattr(mesh, "replicate_mesh_size", 1))
+
+
 _refuse_missing(_members_of(*_MEMBERS))

@@ -65,6 +65,10 @@ class StageGraph:
         """The values that a stage makes for others, in the order of ``edges``."""
         return tuple(edge for edge in self.edges if edge.source == stage)
 
+    def names_made(self, stage: int) -> tuple[str, ...]:
+        """Names of the values that a stage makes, each once; empty for the last stage."""
+        return tuple(dict.fromkeys(edge.name for edge in self.edges_out_of(stage)))
+
     def _check_ends(self) -> None:
         if self.num_stages < 1:
             raise PipelineError(f"building a stage graph: expected at least 1 stage, found {self.num_stages}")

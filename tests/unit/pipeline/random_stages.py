@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from remesh.pipeline.actions import ActionKind
 from remesh.pipeline.graph import Edge, StageGraph
-from remesh.pipeline.running.stage import Stage, StageWork, add_gradients
+from remesh.pipeline.running.stage import Stage, StageWork, add_gradients, leaving_copy
 from remesh.pipeline.schedule import Schedule
 from remesh.pipeline.schedule_check import order_of_progress
 
@@ -252,6 +252,7 @@ def train_by(schedule: Schedule, model: RandomModel, batches: list[torch.Tensor]
         if action.kind is ActionKind.F:
             taken = {edge.name: sent[edge.source, at, number][edge.name].clone() for edge in graph.edges_into(at)}
             made = work[at].run_forward(number, taken, {} if at else {"x": batches[number].clone()}, None)
+            made = {name: leaving_copy(value) for name, value in made.items()}
             for target in later:
                 sent[at, target, number] = made
         elif action.kind is ActionKind.W:

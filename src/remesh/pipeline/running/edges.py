@@ -3,7 +3,7 @@
 Definitions. A *route* is all values that go from one stage to another, one plan forward and one for the gradients
 back. A *lane* is one direction of a route on one rank that takes part in it. The plans are made once, from where
 each stage declares its values on its mesh; then a lane carries one micro-batch after the other, in the order in which
-the schedule makes them.
+the schedule makes them. Of new shapes the first micro-batch crosses before, in the rank's own thread (`Lane.cross`).
 
 Every lane of a step has threads of its own; over NCCL none has (`remesh.pipeline.running.queued_edges`). Sending hands
 them the values and returns; receives are posted a few micro-batches ahead, whether their values are needed yet or not,
@@ -24,7 +24,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import torch
@@ -35,6 +35,7 @@ from remesh.foundation.threads import make_thread
 from remesh.layout import Box, Layout, Shard
 from remesh.layout.from_torch import Piece, dtype_name, torch_dtype
 from remesh.pipeline.pipeline_error import PipelineError
+from remesh.pipeline.running.values import EdgeEnd
 from remesh.resharding.model.tasks import TensorMove
 from remesh.resharding.planning.transfer import PlanOptions, Transfer, plan_transfer
 from remesh.resharding.running.run import BoundTransfer
@@ -70,6 +71,8 @@ class PlannedWay:
     """Carries the values, or signals in their place."""
     signals: tuple[Layout, Layout] | None = None
     """How signals lie on the two meshes; None when values are carried."""
+    scales: Mapping[str, float] = field(default_factory=dict)
+    """By what each value is multiplied once it has come; 1 where nothing is said."""
 
     def busiest_bytes(self, name: str) -> int:
         """What one value puts on the busiest NIC; 0 for one that does not go this way. Values of a way share its plan
@@ -102,30 +105,33 @@ def has_gradient(dtype: str) -> bool:
 
 def plan_route(
     ends: tuple[int, int],
-    made: Mapping[str, Layout],
-    taken: Mapping[str, Layout],
+    made: Mapping[str, EdgeEnd],
+    taken: Mapping[str, EdgeEnd],
     host_of: Mapping[int, str],
     payload: Payload,
     options: PlanOptions,
 ) -> StageRoute:
     """The route between two stages, planned both ways; the same on every rank for the same arguments.
 
-    ``ends`` are source and target; ``made`` and ``taken`` are the layouts of each value there. `PipelineError` when
-    the two stages share a rank.
+    ``ends`` are source and target; ``made`` and ``taken`` are each value there. `PipelineError` when the two stages
+    share a rank.
     """
-    shared = _ranks_of(made) & _ranks_of(taken)
+    held, wanted = ({name: end.value for name, end in each.items()} for each in (made, taken))
+    shared = _ranks_of(held) & _ranks_of(wanted)
     if shared:
         raise PipelineError(
             f"planning the values from stage {ends[0]} to {ends[1]}: rank {min(shared)} works for both, expected ranks "
             "of their own; make the two one stage"
         )
-    # A gradient lies where its value lies. Ranks with the same part of a value have the same gradient of it.
-    with_gradient = [name for name in made if has_gradient(made[name].dtype)]
-    back = ({name: taken[name] for name in with_gradient}, {name: made[name] for name in with_gradient})
     plan = _plan_signals if payload is Payload.SIGNALS else _plan_values
-    return StageRoute(
-        *ends, plan(made, taken, host_of, options), plan(*back, host_of, options) if with_gradient else None
-    )
+    forward = plan(held, wanted, host_of, options)
+    with_gradient = [name for name in made if has_gradient(held[name].dtype)]
+    if not with_gradient:
+        return StageRoute(*ends, forward, None)
+    back = [{name: each[name].gradient for name in with_gradient} for each in (taken, made)]
+    scales = {name: made[name].scale * taken[name].scale for name in with_gradient}
+    scales = {name: scale for name, scale in scales.items() if scale != 1}
+    return StageRoute(*ends, forward, replace(plan(back[0], back[1], host_of, options), scales=scales))
 
 
 def _plan_values(
@@ -226,7 +232,14 @@ class LaneEnd:
 
     def _piece(self, value: torch.Tensor, layout: Layout) -> Piece:
         mine = layout.shards_of(self._owner.rank)
-        return Piece(value.contiguous(), layout.global_shape, tuple(replace(shard, holder=0) for shard in mine))
+        shards = tuple(replace(shard, holder=0) for shard in mine)
+        return Piece(value.contiguous(), layout.global_shape, shards, layout.partial)
+
+    def scaled(self, values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What has come, as it is wanted."""
+        for name, scale in self._way.scales.items():
+            values[name] = values[name] * scale
+        return values
 
 
 class Lane:
@@ -253,12 +266,21 @@ class Lane:
         self._streams = CallersStreams()
         self._passages: list[Passage] = []
         """In the order in which they ended."""
-        # Every thread has its own share of the micro-batches, and a tag: their messages never mix.
-        shares = [range(len(order))] if end.gives else [range(at, len(order), _NUM_AHEAD) for at in range(_NUM_AHEAD)]
-        self._threads = [make_thread(f"lane-{number}", self._work, share, daemon=True) for share in shares if share]
+        self._name = f"lane-{number}"
+        self._threads: list[threading.Thread] = []
+
+    def cross(self, microbatch: int) -> None:
+        """Carry a micro-batch in the caller's thread, before the start; both ends call this for the same one."""
+        (self._carry_away if self._end.gives else self._bring)(microbatch, self._tag)
+        self._gone.add(microbatch)
 
     def start(self) -> None:
-        """Begin to carry."""
+        """Begin to carry what has not crossed."""
+        self._order = tuple(microbatch for microbatch in self._order if microbatch not in self._gone)
+        num = len(self._order)
+        # Every thread has its own share of the micro-batches, and a tag: their messages never mix.
+        shares = [range(num)] if self._end.gives else [range(at, num, _NUM_AHEAD) for at in range(_NUM_AHEAD)]
+        self._threads = [make_thread(self._name, self._work, share, daemon=True) for share in shares if share]
         for thread in self._threads:
             thread.start()
 
@@ -272,7 +294,7 @@ class Lane:
     def take(self, microbatch: int) -> dict[str, torch.Tensor]:
         """The values of a micro-batch, once; blocks until they are there. Raises what ended the lane."""
         self._wait_until(lambda: microbatch in self._arrived)
-        return self._arrived.pop(microbatch)
+        return self._end.scaled(self._arrived.pop(microbatch))
 
     def wait_gone(self, microbatch: int) -> None:
         """Block until a micro-batch has left. Raises what ended the lane."""
@@ -280,7 +302,7 @@ class Lane:
 
     def finish(self) -> None:
         """Block until everything was carried. Raises what ended the lane."""
-        self._wait_until(lambda: len(self._gone) == len(self._order))
+        self._wait_until(lambda: self._gone.issuperset(self._order))
         for thread in self._threads:
             thread.join()
 
@@ -290,8 +312,7 @@ class Lane:
             self._is_aborted = True
             self._changed.notify_all()
         for thread in self._threads:
-            if thread.ident is not None:
-                thread.join(_ABORT_TIMEOUT_S)
+            thread.join(_ABORT_TIMEOUT_S)
 
     @property
     def error(self) -> BaseException | None:

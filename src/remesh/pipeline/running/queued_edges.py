@@ -59,7 +59,7 @@ class QueuedLane:
         """The values of a micro-batch, once; what is computed from now on waits until they are there."""
         mark, values = self._coming.pop(microbatch)
         self._side.wait(mark, values.values())
-        return values
+        return self._end.scaled(values)
 
     def hold_up(self) -> None:
         """Let nothing be computed before what was given has left."""

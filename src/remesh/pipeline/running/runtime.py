@@ -3,8 +3,8 @@
 One step on one rank, in order:
 
 0. Before the first one all ranks meet: each reports its stage, its host, and a digest of all that must be alike.
-1. All ranks exchange the shapes of their batch, in one small gather. Known shapes have their plans already; for new
-   ones all survey their values and plan the routes. What is wrong is raised here, on all ranks alike.
+1. All ranks exchange the shapes of their batch, in one small gather. Known shapes have their plans already; a step with
+   new ones is opened (`remesh.pipeline.running.opening`). What is wrong is raised here, on all ranks alike.
 2. The rank takes its part in the step (`remesh.pipeline.running.step_runner`).
 
 After an error in a step meet again in a new group, and take the step again.
@@ -29,16 +29,11 @@ from remesh.pipeline.graph import Edge, StageGraph
 from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.queues import Queue, check_queues, plan_queues
 from remesh.pipeline.running.edges import Payload, StageRoute, plan_route
+from remesh.pipeline.running.meeting import Places, device_of, survey_places
+from remesh.pipeline.running.opening import Opened, Opening, elements_of, share_of_loss
 from remesh.pipeline.running.stage import Stage, cut_microbatches
-from remesh.pipeline.running.stage_survey import (
-    Places,
-    StageValues,
-    device_of,
-    names_made,
-    survey_places,
-    survey_values,
-)
 from remesh.pipeline.running.step_runner import DOING, StepPart, StepReport, StepRun
+from remesh.pipeline.running.values import EdgeEnd
 from remesh.pipeline.schedule import Schedule
 from remesh.pipeline.schedule_check import check_schedule
 from remesh.pipeline.step_simulation import Transfers
@@ -103,7 +98,7 @@ class Pipeline:
         self._part = StepPart(
             stage, graph, rows, schedule.num_microbatches, group, device, is_blocking, SideStream(device)
         )
-        self._routes: dict[str, tuple[StageRoute, ...]] = {}
+        self._opened: dict[str, Opened] = {}
         """By the shapes of the batch."""
 
     def step(
@@ -120,32 +115,47 @@ class Pipeline:
             self._places = survey_places(self.stage, self.graph, self._describe, self.group)
             if is_queued(self.group):
                 self._part = replace(self._part, queue=self._queue())
-        entries, targets, routes = self._prepare(self._places, batch, target)
-        return StepRun(self._part, routes).run(entries, targets)
+        entries, targets, told = self._exchange_shapes(batch, target)
+        run = StepRun(self._part, entries, targets)
+        key = json.dumps(told)
+        opened = self._opened.get(key)
+        if opened is not None:
+            run.add_routes(opened.routes)
+        else:
+            opened = Opening(run, self.graph, self._places, self.group).run(self.stage.index, self._plan_route)
+            self._opened[key] = opened
+        return run.run(self._share(self._places, opened, told), opened.seen_by_others)
 
     def edge_bytes(self, edge: Edge) -> tuple[int, int]:
         """What a micro-batch puts on the busiest NIC for an edge: its value, and its gradient.
 
         For the last batch of new shapes.
         """
-        routes = next(reversed(self._routes.values()), ())
-        for route in routes:
+        opened = next(reversed(self._opened.values()), None)
+        for route in opened.routes if opened is not None else ():
             if (route.source, route.target) == (edge.source, edge.target):
                 return route.forward.busiest_bytes(edge.name), (
                     0 if route.backward is None else route.backward.busiest_bytes(edge.name)
                 )
         raise PipelineError(f"looking up the values of {edge}: no step has run yet; run one")
 
-    def _prepare(
-        self, places: Places, batch: Entries | None, target: Any
-    ) -> tuple[list[dict[str, torch.Tensor]], list[torch.Tensor | None], tuple[StageRoute, ...]]:
+    def _exchange_shapes(
+        self, batch: Entries | None, target: Any
+    ) -> tuple[list[dict[str, torch.Tensor]], list[torch.Tensor | None], list[Any]]:
+        """This rank's micro-batches and targets, and their shapes on all ranks."""
         rank = group_rank(self.group)
         entries: list[dict[str, torch.Tensor]] = []
         targets: list[torch.Tensor | None] = []
         num = self.schedule.num_microbatches
 
         def tell() -> list[Any]:
-            if target is not None and (self.stage.loss is None or names_made(self.graph, self.stage.index)):
+            if not torch.is_grad_enabled():
+                mode = "inference_mode" if torch.is_inference_mode_enabled() else "no_grad"
+                raise PipelineError(
+                    f"{DOING}: rank {rank} is in torch.{mode}, expected gradients on, which a step computes; call it "
+                    "outside"
+                )
+            if target is not None and (self.stage.loss is None or self.graph.names_made(self.stage.index)):
                 raise PipelineError(
                     f"{DOING}: rank {rank} was given a target, but stage {self.stage.index} has no loss; give "
                     "it to the last stage, with a loss that takes it"
@@ -163,34 +173,20 @@ class Pipeline:
             told = {**entries[0], **({} if targets[0] is None else {"": targets[0]})}
             return [[name, dtype_name(one.dtype), list(one.shape)] for name, one in sorted(told.items())]
 
-        key = json.dumps(gather_from(tell, self.group, DOING))
-        if key not in self._routes:
-            values = survey_values(self.stage, self.graph, places, (entries[0], targets[0]), self.group)
-            routes: list[StageRoute] = []
+        return entries, targets, gather_from(tell, self.group, DOING)
 
-            def plan() -> list[str]:
-                routes.extend(self._plan(values, self._host_of or places.host_of))
-                return [way.transfer.digest for each in routes for way in (each.forward, each.backward) if way]
+    def _plan_route(
+        self, ends: tuple[int, int], made: Mapping[str, EdgeEnd], taken: Mapping[str, EdgeEnd]
+    ) -> StageRoute:
+        assert self._places is not None
+        return plan_route(ends, made, taken, self._host_of or self._places.host_of, self._payload, self._options)
 
-            digests = gather_from(plan, self.group, DOING)
-            other = next((rank for rank, each in enumerate(digests) if each != digests[0]), None)
-            if other is not None:
-                raise PipelineError(
-                    f"{DOING}: expected the same routes between stages on all {len(digests)} ranks, found others on "
-                    f"rank {other} than on rank 0; give all ranks the same options"
-                )
-            self._routes[key] = tuple(routes)
-        return entries, targets, self._routes[key]
-
-    def _plan(self, values: Sequence[StageValues], host_of: Mapping[int, str]) -> list[StageRoute]:
-        ends = sorted({(edge.source, edge.target) for edge in self.graph.edges})
-        routes = []
-        for source, target in ends:
-            names = [edge.name for edge in self.graph.edges_into(target) if edge.source == source]
-            made = {name: values[source].makes[name] for name in names}
-            taken = {name: values[target].takes[name] for name in names}
-            routes.append(plan_route((source, target), made, taken, host_of, self._payload, self._options))
-        return routes
+    def _share(self, places: Places, opened: Opened, told: Sequence[Any]) -> float:
+        """What the loss of this rank counts."""
+        at = places.meshes[-1]
+        if self.stage.index != self.graph.num_stages - 1:
+            return 1.0
+        return share_of_loss(at, elements_of(told, opened.taken, at), group_rank(self.group))
 
     def _queue(self) -> Queue:
         """What this rank does over NCCL, where messages have no tags: its part of an order that all ranks have."""

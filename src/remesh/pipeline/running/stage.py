@@ -4,18 +4,23 @@ Definitions. A *value* is a tensor that goes from stage to stage, known by name.
 *makes* others. On a mesh of several ranks each rank has its own part of a value, cut by its sharding spec; the
 module sees the rank's own part, as a plain tensor. The *stash* of a micro-batch is what its backward needs: inputs,
 outputs and the graph between them, kept from the forward until the gradients of the weights are there.
+
+Memory. What a stage takes is its own, and it may write there, unless another stage would have to see that. What it
+makes stays the module's, which may write there again while the value is on its way: so what leaves is a copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
 
 from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.running.backward import (
@@ -49,12 +54,14 @@ class Stage:
     takes: Mapping[str, Cut] = field(default_factory=dict)
     """How values that come lie on the mesh; those that are not named are whole on every rank."""
     makes: Mapping[str, Cut] = field(default_factory=dict)
-    """How values that leave lie on the mesh; those that are not named are whole on every rank."""
+    """How values that leave lie on the mesh; those that are not named are whole on every rank. A DTensor says it itself
+    for the axes of its own mesh."""
     loss: Callable[..., torch.Tensor] | None = None
     """On the last stage: called with what the module returns and the micro-batch's target, if there is one; a mean over
     the micro-batch. None when the module returns the loss itself."""
     data_axes: tuple[str, ...] = ()
-    """Axes of the mesh along which ranks have the same weights and other samples: their gradients are averaged."""
+    """Axes of the mesh along which ranks have the same weights and other samples: their gradients are averaged, those
+    that FSDP has by itself. Every value of the stage is then named in ``takes`` or ``makes``."""
 
     def __post_init__(self) -> None:
         names = () if self.mesh is None else self.mesh.mesh_dim_names or ()
@@ -65,25 +72,10 @@ class Stage:
                 f"found {self.data_axes}; name the axes of the mesh with mesh_dim_names"
             )
 
-
-def spec_of(cut: Cut | None, ndim: int) -> str:
-    """The sharding spec of a value with ``ndim`` dims.
-
-    >>> spec_of([Shard(0), Replicate()], 2), spec_of(None, 3)
-    ('S(0)R', 'RRR')
-    """
-    if isinstance(cut, str):
-        return cut
-    axes: list[list[int]] = [[] for _ in range(ndim)]
-    for axis, placement in enumerate(cut or ()):
-        if type(placement) is Shard and placement.dim < ndim:
-            axes[placement.dim].append(axis)
-        elif type(placement) is not Replicate:
-            raise PipelineError(
-                f"describing how a value of {ndim} dims lies on a stage's mesh: found {placement}, expected Shard of "
-                "one of its dims, or Replicate; give and take whole values"
-            )
-    return "".join("R" if not each else f"S({','.join(map(str, each))})" for each in axes).replace("S()", "R")
+    @property
+    def width(self) -> int:
+        """Number of its data-parallel ranks."""
+        return math.prod(self.mesh[axis].size() for axis in self.data_axes) if self.mesh is not None else 1
 
 
 def cut_microbatches(batch: Mapping[str, Any], num_microbatches: int, what: str) -> list[dict[str, torch.Tensor]]:
@@ -140,25 +132,40 @@ class StageWork:
         self._makes = tuple(makes)
         """Names of the values that leave; empty on the last stage."""
         self._num_microbatches = num_microbatches
+        self._is_fsdp = any(isinstance(each, FSDPModule) for each in stage.module.modules())
         self._stashes: dict[int, _Stash] = {}
         self.losses: dict[int, torch.Tensor] = {}
         """On the last stage: of each micro-batch."""
+        self.share = 1.0
+        """On the last stage: what this rank's loss counts beside those of other data-parallel ranks; 1 on average."""
+        self.seen_by_others: Collection[str] = ()
+        """Values that come, in whose memory the module must not write: another stage would have to see it."""
         self.peak_stashes = 0
         """Most micro-batches that were stashed at once."""
 
-    def run_forward(self, microbatch: int, taken: Values, entries: Values, target: Any) -> dict[str, torch.Tensor]:
-        """F: the values that leave, detached. ``taken`` are fresh tensors of this micro-batch alone."""
+    def run_forward(self, microbatch: int, taken: Values, entries: Values, target: Any) -> Values:
+        """F: the values that leave, as the module made them, for `leaving_copy`.
+
+        ``taken`` are fresh tensors of this micro-batch alone.
+        """
         inputs, begun = begin_graph(taken)
+        versions = {name: begun[name]._version for name in self.seen_by_others}
         made = call_module(self._stage, self._makes, {**begun, **entries}, target)
+        for name, version in versions.items():
+            if begun[name]._version != version:
+                raise PipelineError(
+                    f"running stage {self._stage.index}: its module has written into {name!r}, expected it left as it "
+                    "came, because a later stage uses the same memory and would not see it; write into a clone, or "
+                    "split elsewhere"
+                )
+        local = {name: local_of(value) for name, value in made.items()}
         if not self._makes:
-            self.losses[microbatch] = made[LOSS].detach()
-            made[LOSS] = made[LOSS] / self._num_microbatches
-        outputs = {name: value for name, value in made.items() if value.requires_grad}
+            self.losses[microbatch] = local[LOSS].detach()
+            local[LOSS] = local[LOSS] / self._num_microbatches
+        outputs = {name: value for name, value in local.items() if value.requires_grad}
         self._stashes[microbatch] = _Stash(inputs, outputs)
         self.peak_stashes = max(self.peak_stashes, len(self._stashes))
-        buffers = (_whole_or_local(buffer) for buffer in self._stage.module.buffers())
-        kept = {buffer.untyped_storage().data_ptr() for buffer in buffers}
-        return {name: _leaving(value, kept) for name, value in made.items() if name != LOSS}
+        return {name: value for name, value in made.items() if name != LOSS}
 
     def run_backward(self, microbatch: int, gradients: Values) -> dict[str, torch.Tensor]:
         """B: the gradients of the values that came, by name. ``gradients`` are those of the values that left."""
@@ -167,9 +174,14 @@ class StageWork:
         return _filled(stash.inputs, found)
 
     def run_input_backward(self, microbatch: int, gradients: Values) -> dict[str, torch.Tensor]:
-        """I: as B, but the weights' gradients are left to W."""
+        """I: as B, but the weights' gradients are left to W. FSDP sums gradients when those of the inputs are there, so
+        there they are left for nothing."""
         stash = self._stashes[microbatch]
-        found, stash.rest = run_input_backward(self._roots(stash, gradients), list(stash.inputs.values()))
+        roots, leaves = self._roots(stash, gradients), list(stash.inputs.values())
+        if self._is_fsdp:
+            found, stash.rest = run_backward(roots, leaves), Rest([])
+        else:
+            found, stash.rest = run_input_backward(roots, leaves)
         inputs, stash.inputs, stash.outputs = stash.inputs, {}, {}
         return _filled(inputs, found)
 
@@ -182,7 +194,7 @@ class StageWork:
     def _roots(self, stash: _Stash, gradients: Values) -> Roots:
         outputs = stash.outputs
         if LOSS in outputs and not self._makes:
-            return Roots([outputs[LOSS]], [torch.ones_like(outputs[LOSS])])
+            return Roots([outputs[LOSS]], [torch.full_like(outputs[LOSS], self.share)])
         # A value may leave for several stages, or for none that sent a gradient back.
         named = [name for name in outputs if name in gradients]
         return Roots([outputs[name] for name in named], [gradients[name] for name in named])
@@ -201,12 +213,34 @@ def call_module(stage: Stage, makes: Sequence[str], arguments: Values, target: A
     if not isinstance(made, Mapping) or any(name not in made for name in makes):
         found = sorted(map(str, made)) if isinstance(made, Mapping) else type(made).__name__
         raise PipelineError(f"{doing}: expected a dict with {sorted(makes)} from its module, found {found}; return it")
-    values = {name: _local(made[name], doing, name) for name in makes or (LOSS,)}
-    if not makes and values[LOSS].numel() != 1:
+    for name in makes or (LOSS,):
+        if not isinstance(made[name], torch.Tensor):
+            raise PipelineError(
+                f"{doing}: it made {name!r} of type {type(made[name]).__name__}, expected a tensor; give every tensor "
+                "that leaves a name of its own"
+            )
+    if not makes:
+        return {LOSS: _whole_loss(stage, made[LOSS])}
+    return {name: made[name] for name in makes}
+
+
+def _whole_loss(stage: Stage, loss: torch.Tensor) -> torch.Tensor:
+    """The loss of this rank's samples, as one number."""
+    doing = f"running stage {stage.index}"
+    if loss.numel() != 1:
         raise PipelineError(
-            f"{doing}: its loss has shape {tuple(values[LOSS].shape)}, expected one number; give the last stage a loss"
+            f"{doing}: its loss has shape {tuple(loss.shape)}, expected one number; give the last stage a loss"
         )
-    return values
+    if not isinstance(loss, DTensor):
+        return loss
+    over_samples = [axis for axis in stage.data_axes if axis in (loss.device_mesh.mesh_dim_names or ())]
+    if over_samples or not all(isinstance(one, (Replicate, Partial)) for one in loss.placements):
+        raise PipelineError(
+            f"{doing}: its loss is a DTensor with {loss.placements} on {loss.device_mesh}, expected the loss of this "
+            f"rank's own samples, whole or a partial sum over other axes than {stage.data_axes}; return its local "
+            "tensor, or that of the data axes"
+        )
+    return loss.full_tensor()
 
 
 def add_gradients(parts: Iterable[Values]) -> dict[str, torch.Tensor]:
@@ -218,23 +252,16 @@ def add_gradients(parts: Iterable[Values]) -> dict[str, torch.Tensor]:
     return total
 
 
-def _whole_or_local(value: Any) -> Any:
-    return value.to_local() if isinstance(value, DTensor) else value
+def local_of(value: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a value. Every addend of a partial sum has the gradient of the whole."""
+    if not isinstance(value, DTensor):
+        return value
+    return value.to_local(grad_placements=[Replicate() if one.is_partial() else one for one in value.placements])
 
 
-def _local(value: Any, doing: str, name: str) -> torch.Tensor:
-    value = _whole_or_local(value)
-    if not isinstance(value, torch.Tensor):
-        raise PipelineError(
-            f"{doing}: it made {name!r} of type {type(value).__name__}, expected a tensor; compute it where it is used"
-        )
-    return value
-
-
-def _leaving(value: torch.Tensor, kept: set[int]) -> torch.Tensor:
-    """What is sent of a value: a copy of what the module may change while it is on its way, its buffers."""
-    is_kept = value.untyped_storage().data_ptr() in kept
-    return value.detach().clone() if is_kept else value.detach()
+def leaving_copy(value: torch.Tensor) -> torch.Tensor:
+    """What is sent of a value."""
+    return local_of(value.detach()).clone(memory_format=torch.contiguous_format)
 
 
 def _filled(inputs: Values, found: Sequence[torch.Tensor | None]) -> dict[str, torch.Tensor]:

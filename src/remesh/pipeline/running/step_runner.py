@@ -1,5 +1,6 @@
 """Step of a pipeline on one rank: its row of the schedule, while lanes carry values.
 
+0. A step with new shapes is opened: the first micro-batch has its forward (`remesh.pipeline.running.opening`).
 1. Before each action it takes the values that this needs from the lanes; after it hands on what came out. It never
    waits for a transfer that it does not need. Over NCCL alone it goes through its queue, which has the crossings of
    values between the actions (`remesh.pipeline.queues`).
@@ -15,12 +16,15 @@ Times are those of the device: an action of a device begins and ends after its h
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from remesh.comm.gather import Group, break_off, check_end, find_given_up, group_rank, peer_error
@@ -33,8 +37,8 @@ from remesh.pipeline.graph import StageGraph
 from remesh.pipeline.queues import Crossing, Queue
 from remesh.pipeline.running.edges import Lane, LaneEnd, LaneOwner, Passage, StageRoute
 from remesh.pipeline.running.queued_edges import QueuedLane
-from remesh.pipeline.running.stage import Stage, StageWork, Values, add_gradients
-from remesh.pipeline.running.stage_survey import names_made
+from remesh.pipeline.running.stage import Stage, StageWork, Values, add_gradients, leaving_copy
+from remesh.pipeline.running.values import Described, StageMesh, describe_made, find_aliases
 
 DOING = "running a pipeline step"
 _BACKWARD_MADE = (ActionKind.I, ActionKind.B)
@@ -96,18 +100,35 @@ class StepPart:
         for group in mesh.get_all_groups() if mesh is not None and mesh.size() > 1 else ():
             break_off(group)
 
+    @cached_property
+    def first_microbatch(self) -> int:
+        """The one that a step with new shapes is opened with."""
+        return next(one.microbatch for one in self.rows[0] if one.kind is ActionKind.F and one.microbatch is not None)
+
 
 AnyLane = Lane | QueuedLane
+
+
+@dataclass(frozen=True, slots=True)
+class _First:
+    """The forward with which the step was opened."""
+
+    made: Values
+    """What leaves."""
+    span: tuple[Any, Any]
+    """The clock at both ends."""
 
 
 class StepRun:
     """One step under way on one rank."""
 
-    def __init__(self, part: StepPart, routes: Sequence[StageRoute]) -> None:
+    def __init__(self, part: StepPart, entries: Sequence[Values], targets: Sequence[torch.Tensor | None]) -> None:
         self._part = part
-        index = part.stage.index
+        self._entries = entries
+        self._targets = targets
         self._started_s = time.monotonic()
         self._clock = DeviceClock(part.device)
+        self._num_routes = 0
         self._lanes: dict[str, AnyLane] = {}
         self._queued: dict[tuple[int, int, Pass], QueuedLane] = {}
         """The same by giver, taker and pass, where they are queued."""
@@ -119,7 +140,17 @@ class StepRun:
         """Bring gradients of what the stage made."""
         self._back_out_of: list[AnyLane] = []
         """Carry gradients of what the stage took, away."""
-        for number, route in enumerate(routes):
+        self._work = StageWork(part.stage, part.graph.names_made(part.stage.index), part.num_microbatches)
+        self._spans: list[tuple[Action, Any, Any]] = []
+        """Each action that was done, and the clock at both ends."""
+        self._first: _First | None = None
+        """Of a step that was opened."""
+
+    def add_routes(self, routes: Iterable[StageRoute]) -> None:
+        """Make the lanes of routes; all ranks add all routes, in one order."""
+        index = self._part.stage.index
+        for number, route in enumerate(routes, self._num_routes):
+            self._num_routes += 1
             if index not in (route.source, route.target):
                 continue
             forward = self._lane(2 * number, route, Pass.FORWARD)
@@ -127,9 +158,34 @@ class StepRun:
             if route.backward is not None:
                 backward = self._lane(2 * number + 1, route, Pass.BACKWARD)
                 (self._back_into if index == route.source else self._back_out_of).append(backward)
-        self._work = StageWork(part.stage, names_made(part.graph, index), part.num_microbatches)
-        self._spans: list[tuple[Action, Any, Any]] = []
-        """Each action that was done, and the clock at both ends."""
+
+    def cross_first(self, routes: Iterable[StageRoute]) -> None:
+        """Carry the values of the first micro-batch over these routes, which were added last."""
+        number = self._part.first_microbatch
+        with self._breaking_off():
+            for route in routes:
+                lane = self._lanes.get(f"{route.source}->{route.target} {ActionKind.F}")
+                if lane is None:
+                    continue
+                if self._first is not None:  # it is made here
+                    lane.give(number, self._first.made)
+                lane.cross(number)
+                if isinstance(lane, QueuedLane):  # what has not come is not computed with
+                    self._part.side.wait(self._part.side.mark())
+                    check_end(self._part.group, DOING)
+
+    def run_first(
+        self, at: StageMesh, seen_by_others: Collection[str]
+    ) -> tuple[dict[str, Described], dict[str, list[str]]]:
+        """The forward of the first micro-batch; what it made, and which of it shares memory."""
+        number = self._part.first_microbatch
+        self._work.seen_by_others = seen_by_others
+        taken = _join(self._bring(self._into, number))
+        begun = self._clock.mark()
+        made = self._work.run_forward(number, taken, self._entries[number], self._targets[number])
+        self._first = _First(_leaving(made), (begun, self._clock.mark()))
+        stage = self._part.stage
+        return {name: describe_made(stage, name, one, at) for name, one in made.items()}, find_aliases(stage, made)
 
     def _lane(self, number: int, route: StageRoute, way: Pass) -> AnyLane:
         part = self._part
@@ -147,33 +203,48 @@ class StepRun:
         self._lanes[name] = Lane(number, end, made, part.break_off)
         return self._lanes[name]
 
-    def run(self, entries: Sequence[Values], targets: Sequence[torch.Tensor | None]) -> StepReport:
-        """The whole step."""
-        threaded = [lane for lane in self._lanes.values() if isinstance(lane, Lane)]
-        try:
+    def run(self, share: float, seen_by_others: Collection[str]) -> StepReport:
+        """The whole step, or what is left of it where it was opened; ``share`` is that of this rank's loss."""
+        self._work.share, self._work.seen_by_others = share, seen_by_others
+        threaded = self._threaded()
+        with self._breaking_off():
             for lane in threaded:
                 lane.start()
             for item in self._part.rows[self._part.stage.index] if self._part.queue is None else self._part.queue:
                 if isinstance(item, Crossing):
                     self._cross(item)
                 else:
-                    self._run_action(item, entries, targets)
+                    self._run_action(item)
             for lane in threaded:
                 lane.finish()
             self._part.side.wait(self._part.side.mark())
             check_end(self._part.group, DOING)
             _average_gradients(self._part.stage)
+        return self._report()
+
+    def _threaded(self) -> list[Lane]:
+        return [lane for lane in self._lanes.values() if isinstance(lane, Lane)]
+
+    @contextmanager
+    def _breaking_off(self) -> Iterator[None]:
+        """Break off where this rank cannot go on, so that no other waits for it."""
+        try:
+            yield
         except BaseException as raised:
             # Once this rank breaks off, its lanes end with errors of their own.
-            lost = self._lost_peer(threaded)
+            lost = self._lost_peer(self._threaded())
             self._part.break_off()
-            for lane in threaded:
+            for lane in self._threaded():
                 lane.abort()
             told = self._tell(raised, lost)
             if told is raised:
                 raise
             raise told from raised
-        return self._report()
+
+    def _is_done(self, item: Action | Crossing) -> bool:
+        """Whether the opening has done it."""
+        is_forward = item.way is Pass.FORWARD if isinstance(item, Crossing) else item.kind is ActionKind.F
+        return self._first is not None and is_forward and item.microbatch == self._part.first_microbatch
 
     def _report(self) -> StepReport:
         losses = tuple(self._work.losses[number] for number in sorted(self._work.losses))
@@ -191,15 +262,19 @@ class StepRun:
 
     def _cross(self, crossing: Crossing) -> None:
         lane = self._queued.get((crossing.giver, crossing.taker, crossing.way))
-        if lane is None:  # of values without a gradient nothing goes back
+        if lane is None or self._is_done(crossing):  # of values without a gradient nothing goes back
             return
         lane.cross(crossing.microbatch)
         if self._part.is_blocking:
             lane.hold_up()
 
-    def _run_action(self, action: Action, entries: Sequence[Values], targets: Sequence[torch.Tensor | None]) -> None:
+    def _run_action(self, action: Action) -> None:
         number = action.microbatch
         assert number is not None
+        if self._is_done(action):
+            assert self._first is not None
+            self._spans.append((action, *self._first.span))
+            return
         kind = action.kind
         taken, gradients = {}, {}
         if kind is ActionKind.F:
@@ -210,7 +285,7 @@ class StepRun:
         begun = self._clock.mark()
         given: Sequence[AnyLane] = ()
         if kind is ActionKind.F:
-            made = self._work.run_forward(number, taken, entries[number], targets[number])
+            made = _leaving(self._work.run_forward(number, taken, self._entries[number], self._targets[number]))
             given = self._out_of
             for lane in given:
                 lane.give(number, made)
@@ -252,6 +327,10 @@ class StepRun:
         return lost or raised
 
 
+def _leaving(made: Values) -> dict[str, torch.Tensor]:
+    return {name: leaving_copy(value) for name, value in made.items()}
+
+
 def _join(parts: Iterator[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     joined: dict[str, torch.Tensor] = {}
     for part in parts:
@@ -260,16 +339,24 @@ def _join(parts: Iterator[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
 
 
 def _average_gradients(stage: Stage) -> None:
-    """Make the gradients of ranks with other samples one, over each data axis; one sum for each dtype."""
+    """Make the gradients of ranks with other samples one, over each data axis; one sum for each dtype. FSDP has done so
+    with its own."""
     if stage.mesh is None:
         return
+    by_fsdp = {
+        parameter
+        for module in stage.module.modules()
+        if isinstance(module, FSDPModule)
+        for parameter in module.parameters()
+        if isinstance(parameter, DTensor)
+    }
     for axis in stage.data_axes:
         size = dist.get_world_size(stage.mesh.get_group(axis))
         if size == 1:
             continue
         by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
         for parameter in stage.module.parameters():
-            if parameter.requires_grad:
+            if parameter.requires_grad and parameter not in by_fsdp:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
                 gradient = parameter.grad

@@ -1,0 +1,327 @@
+"""Random stages on random meshes, with what programs do around a value, and one process that trains the same modules.
+
+A seed draws the width of each stage (data-parallel ranks, tensor parallelism, FSDP2), the values between stages, the
+habits of each module, and the schedule. What one process does with whole modules and whole micro-batches is the oracle.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.utils.checkpoint import checkpoint
+
+from remesh.pipeline import Edge, Pipeline, Schedule, Stage, StageGraph
+from remesh.pipeline.schedules import SCHEDULES
+
+WIDTH, ROWS, NUM_MICROBATCHES, NUM_STEPS = 4, 12, 4, 2
+MAX_RANKS = 7
+Values = dict[str, Any]
+
+ANY_WIDTH = ("random", "generator", "counter", "cache", "checkpoint", "hook", "sometimes", "memory", "held", "autocast")
+"""What a module does beside its layers, on any number of ranks."""
+ONE_RANK = ("first", "statistics", "running mean")
+"""What depends on all rows of a micro-batch."""
+KINDS = ("plain", "plain", "tp", "fsdp")
+LEAVES = ("local", "replicated", "partial", "rows", "columns")
+"""How what a tensor-parallel stage makes leaves it: as local tensors, or as DTensors of these placements."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One stage as it was drawn."""
+
+    kind: str
+    dp: int
+    tp: int
+    habits: tuple[str, ...]
+    leaves: str
+    seed: int
+
+    @property
+    def size(self) -> int:
+        """Number of its ranks."""
+        return self.dp * self.tp
+
+
+@dataclass(frozen=True)
+class Case:
+    """One pipeline as it was drawn."""
+
+    stages: tuple[Drawn, ...]
+    graph: StageGraph
+    schedule: Schedule
+    rows: int
+
+    @property
+    def size(self) -> int:
+        """Number of all ranks."""
+        return sum(stage.size for stage in self.stages)
+
+
+def draw_case(seed: int) -> Case:
+    """The case of a seed."""
+    chance = random.Random(seed)
+    num_stages = chance.choice((2, 2, 3))
+    left = MAX_RANKS
+    stages: list[Drawn] = []
+    for at in range(num_stages):
+        kind = chance.choice(KINDS)
+        tp = 2 if kind == "tp" and left - (num_stages - 1 - at) >= 2 else 1
+        most = (left - (num_stages - 1 - at)) // tp
+        dp = chance.choice([each for each in (1, 2, 3, 4) if each <= most])
+        left -= dp * tp
+        habits = [*chance.sample(ANY_WIDTH, 3)]
+        if dp == 1:
+            habits.append(chance.choice(ONE_RANK))
+        stages.append(Drawn(kind, dp, tp, tuple(habits), chance.choice(LEAVES), chance.getrandbits(20)))
+    edges = [Edge(at, at + 1, "hidden") for at in range(num_stages - 1)]
+    for source, target in itertools.combinations(range(num_stages), 2):
+        edges += [Edge(source, target, f"{name}{source}") for name in ("bias", "sign", "skip") if chance.random() < 0.4]
+        if "memory" in stages[source].habits:
+            edges.append(Edge(source, target, f"memory{source}"))
+    # Rows that do not divide evenly among the ranks of the last stage; what is made is cut evenly.
+    uneven = all(stage.dp < 3 and stage.leaves != "rows" for stage in stages[:-1])
+    rows = chance.choice((ROWS, 10)) if uneven else ROWS
+    schedule = SCHEDULES[chance.choice(sorted(SCHEDULES))](num_stages, NUM_MICROBATCHES)
+    return Case(tuple(stages), StageGraph(num_stages, tuple(edges)), schedule, rows)
+
+
+class Core(nn.Module):
+    """Two layers, between which tensor parallelism cuts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH, bias=False), nn.Linear(2 * WIDTH, WIDTH, bias=False)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.tanh(self.up(hidden)))
+
+
+class Habits(nn.Module):
+    """A stage: its layers, and what it does around them."""
+
+    def __init__(self, drawn: Drawn, at: int, graph: StageGraph) -> None:
+        super().__init__()
+        torch.manual_seed(drawn.seed)
+        self.at, self.habits = at, drawn.habits
+        self.takes = [edge.name for edge in graph.edges_into(at)] or ["hidden"]
+        self.makes = list(dict.fromkeys(edge.name for edge in graph.edges_out_of(at)))
+        self.core, self.lone = Core(), nn.Parameter(torch.randn(WIDTH) / 4)
+        self.double()
+        self.chance, self.generator = random.Random(drawn.seed), torch.Generator().manual_seed(drawn.seed)
+        self.calls = 0
+        self.memory: torch.Tensor | None = None
+        self.register_buffer("mean", torch.ones((), dtype=torch.float64))
+
+    def forward(self, **values: torch.Tensor) -> Any:
+        self.calls += 1
+        hidden = values["hidden"] * self._scale(values["hidden"])
+        for name in self.takes:
+            if name.startswith("skip") and ("sometimes" not in self.habits or self.calls % 2):
+                hidden = hidden + torch.sin(values[name])
+            if name.startswith(("bias", "memory")):
+                hidden = hidden * values[name]
+            if name.startswith("sign"):
+                hidden = hidden * (1 + values[name])
+        if "checkpoint" in self.habits:
+            made = checkpoint(self.core, hidden, use_reentrant=False)
+        elif "autocast" in self.habits:
+            with torch.autocast("cpu", dtype=torch.float16):  # of what is not float64
+                made = self.core(hidden)
+        else:
+            made = self.core(hidden)
+        if "hook" in self.habits and made.requires_grad:
+            made.register_hook(lambda gradient: gradient * 0.5)
+        if not self.makes:
+            return made
+        return {name: self._make(name, made, hidden) for name in self.makes}
+
+    def _scale(self, hidden: torch.Tensor) -> torch.Tensor | float:
+        scale: Any = 1.0
+        if "random" in self.habits:
+            scale = scale * (1 + self.chance.random())
+        if "generator" in self.habits:
+            scale = scale * (1 + torch.rand((), generator=self.generator, dtype=torch.float64))
+        if "counter" in self.habits:
+            scale = scale * self.calls
+        if "cache" in self.habits:
+            if not hasattr(self, "table") or len(self.table) < len(hidden):
+                self.register_buffer("table", torch.full((len(hidden), 1), 1.0 + self.calls, dtype=torch.float64))
+            scale = scale * self.table[: len(hidden)]
+        if "first" in self.habits:
+            if not hasattr(self, "shift"):
+                self.register_buffer("shift", 1 + hidden.detach().abs().max())
+            scale = scale * self.shift
+        if "statistics" in self.habits:
+            before = getattr(self, "seen", torch.ones((), dtype=torch.float64))
+            self.seen = 0.5 * before + hidden.detach().abs().mean()
+            scale = scale * self.seen
+        if "running mean" in self.habits:
+            self.mean.mul_(0.9).add_(hidden.detach().abs().mean())
+            scale = scale * self.mean.clone()
+        return scale
+
+    def _make(self, name: str, made: Any, hidden: torch.Tensor) -> Any:
+        if name == "hidden":
+            return made
+        if name.startswith("bias"):
+            return torch.exp(self.lone)
+        if name.startswith("sign"):
+            return (hidden > 0).long()
+        if name.startswith("memory"):
+            if self.memory is None:
+                self.memory = torch.zeros_like(hidden)
+            with torch.no_grad():
+                self.memory.mul_(0.5).add_(torch.cos(hidden))
+            # In one process the next stage has used it when it is written again.
+            return self.memory
+        if "held" in self.habits:  # kept, and written again by the next call
+            if getattr(self, "kept", None) is None or self.kept.shape != hidden.shape:
+                self.kept = torch.zeros_like(hidden)
+            self.kept = self.kept.detach()
+            self.kept.copy_(torch.sin(hidden))
+            return self.kept
+        return torch.sin(hidden)
+
+
+def loss_of(made: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """A mean over rows."""
+    return ((made - target) ** 2).mean()
+
+
+def batch_of(case: Case, step: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The micro-batches of a step, and their targets."""
+    generator = torch.Generator().manual_seed(step)
+    shape = (2, NUM_MICROBATCHES, case.rows, WIDTH)
+    x, y = torch.randn(shape, generator=generator, dtype=torch.float64)
+    return list(x), list(y)
+
+
+def train_alone(case: Case) -> tuple[list[Habits], list[torch.Tensor]]:
+    """The oracle: whole modules, micro-batch after micro-batch; the modules with their gradients, and the losses."""
+    modules = [Habits(drawn, at, case.graph) for at, drawn in enumerate(case.stages)]
+    losses = []
+    for step in range(NUM_STEPS):
+        for x, y in zip(*batch_of(case, step), strict=True):
+            made: dict[int, Values] = {}
+            for at, module in enumerate(modules):
+                coming = case.graph.edges_into(at)
+                taken = {edge.name: made[edge.source][edge.name] for edge in coming} if coming else {"hidden": x}
+                # What goes from stage to stage has a gradient, also where nobody before needs one.
+                out = module(**taken)
+                made[at] = out if isinstance(out, dict) else {"": out}
+            losses.append(loss_of(made[len(modules) - 1][""], y))
+            (losses[-1] / NUM_MICROBATCHES).backward()
+    return modules, [loss.detach() for loss in losses]
+
+
+@dataclass(frozen=True)
+class Here:
+    """This rank's stage."""
+
+    index: int
+    mesh: DeviceMesh
+    """Named after the seed: torch keeps what it knows of a mesh beyond its groups."""
+    share: int
+    """Its place among the data-parallel ranks."""
+
+
+def place(case: Case, seed: int) -> Here:
+    """All ranks make all meshes."""
+    start, found = 0, None
+    for index, drawn in enumerate(case.stages):
+        ranks = torch.arange(start, start + drawn.size).reshape(drawn.dp, drawn.tp)
+        mesh = DeviceMesh("cpu", ranks, mesh_dim_names=(f"dp{seed}", f"tp{seed}"))
+        if start <= dist.get_rank() < start + drawn.size:
+            found = Here(index, mesh, (dist.get_rank() - start) // drawn.tp)
+        start += drawn.size
+    assert found is not None
+    return found
+
+
+def shard_module(module: Habits, drawn: Drawn, mesh: DeviceMesh) -> None:
+    """Give a whole module to the ranks of its stage."""
+    assert mesh.mesh_dim_names is not None
+    if drawn.tp > 1:
+        layouts: dict[str, Placement] = {
+            "local": Replicate(), "replicated": Replicate(), "partial": Partial(), "rows": Shard(0), "columns": Shard(1)
+        }  # fmt: skip
+        down = RowwiseParallel(output_layouts=layouts[drawn.leaves], use_local_output=drawn.leaves == "local")
+        parallelize_module(module.core, mesh[mesh.mesh_dim_names[1]], {"up": ColwiseParallel(), "down": down})
+    if drawn.kind == "fsdp":
+        fully_shard(module, mesh=mesh[mesh.mesh_dim_names[0]])
+
+
+def cuts_of(case: Case, index: int, names: list[str], leaves: str) -> dict[str, Any]:
+    """How values lie on a stage's mesh; what a DTensor says of itself besides."""
+    on_tp: dict[str, Placement] = {"rows": Shard(0), "columns": Shard(1)}
+    cuts: dict[str, Any] = {}
+    for name in names:
+        if name.startswith("bias"):
+            cuts[name] = "R"
+        elif name == "hidden" and leaves in on_tp:
+            cuts[name] = [Shard(0), on_tp[leaves]]
+        else:
+            cuts[name] = "S0R"
+    return cuts
+
+
+def train_case(seed: int) -> None:
+    """On every rank: train the case in a pipeline, and compare with the oracle."""
+    case = draw_case(seed)
+    torch.set_num_threads(1)
+    here = place(case, seed)
+    drawn = case.stages[here.index]
+    alone, losses = train_alone(case)
+    module = Habits(drawn, here.index, case.graph)
+    shard_module(module, drawn, here.mesh)
+    is_last = here.index == len(case.stages) - 1
+    leaves = drawn.leaves if drawn.tp > 1 else "local"
+    stage = Stage(
+        here.index,
+        module,
+        here.mesh,
+        takes=cuts_of(case, here.index, module.takes, "local"),
+        makes=cuts_of(case, here.index, module.makes, leaves),
+        loss=dtensor_loss_of if is_last else None,
+        data_axes=(f"dp{seed}",),
+    )
+    pipeline = Pipeline(stage, case.graph, case.schedule)
+
+    def share_of(parts: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [part.chunk(drawn.dp)[here.share] for part in parts]
+
+    for step in range(NUM_STEPS):
+        x, y = batch_of(case, step)
+        report = pipeline.step({"hidden": share_of(x)} if here.index == 0 else {}, share_of(y) if is_last else None)
+        if is_last and drawn.dp == 1:
+            expected = losses[step * NUM_MICROBATCHES :][:NUM_MICROBATCHES]
+            torch.testing.assert_close(list(report.losses), expected, rtol=1e-10, atol=1e-12)
+    for (name, mine), (_, other) in zip(module.named_parameters(), alone[here.index].named_parameters(), strict=True):
+        expected = torch.zeros_like(other) if other.grad is None else other.grad
+        found = torch.zeros_like(other) if mine.grad is None else whole_of(mine.grad)
+        torch.testing.assert_close(
+            found, expected, rtol=1e-9, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def dtensor_loss_of(made: Any, target: torch.Tensor) -> torch.Tensor:
+    """The same of a DTensor, which is then one itself."""
+    if isinstance(made, DTensor):
+        target = DTensor.from_local(target, made.device_mesh, [Replicate()])
+    return loss_of(made, target)
+
+
+def whole_of(gradient: torch.Tensor) -> torch.Tensor:
+    """A gradient as one process has it."""
+    return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
