@@ -120,3 +120,123 @@ def test_parameters_that_share_no_byte_may_be_in_two_stages(model: nn.Module) ->
 def test_cuts_that_cannot_be_are_refused(model: nn.Module, at: Sequence[str], told: str) -> None:
     with pytest.raises(PipelineError, match=told):
         split_model(model, at)
+
+
+class Doing(nn.Module):
+    """Two layers, and what a model does between them, outside of any module."""
+
+    def __init__(self, between: Callable[[Doing, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.between = between
+        self.calls = 0
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("scale", torch.ones(WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.first(x)
+        made = self.between(self, h)
+        return self.second(torch.cat([h, made], 1))
+
+
+def counts_in_a_buffer(model: Doing, h: torch.Tensor) -> torch.Tensor:
+    model.count.add_(1)
+    return h * model.count
+
+
+def counts_over_operators(model: Doing, h: torch.Tensor) -> torch.Tensor:
+    model.count += 1
+    model.count += 1
+    return h * model.count
+
+
+def uses_a_constant(model: Doing, h: torch.Tensor) -> torch.Tensor:
+    return h + torch.arange(WIDTH)
+
+
+def looks_up_what_is_made_of_a_buffer(model: Doing, h: torch.Tensor) -> torch.Tensor:
+    return h * (model.scale * 2)
+
+
+def writes_what_was_joined_before(model: Doing, h: torch.Tensor) -> torch.Tensor:
+    joined = torch.cat([h, h], 1)
+    h.view(-1).mul_(2.0)
+    return joined[:, :WIDTH]
+
+
+def writes_over_operators(model: Doing, h: torch.Tensor) -> torch.Tensor:
+    joined = torch.stack([h])
+    h *= 3.0
+    return joined[0]
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        counts_in_a_buffer,
+        counts_over_operators,
+        uses_a_constant,
+        looks_up_what_is_made_of_a_buffer,
+        writes_what_was_joined_before,
+        writes_over_operators,
+    ],
+)
+def test_what_is_done_between_modules_is_done_at_each_call(between: Callable[..., torch.Tensor]) -> None:
+    model, oracle = Doing(between), Doing(between)
+    parts = split_model(model, ["second"])
+    for call in range(3):
+        x = torch.full((2, WIDTH), float(call))
+        assert torch.equal(run_parts(parts, {"x": x}), oracle(x))
+        with torch.no_grad():
+            model.scale.add_(1), oracle.scale.add_(1)
+    assert torch.equal(model.count, oracle.count)
+
+
+def counts_in_an_attribute(model: Doing, h: torch.Tensor) -> torch.Tensor:
+    model.calls += 1
+    return h
+
+
+def keeps_a_value(model: Doing, h: torch.Tensor) -> torch.Tensor:
+    model.kept = h
+    return h
+
+
+def draws(model: Doing, h: torch.Tensor) -> torch.Tensor:
+    return h + torch.rand(WIDTH)
+
+
+def adds_up_in_a_constant(model: Doing, h: torch.Tensor) -> torch.Tensor:
+    total = torch.zeros(WIDTH)
+    total.add_(h.sum(0))
+    return h + total
+
+
+def counts_anew(model: Doing, h: torch.Tensor) -> torch.Tensor:
+    model.count = model.count + 1
+    return h * model.count
+
+
+def asks_for_values(model: Doing, h: torch.Tensor) -> torch.Tensor:
+    return h if h.sum() > 0 else -h
+
+
+@pytest.mark.parametrize(
+    ("between", "told"),
+    [
+        (counts_in_an_attribute, "its forward changes calls outside of the modules"),
+        (keeps_a_value, "its forward changes kept outside of the modules"),
+        (draws, "its forward changes random numbers, which it draws"),
+        (adds_up_in_a_constant, "its forward changes a constant, by add_"),
+        (counts_anew, "its forward changes count outside of the modules"),
+        (asks_for_values, "its forward cannot be traced down to the cuts .TraceError"),
+    ],
+)
+def test_what_only_a_call_can_do_is_refused_and_put_back(between: Callable[..., torch.Tensor], told: str) -> None:
+    model = Doing(between)
+    before = dict(vars(model))
+    with pytest.raises(PipelineError, match=told):
+        split_model(model, ["second"])
+    after = {name: one for name, one in vars(model).items() if not name.startswith("_tensor_constant")}
+    assert after == before and not model.count

@@ -1,16 +1,21 @@
 """Split of a `torch.nn` model into pipeline stages, at named modules.
 
 1. The model's own ``forward`` is traced, symbolically and only as deep as the cuts lie: a module without a cut inside
-   is one step, whatever it does.
+   is one step, whatever it does. What ``forward`` does outside of these modules is a step if it works on values,
+   weights or buffers. All else it does only once, when it is traced, and is refused where that shows: attributes that
+   change, random numbers, constants that are written into.
 2. Steps belong to the stage that has begun when they come; tensors are joined where the joined one is used, so that
-   each travels from where it was made. A value that a later stage uses becomes an edge: from the stage that makes it
-   straight to every stage that uses it, however far away. So long skip connections need no word.
+   each travels from where it was made, unless a step between writes into one of them. A value that a later stage uses
+   becomes an edge: from the stage that makes it straight to every stage that uses it, however far away. So long skip
+   connections need no word.
 3. Each stage is a module with its steps. It keeps the names of the model's parameters, so that a checkpoint, or a
    reshard to other cuts, finds them.
 """
 
 from __future__ import annotations
 
+import operator
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -25,6 +30,12 @@ from remesh.pipeline.graph import Edge, StageGraph
 from remesh.pipeline.pipeline_error import PipelineError
 
 _DOING = "cutting a model into stages"
+_CONSTANT = "_tensor_constant"
+"""Begin of the names that torch gives to tensors that a forward makes of nothing."""
+_OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "matmul")
+_IN_PLACE_OPERATORS = frozenset(getattr(operator, f"i{name}") for name in _OPERATORS)
+_IN_PLACE = frozenset({"setitem", *(each.__name__ for each in _IN_PLACE_OPERATORS)})
+"""Names of functions that write into their first argument, besides those that end in an underscore."""
 _JOINS = frozenset({torch.cat, torch.concat, torch.stack})
 
 
@@ -44,7 +55,8 @@ class Parts:
 def split_model(model: nn.Module, at: Sequence[str]) -> Parts:
     """The model in ``len(at) + 1`` stages; stage ``i + 1`` begins where the module named ``at[i]`` is called.
 
-    Everything outside the modules, down to those in ``at``, must be traceable by `torch.fx`. `PipelineError` when a
+    Everything outside the modules, down to those in ``at``, must be traceable by `torch.fx`; `PipelineError` says where
+    it is not, or does something that only a call can do. `PipelineError` also when a
     module of ``at`` is not called, or not in this order, or a weight is used in two stages, under one name or two, or
     as two parameters in one memory; and when ``at`` is one text, whose letters would be names.
 
@@ -54,8 +66,8 @@ def split_model(model: nn.Module, at: Sequence[str]) -> Parts:
     """
     if isinstance(at, str):
         raise PipelineError(f"cutting a model into stages: found the text {at!r}, expected a list; write [{at!r}]")
-    traced = _Tracer(at).trace(model)
-    stage_of = _assign(traced, at)
+    traced = _trace(model, at)
+    stage_of = _assign(model, traced, at)
     _check_weights(model, traced, stage_of)
     num_stages = len(at) + 1
     edges: dict[Edge, None] = {}
@@ -68,18 +80,100 @@ def split_model(model: nn.Module, at: Sequence[str]) -> Parts:
     return Parts(graph, tuple(module for module, _ in made), tuple(entries for _, entries in made))
 
 
+class _Proxy(fx.Proxy):
+    """A value that is traced; what a program does to it in place is a step that does so."""
+
+
+for _name in _OPERATORS:
+    _step = getattr(operator, f"i{_name}")
+    setattr(
+        _Proxy,
+        f"__i{_name}__",
+        lambda self, other, step=_step: self.tracer.create_proxy("call_function", step, (self, other), {}),
+    )
+
+
 class _Tracer(fx.Tracer):
     """Looks into modules only where they are cut."""
+
+    proxy_buffer_attributes = True
 
     def __init__(self, at: Sequence[str]) -> None:
         super().__init__()
         self._at = tuple(at)
 
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return not any(name.startswith(f"{module_qualified_name}.") for name in self._at)
 
 
-def _assign(traced: fx.Graph, at: Sequence[str]) -> dict[fx.Node, int]:
+def _trace(model: nn.Module, at: Sequence[str]) -> fx.Graph:
+    """The steps of the model; what tracing has changed of it is put back, and refused."""
+    before = [(name, module, dict(vars(module)), dict(module._buffers)) for name, module in model.named_modules()]
+    chance = torch.random.get_rng_state(), random.getstate()
+    changed: list[str] = []
+    try:
+        traced = _Tracer(at).trace(model)
+    except Exception as raised:
+        raise PipelineError(
+            f"{_DOING}: its forward cannot be traced down to the cuts ({type(raised).__name__}: {raised}); put what it "
+            "does there into a module of its own, which is one step, or write the stages by hand"
+        ) from raised
+    finally:
+        for name, module, attributes, buffers in before:
+            changed += [f"{name}.{each}".lstrip(".") for each in _put_back(vars(module), attributes)]
+            changed += [f"{name}.{each}".lstrip(".") for each in _put_back(module._buffers, buffers)]
+    if not torch.equal(chance[0], torch.random.get_rng_state()) or chance[1] != random.getstate():
+        changed.append("random numbers, which it draws")
+    changed += [f"a constant, by {node.name}" for node in traced.nodes if _is_constant(_written_by(model, node))]
+    if changed:
+        raise PipelineError(
+            f"{_DOING}: its forward changes {', '.join(changed)} outside of the modules that are one step, expected "
+            "only buffers to be written there, in place: the rest would be done once, now, and never again; put it "
+            "into a module of its own"
+        )
+    return traced
+
+
+def _put_back(now: dict[str, Any], before: Mapping[str, Any]) -> list[str]:
+    """Names of what has changed, other than by a step that writes there at each call; constants stay."""
+    changed = []
+    for name in {**before, **now}:
+        found = now.get(name)
+        if (name in before and found is before[name]) or name.startswith(_CONSTANT):
+            continue
+        node = found.node if isinstance(found, fx.Proxy) else None
+        while node is not None and node.op == "call_function" and node.target in _IN_PLACE_OPERATORS:
+            node = node.all_input_nodes[0]
+        if node is None or node.op != "get_attr" or str(node.target).rpartition(".")[2] != name:
+            changed.append(name)
+        now.pop(name)
+        if name in before:
+            now[name] = before[name]
+    return changed
+
+
+def _is_constant(node: fx.Node | None) -> bool:
+    return node is not None and node.op == "get_attr" and str(node.target).startswith(_CONSTANT)
+
+
+def _written_by(model: nn.Module, node: fx.Node) -> fx.Node | None:
+    """The value into whose memory a step writes, by its name; of modules by their attribute ``inplace``."""
+    if node.op == "call_module":
+        writes = any(getattr(each, "inplace", False) for each in model.get_submodule(str(node.target)).modules())
+    else:
+        name = str(getattr(node.target, "__name__", node.target))
+        is_in_place = name.endswith("_") and not name.endswith("__")
+        writes = node.op in ("call_method", "call_function") and (
+            is_in_place or name in _IN_PLACE or bool(node.kwargs.get("inplace"))
+        )
+    into = node.kwargs.get("out", node.args[0] if writes and node.args else None)
+    return into if isinstance(into, fx.Node) else None
+
+
+def _assign(model: nn.Module, traced: fx.Graph, at: Sequence[str]) -> dict[fx.Node, int]:
     """The stage of every step; the output belongs to the last."""
     stage_of: dict[fx.Node, int] = {}
     stage = 0
@@ -93,11 +187,22 @@ def _assign(traced: fx.Graph, at: Sequence[str]) -> dict[fx.Node, int]:
             f"{_DOING}: stage {stage + 1} is to begin at {at[stage]!r}, expected a module that is called after those "
             f"before it, found calls of {', '.join(called)}; name modules in the order of their calls"
         )
+    written = [(step, into) for step in traced.nodes if (into := _written_by(model, step)) is not None]
     for node in reversed(traced.nodes):
         # A weight by itself belongs to those who use it.
-        if node.users and (node.op == "get_attr" or node.target in _JOINS):
+        is_join = node.target in _JOINS and not any(
+            node < step and _is_made_before(into, node) for step, into in written
+        )
+        if node.users and (node.op == "get_attr" or is_join):
             stage_of[node] = min(stage_of[user] for user in node.users)
     return stage_of
+
+
+def _is_made_before(value: fx.Node, step: fx.Node) -> bool:
+    """Whether the memory of a value may be that of one that was there before a step."""
+    while value > step and value.op in ("call_method", "call_function") and value.all_input_nodes:
+        value = value.all_input_nodes[0]
+    return value < step
 
 
 def _check_weights(model: nn.Module, traced: fx.Graph, stage_of: Mapping[fx.Node, int]) -> None:
