@@ -45,7 +45,7 @@ class Places:
         return spec_of(self.takes[stage].get(name, []), ndim)
 
 
-def survey_places(stage: Stage, graph: StageGraph, describe: Callable[[], str], group: Group) -> Places:
+def gather_places(stage: Stage, graph: StageGraph, describe: Callable[[], str], group: Group) -> Places:
     """Gather the meshes of all stages. Called by every rank of the group; blocks until all have called it.
 
     ``describe`` returns what all ranks must have been given alike, or raises what is wrong with it. `PipelineError` on

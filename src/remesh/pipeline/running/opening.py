@@ -43,7 +43,7 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
+class _MadeValue:
     """A value that a stage has made."""
 
     described: Described
@@ -51,7 +51,7 @@ class _Made:
     """Other values that share its memory; its own name where the module's parameters or buffers do."""
 
 
-class Opening:
+class StepOpening:
     """The opening of one step, on one rank."""
 
     def __init__(self, run: StepRun, graph: StageGraph, places: Places, group: Group) -> None:
@@ -59,7 +59,7 @@ class Opening:
         self._graph = graph
         self._places = places
         self._group = group
-        self._made: list[dict[str, _Made]] = []
+        self._made: list[dict[str, _MadeValue]] = []
         """Of each stage that is done."""
 
     def run(self, mine: int, plan: PlanRoute) -> Opened:
@@ -81,9 +81,9 @@ class Opening:
             routes += into
         return Opened(tuple(routes), written, taken)
 
-    def _coming(self, stage: int) -> dict[str, _Made]:
+    def _coming(self, stage: int) -> dict[str, _MadeValue]:
         """What a stage takes, by name."""
-        coming: dict[str, _Made] = {}
+        coming: dict[str, _MadeValue] = {}
         for edge in self._graph.edges_into(stage):
             if edge.name in coming:
                 raise PipelineError(
@@ -93,7 +93,7 @@ class Opening:
             coming[edge.name] = self._made[edge.source][edge.name]
         return coming
 
-    def _taken_end(self, stage: int, name: str, made: _Made) -> EdgeEnd:
+    def _taken_end(self, stage: int, name: str, made: _MadeValue) -> EdgeEnd:
         spec = self._places.spec_taken(stage, name, len(made.described.shape))
         return taken_end(spec, made.described, self._places.meshes[stage])
 
@@ -124,17 +124,17 @@ class Opening:
         made, aliases = self._run.run_first(self._places.meshes[stage], seen_by_others)
         return [[name, each.to_json(), aliases[name]] for name, each in made.items()]
 
-    def _read(self, stage: int, told: Sequence[Any]) -> dict[str, _Made]:
+    def _read(self, stage: int, told: Sequence[Any]) -> dict[str, _MadeValue]:
         if any(each != told[0] for each in told):
             raise PipelineError(
                 f"{DOING}: the ranks of stage {stage} have values of different shapes, found {told}; cut values evenly"
             )
-        found = {name: _Made(Described.from_json(form), tuple(aliases)) for name, form, aliases in told[0]}
+        found = {name: _MadeValue(Described.from_json(form), tuple(aliases)) for name, form, aliases in told[0]}
         for each in found.values():
             torch_dtype(each.described.dtype)
         return found
 
-    def _seen_by_others(self, stage: int, coming: Mapping[str, _Made]) -> list[str]:
+    def _seen_by_others(self, stage: int, coming: Mapping[str, _MadeValue]) -> list[str]:
         """Values into whose memory the stage must not write: in one process a stage that comes later would see it."""
         found = []
         for edge in self._graph.edges_into(stage):

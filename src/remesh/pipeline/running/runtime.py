@@ -29,8 +29,8 @@ from remesh.pipeline.graph import Edge, StageGraph
 from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.queues import Queue, check_queues, plan_queues
 from remesh.pipeline.running.edges import Payload, StageRoute, plan_route
-from remesh.pipeline.running.meeting import Places, device_of, survey_places
-from remesh.pipeline.running.opening import Opened, Opening, elements_of, share_of_loss
+from remesh.pipeline.running.meeting import Places, device_of, gather_places
+from remesh.pipeline.running.opening import Opened, StepOpening, elements_of, share_of_loss
 from remesh.pipeline.running.stage import Stage, cut_microbatches
 from remesh.pipeline.running.step_runner import DOING, StepPart, StepReport, StepRun
 from remesh.pipeline.running.values import EdgeEnd
@@ -112,7 +112,7 @@ class Pipeline:
         anything is computed, when micro-batches differ in shape; `PeerError` when a rank dies.
         """
         if self._places is None:
-            self._places = survey_places(self.stage, self.graph, self._describe, self.group)
+            self._places = gather_places(self.stage, self.graph, self._describe, self.group)
             if is_queued(self.group):
                 self._part = replace(self._part, queue=self._queue())
         entries, targets, told = self._exchange_shapes(batch, target)
@@ -122,7 +122,7 @@ class Pipeline:
         if opened is not None:
             run.add_routes(opened.routes)
         else:
-            opened = Opening(run, self.graph, self._places, self.group).run(self.stage.index, self._plan_route)
+            opened = StepOpening(run, self.graph, self._places, self.group).run(self.stage.index, self._plan_route)
             self._opened[key] = opened
         return run.run(self._share(self._places, opened, told), opened.seen_by_others)
 
