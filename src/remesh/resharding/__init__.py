@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from remesh.resharding.model.program import Copy as Copy, Message as Message, Program as Program
     from remesh.resharding.model.tasks import (
         Missing as Missing,
+        SumOrder as SumOrder,
         TensorMove as TensorMove,
         UnitTask as UnitTask,
         compute_missing_boxes as compute_missing_boxes,

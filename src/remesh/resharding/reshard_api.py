@@ -59,7 +59,7 @@ def reshard(
     partial sums are added up. Raises the same error on all ranks: `PlanError` when no rank holds something that is
     wanted (unless ``missing`` leaves it), when shapes or dtypes clash, or when the memory cap is too small;
     `PeerError` when a rank dies. ``options`` are those of `PlanOptions`: ``host_of``, ``chunk_bytes``, ``missing``,
-    ``max_staging_bytes``, ``network``, ``strategy``.
+    ``max_staging_bytes``, ``network``, ``strategy``, ``sum_order``.
     """
     made: dict[str, DTensor] = {}
     shapes = gather_shapes(give, group) if to is not None else {}

@@ -15,7 +15,7 @@ from remesh.layout import Box, Layout, Mesh, Partial, Placement, Replicate, Shar
 from remesh.layout.dtypes import ITEMSIZE_BYTES
 from remesh.resharding import TensorMove, Timing, plan_reshard
 from remesh.resharding.model.program import Message
-from remesh.resharding.model.tasks import travelling_dtype
+from remesh.resharding.model.tasks import SumOrder, travelling_dtype
 from remesh.resharding.planning.rank_steps import Act, Step, compute_peak_bytes, compute_steps
 from remesh.resharding.planning.reduction import Reduction, plan_reduction
 from remesh.resharding.planning.transfer import Transfer, plan_transfer
@@ -201,6 +201,32 @@ def test_running_sums_take_in_every_addend_once_and_in_order(
     np.testing.assert_array_equal(done, wanted)
     reduction.wholes[0].check_disjoint()
     plan_transfer([move], hosts, {"chunk_bytes": 64})
+
+
+@given(partial_moves(), st.integers(1, 4), st.booleans(), st.data())
+def test_no_sum_is_under_the_bound_and_in_a_ring_every_addend_goes_in_once(
+    move: TensorMove, num_hosts: int, is_integer: bool, data: st.DataObject
+) -> None:
+    if is_integer:
+        move = TensorMove("x", *(dataclasses.replace(side, dtype="int32") for side in (move.src, move.dst)))
+    hosts = {rank: f"h{data.draw(st.integers(0, num_hosts - 1))}" for rank in range(6)}
+    ascending = plan_transfer([move], hosts, {})
+    ring = plan_transfer([move], hosts, {"sum_order": SumOrder.ANY})  # it checks that every addend goes in once
+    assert ascending.certified_ratio >= 1 and ring.certified_ratio >= 1
+    assert not is_integer or ring.digest == ascending.digest
+
+
+@pytest.mark.parametrize("num", [2, 3, 8, 64])
+def test_ranks_that_keep_their_parts_of_a_sum_send_the_least_in_a_ring(num: int) -> None:
+    size = 16 * num
+    mesh = Mesh.of({"tp": num})
+    src, dst = (layout_from_placements((size,), mesh, (one,), "float32") for one in (Partial(), Split(0)))
+    hosts = {rank: f"h{rank}" for rank in range(num)}
+    ring = plan_transfer([TensorMove("x", src, dst)], hosts, {"sum_order": SumOrder.ANY})
+    assert ring.lower_bound_bytes == 4 * size * (num - 1) // num and ring.certified_ratio == 1
+    assert not ring.plan.bytes_by_pair  # every part ends where it is wanted
+    kept = plan_transfer([TensorMove("x", src, dst)], hosts, {})
+    assert kept.certified_ratio == (1 if num == 2 else pytest.approx((num + 1) / (num - 1)))
 
 
 def _reduction_of(num_addends: int, size: int = 600, takers: tuple[int, ...] = (9,)) -> Reduction:

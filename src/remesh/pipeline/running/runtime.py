@@ -37,6 +37,7 @@ from remesh.pipeline.running.values import EdgeEnd
 from remesh.pipeline.schedule import Schedule
 from remesh.pipeline.schedule_check import check_schedule
 from remesh.pipeline.step_simulation import Transfers
+from remesh.resharding.model.tasks import SumOrder
 from remesh.resharding.planning.transfer import PlanOptions
 
 RUNNABLE = (Transfers.ASYNC, Transfers.BLOCKING)
@@ -88,6 +89,7 @@ class Pipeline:
             )
         self._payload = options.pop("payload", Payload.VALUES)
         self._host_of = options.pop("host_of", None)
+        options.setdefault("sum_order", SumOrder.ANY)  # no process has an order for the gradients of many ranks
         self._options: PlanOptions = options
         self._places: Places | None = None
         """Of all stages; None until the ranks have met."""

@@ -64,6 +64,15 @@ class Missing(Enum):
     """Move the rest; the takers' elements in those boxes keep their values."""
 
 
+class SumOrder(Enum):
+    """The order in which addends of partial sums are joined. Of integers every order gives the same bits."""
+
+    ASCENDING = "ascending"
+    """By number, so that the bits of floats depend on nothing else."""
+    ANY = "any"
+    """For every box the one that ends with a rank that wants it: fewer bytes where many ranks want parts of a sum."""
+
+
 @dataclass(frozen=True, slots=True)
 class TensorMove:
     """One tensor, the layout it is in, and the layout it is wanted in."""

@@ -8,11 +8,14 @@ other tensor, and all takers get the same bits.
 
 Order. Addends are joined in ascending order, ``((0 + 1) + 2) + ...``, in the dtype in which they are held. The bits of
 the result depend on nothing else: not on hosts, replicas, chunks or the network. With two addends a path may run
-either way, because joining two is symmetric; the operands keep their places.
+either way, because joining two is symmetric; the operands keep their places. Where the order makes no difference, for
+integers, or may make one (`SumOrder.ANY`), paths are parts of a ring: each box begins behind an addend of a rank that
+wants it, and ends there.
 
 Cost. A path is a relay backwards (the transposed problem of multicast): every NIC on it carries the box once in and
 once out, however many addends a host holds next to each other in the order. Two addends on two hosts send half each,
-which is the least possible; n hosts that keep their parts of the result send n / (n - 1) times the least.
+which is the least possible; so do n hosts in a ring that keep their parts of the result. In ascending order the
+busiest of these has (n + 1) / (n - 1) times the least.
 
 Algorithm:
 
@@ -30,12 +33,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from remesh.foundation.errors import LayoutError, PlanError
 from remesh.layout import Box, Layout, Shard, boxes_of_flat_range, compute_overlap
 from remesh.resharding.model.program import Leg, Message
-from remesh.resharding.model.tasks import Missing, TensorMove
+from remesh.resharding.model.tasks import Missing, SumOrder, TensorMove
 from remesh.resharding.schedule.chunks import Chunk, Part
 from remesh.resharding.schedule.order import Sending
 from remesh.resharding.schedule.timeline import compute_rounds
@@ -62,6 +66,8 @@ class Reduction:
     """By round, then giver; ``chunk`` is the number of the leg that gives: the next leg takes."""
     num_addends: tuple[int, ...] = field(default=())
     """For each of ``moves`` how many addends an element has."""
+    host_of: Mapping[int, str] = field(default_factory=dict, compare=False)
+    """Host of every rank."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -77,6 +83,22 @@ class Reduction:
     def ends(self, leg: int) -> bool:
         """Whether the path ends with this leg."""
         return leg + 1 == len(self.legs) or self.legs[leg + 1].chunk != self.legs[leg].chunk
+
+    @cached_property
+    def lower_bound_bytes(self) -> int:
+        """Bytes that no schedule keeps off the busiest NIC: all of a box comes into a host that wants it and lacks an
+        addend, and leaves a host that alone has an addend of it and is not alone in wanting it."""
+        through: dict[tuple[str, str], int] = {}
+        for move, num_addends in zip(self.moves, self.num_addends, strict=True):
+            for box, holders, takers in _slices(move, num_addends, Missing.LEAVE):
+                nbytes = box.size * move.src.itemsize_bytes
+                homes = [{self.host_of[rank] for rank in ranks} for ranks in holders]
+                wanting = {self.host_of[rank] for rank in takers}
+                into = {host for host in wanting if not all(host in home for home in homes)}
+                out = {host for home in homes if len(home) == 1 for host in home if wanting - home}
+                for key in (*((host, "in") for host in into), *((host, "out") for host in out)):
+                    through[key] = through.get(key, 0) + nbytes
+        return max(through.values(), default=0)
 
     def bytes_by_pair(self) -> dict[tuple[int, int], int]:
         """Bytes sent, by (giver, taker), in ascending order of pairs."""
@@ -107,7 +129,11 @@ class _Way:
 
 
 def plan_reduction(
-    moves: Sequence[TensorMove], host_of: Mapping[int, str], chunk_bytes: int, missing: Missing = Missing.REFUSE
+    moves: Sequence[TensorMove],
+    host_of: Mapping[int, str],
+    chunk_bytes: int,
+    missing: Missing = Missing.REFUSE,
+    order: SumOrder = SumOrder.ASCENDING,
 ) -> Reduction:
     """The reduction of all of these moves, held as partial sums and sorted by name.
 
@@ -119,7 +145,8 @@ def plan_reduction(
     ways: list[_Way] = []
     for number, (move, num_addends) in enumerate(zip(moves, counts, strict=True)):
         for box, holders, takers in _slices(move, num_addends, missing):
-            for part, visits in router.route(box, holders, takers):
+            is_ring = order is SumOrder.ANY or move.src.dtype in _INTEGERS
+            for part, visits in router.route(box, holders, takers, is_ring=is_ring):
                 ways.append(_Way(number, part, visits))
     chunks, legs, sendings = _cut(moves, ways, chunk_bytes)
     rounds = compute_rounds(sendings, host_of)
@@ -131,6 +158,7 @@ def plan_reduction(
         legs=tuple(legs),
         messages=tuple(sorted(messages, key=lambda message: (message.round, message.giver))),
         num_addends=counts,
+        host_of=host_of,
     )
 
 
@@ -185,12 +213,14 @@ class _Router:
         self._load: dict[int, int] = {}
 
     def route(
-        self, box: Box, holders: Sequence[Sequence[int]], takers: Sequence[int]
+        self, box: Box, holders: Sequence[Sequence[int]], takers: Sequence[int], *, is_ring: bool = False
     ) -> Iterator[tuple[Box, tuple[tuple[int, int], ...]]]:
-        """Disjoint boxes that make up ``box``, each with the visits of its path."""
-        orders = [range(len(holders))]
-        if len(holders) == 2:
-            orders.append(range(1, -1, -1))
+        """Disjoint boxes that make up ``box``, each with the visits of its path; those of a ring may begin anywhere."""
+        num = len(holders)
+        orders = [[*range(num)]]
+        if num == 2 or is_ring:
+            lasts = [last for last in range(num - 1) if num == 2 or not {*holders[last]}.isdisjoint(takers)]
+            orders += [[at % num for at in range(last + 1, last + 1 + num)] for last in lasts]
         ends = [(order, last) for order in orders for last in holders[order[-1]]]
         costs = [self._crossings(order, last, holders, takers) for order, last in ends]
         best = [end for end, cost in zip(ends, costs, strict=True) if cost == min(costs)]

@@ -23,7 +23,7 @@ from remesh.foundation.errors import Error, PlanError
 from remesh.layout import Box
 from remesh.resharding.model.network import Network
 from remesh.resharding.model.program import Copy, Message
-from remesh.resharding.model.tasks import Alike, Missing, TensorMove, stack_moves, unstack
+from remesh.resharding.model.tasks import Alike, Missing, SumOrder, TensorMove, stack_moves, unstack
 from remesh.resharding.planning.plan import Plan
 from remesh.resharding.planning.planner import AUTO, DEFAULT_CHUNK_BYTES, MIN_CHUNK_BYTES, check_hosts, plan_reshard
 from remesh.resharding.planning.rank_steps import DEFAULT_WINDOW, Step, choose_window, compute_peak_bytes, compute_steps
@@ -48,6 +48,8 @@ class PlanOptions(TypedDict, total=False):
     """Size of the largest message."""
     missing: Missing
     """What to do about wanted boxes that no rank holds."""
+    sum_order: SumOrder
+    """How addends of partial sums are joined; in ascending order by default."""
     max_staging_bytes: int | None
     """Most bytes of staging on a rank; where ranks differ, the least of all is kept to by all."""
     network: Network | None
@@ -143,6 +145,24 @@ class Transfer:
         for pair, nbytes in (self.reduction.bytes_by_pair() if self.reduction else {}).items():
             total[pair] = total.get(pair, 0) + nbytes
         return dict(sorted(total.items()))
+
+    @cached_property
+    def lower_bound_bytes(self) -> int:
+        """Bytes that no schedule can keep off the busiest NIC; of partial sums both stages, and then they alone."""
+        return self.reduction.lower_bound_bytes if self.reduction else self.plan.lower_bound_bytes
+
+    @cached_property
+    def certified_ratio(self) -> float:
+        """Bytes of both stages through the busiest NIC over the lower bound; 1.0 also when nothing must cross."""
+        if self.reduction is None:
+            return self.plan.certified_ratio
+        through = Counter[tuple[str, str]]()
+        hosts = self.reduction.host_of
+        for (giver, taker), nbytes in self.bytes_by_pair.items():
+            if hosts[giver] != hosts[taker]:
+                through[hosts[giver], "out"] += nbytes
+                through[hosts[taker], "in"] += nbytes
+        return max(through.values(), default=0) / self.lower_bound_bytes if self.lower_bound_bytes else 1.0
 
     @cached_property
     def last_rank(self) -> int:
@@ -288,7 +308,8 @@ def _plan_once(
     reduction = None
     if partial:
         check_hosts(moves, host_of)
-        reduction = plan_reduction(partial, host_of, chunk_bytes, missing)
+        order = options.get("sum_order", SumOrder.ASCENDING)
+        reduction = plan_reduction(partial, host_of, chunk_bytes, missing, order)
         wholes = {move.name: whole for move, whole in zip(partial, reduction.wholes, strict=True)}
         moves = [TensorMove(m.name, wholes[m.name], m.dst) if m.name in wholes else m for m in moves]
     plan = plan_reshard(

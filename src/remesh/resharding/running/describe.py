@@ -28,7 +28,7 @@ from remesh.foundation.errors import PlanError
 from remesh.foundation.options import check_options
 from remesh.layout import Box, Layout, Shard, row_major_strides
 from remesh.layout.from_torch import Piece, dtype_name, piece_of, why_without_memory
-from remesh.resharding.model.tasks import Missing, TensorMove, travelling_dtype
+from remesh.resharding.model.tasks import Missing, SumOrder, TensorMove, travelling_dtype
 from remesh.resharding.planning.planner import AUTO, DEFAULT_CHUNK_BYTES, check_request
 from remesh.resharding.planning.transfer import PlanOptions
 
@@ -233,6 +233,8 @@ def _in_full(options: PlanOptions, name: str) -> Any:
         return network.to_json() if network is not None else None
     if name == "missing":
         return options.get("missing", Missing.REFUSE).value
+    if name == "sum_order":
+        return options.get("sum_order", SumOrder.ASCENDING).value
     if name == "strategy":
         return options.get("strategy", AUTO)
     number = options.get("chunk_bytes") if name == "chunk_bytes" else options.get(_CAP)

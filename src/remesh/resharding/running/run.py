@@ -328,7 +328,7 @@ class BoundTransfer:
             bytes_by_pair=BytesByPair(lambda: transfer.bytes_by_pair),
             bytes_local=transfer.bytes_copied,
             seconds=seconds,
-            lower_bound_bytes=transfer.plan.bound.bytes,
+            lower_bound_bytes=transfer.lower_bound_bytes,
             num_rounds=transfer.num_rounds,
             missing=dict(transfer.missing),
             planned_staging_bytes=self._todo.staging_bytes,
