@@ -5,12 +5,11 @@ them, and each waits until the other rank has come to it, too. Two ranks that qu
 order wait for each other for ever.
 
 Definitions. A *crossing* is what goes from one stage to another in one pass for one micro-batch: the values of all
-edges between them. A *queue* is all that the ranks of a stage do in a step, in order: their actions, and the crossings
-that they give or take.
+edges between them. A *queue* is all that the ranks of a row of the schedule do in a step, in order: the actions of
+their stages, and the crossings that these give or take. Between stages of one row nothing crosses.
 
 Algorithm. All actions stand in one row, in the order in which they would end if stages were alike and values took no
-time to arrive. Behind each stand the crossings of what it makes. The queue of a stage is this row without what is not
-its own.
+time to arrive. Behind each stand the crossings of what it makes. A queue is this row without what is not its own.
 
 So it ends: of all that is not done, what comes first in the row comes first in every queue that has it, and all that it
 needs is done. That holds of ranks that block in every crossing until the other side has come to it, and all the
@@ -62,7 +61,7 @@ Queue = tuple[Action | Crossing, ...]
 
 
 def plan_queues(schedule: Schedule, graph: StageGraph) -> tuple[Queue, ...]:
-    """The queue of every stage; `PipelineError` for a schedule that does not fit the graph or has a deadlock.
+    """The queue of every row; `PipelineError` for a schedule that does not fit the graph or has a deadlock.
 
     >>> from remesh.pipeline.schedules import one_f_one_b
     >>> [str(item) for item in plan_queues(one_f_one_b(2, 1), StageGraph.chain(2))[1]][:2]
@@ -70,12 +69,14 @@ def plan_queues(schedule: Schedule, graph: StageGraph) -> tuple[Queue, ...]:
     """
     played = simulate_schedule(schedule, graph, Costs.uniform(graph))
     in_time = sorted((timed for row in played.actions for timed in row), key=lambda one: (one.end_s, one.action.stage))
-    queues: list[list[Action | Crossing]] = [[] for _ in range(graph.num_stages)]
+    row_of = schedule.row_of
+    queues: list[list[Action | Crossing]] = [[] for _ in schedule.rows]
     for timed in in_time:
-        queues[timed.action.stage].append(timed.action)
+        queues[row_of[timed.action.stage]].append(timed.action)
         for crossing in crossings_of(graph, timed.action):
-            queues[crossing.giver].append(crossing)
-            queues[crossing.taker].append(crossing)
+            if row_of[crossing.giver] != row_of[crossing.taker]:
+                queues[row_of[crossing.giver]].append(crossing)
+                queues[row_of[crossing.taker]].append(crossing)
     return tuple(map(tuple, queues))
 
 
@@ -90,38 +91,42 @@ def crossings_of(graph: StageGraph, action: Action) -> Iterator[Crossing]:
 
 
 def check_queues(queues: Sequence[Queue], graph: StageGraph) -> None:
-    """`PipelineError` unless every stage gets to the end of its queue.
+    """`PipelineError` unless every row gets to the end of its queue.
 
     So strictly: ranks do one thing at a time, and block in a crossing until the other stage has come to it.
     """
+    row_of = {item.stage: row for row, queue in enumerate(queues) for item in queue if isinstance(item, Action)}
     position = [0] * len(queues)
     made: set[Value] = set()
     there: set[Value] = set()
 
-    def next_of(stage: int) -> Action | Crossing | None:
-        return queues[stage][position[stage]] if position[stage] < len(queues[stage]) else None
+    def next_of(row: int) -> Action | Crossing | None:
+        return queues[row][position[row]] if position[row] < len(queues[row]) else None
 
-    def step(stage: int) -> bool:
-        item = next_of(stage)
+    def step(row: int) -> bool:
+        item = next_of(row)
         if isinstance(item, Action):
             if not there.issuperset(values_needed(graph, item)):
                 return False
             made.update(values_made(graph, item))
-            position[stage] += 1
+            for crossing in crossings_of(graph, item):
+                if row_of[crossing.giver] == row_of[crossing.taker]:
+                    there.update(crossing.values(graph))
+            position[row] += 1
             return True
-        if item is None or next_of(item.giver) != item or next_of(item.taker) != item:
+        if item is None or next_of(row_of[item.giver]) != item or next_of(row_of[item.taker]) != item:
             return False
         values = item.values(graph)
         if not made.issuperset(values):
             return False
         there.update(values)
-        position[item.giver] += 1
-        position[item.taker] += 1
+        position[row_of[item.giver]] += 1
+        position[row_of[item.taker]] += 1
         return True
 
-    while any(step(stage) for stage in range(len(queues))):
+    while any(step(row) for row in range(len(queues))):
         pass
-    stuck = [f"stage {stage} is at {item}" for stage in range(len(queues)) if (item := next_of(stage)) is not None]
+    stuck = [f"row {row} is at {item}" for row in range(len(queues)) if (item := next_of(row)) is not None]
     if stuck:
         raise PipelineError(
             f"checking what the stages of a pipeline queue: expected an order in which all come to their end, found a "

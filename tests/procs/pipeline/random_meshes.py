@@ -11,6 +11,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -20,9 +21,13 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
 
-from remesh.pipeline import Edge, Pipeline, Schedule, Stage, StageGraph
+from remesh.pipeline import Edge, Pipeline, Schedule, Stage, StageGraph, Transfers
+from remesh.pipeline.csv_text import read_csv
 from remesh.pipeline.schedules import SCHEDULES
 
+torch_visualizer = pytest.importorskip("torch.distributed.pipelining._schedule_visualizer")
+
+SEVERAL_STAGES = ("Interleaved1F1B", "LoopedBFS", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 WIDTH, ROWS, NUM_MICROBATCHES, NUM_STEPS = 4, 12, 4, 2
 MAX_RANKS = 7
 Values = dict[str, Any]
@@ -58,6 +63,7 @@ class Case:
     """One pipeline as it was drawn."""
 
     stages: tuple[Drawn, ...]
+    """Of one row of the schedule they are on the same ranks."""
     graph: StageGraph
     schedule: Schedule
     rows: int
@@ -65,21 +71,35 @@ class Case:
     @property
     def size(self) -> int:
         """Number of all ranks."""
-        return sum(stage.size for stage in self.stages)
+        return sum(self.stages[row[0].stage].size for row in self.schedule.rows)
+
+
+def draw_schedule(chance: random.Random) -> Schedule:
+    """One of ours, with a stage on each rank, or one of torch's, with several."""
+    if chance.random() < 0.6:
+        return SCHEDULES[chance.choice(sorted(SCHEDULES))](chance.choice((2, 2, 3)), NUM_MICROBATCHES)
+    name = chance.choice(SEVERAL_STAGES)
+    rows = torch_visualizer.get_schedule_ops(name, 2, NUM_MICROBATCHES, 2)
+    return read_csv("".join(",".join(map(str, filter(None, row))) + "\n" for row in rows), name=name)
 
 
 def draw_case(seed: int) -> Case:
     """The case of a seed."""
     chance = random.Random(seed)
-    num_stages = chance.choice((2, 2, 3))
+    schedule = draw_schedule(chance)
+    num_stages, num_rows = schedule.num_stages, len(schedule.rows)
     left = MAX_RANKS
-    stages: list[Drawn] = []
-    for at in range(num_stages):
+    of_rows: list[tuple[str, int, int]] = []
+    for at in range(num_rows):
         kind = chance.choice(KINDS)
-        tp = 2 if kind == "tp" and left - (num_stages - 1 - at) >= 2 else 1
-        most = (left - (num_stages - 1 - at)) // tp
+        tp = 2 if kind == "tp" and left - (num_rows - 1 - at) >= 2 else 1
+        most = (left - (num_rows - 1 - at)) // tp
         dp = chance.choice([each for each in (1, 2, 3, 4) if each <= most])
         left -= dp * tp
+        of_rows.append((kind, dp, tp))
+    stages: list[Drawn] = []
+    for at in range(num_stages):
+        kind, dp, tp = of_rows[schedule.row_of[at]]
         habits = [*chance.sample(ANY_WIDTH, 3)]
         if dp == 1:
             habits.append(chance.choice(ONE_RANK))
@@ -92,7 +112,6 @@ def draw_case(seed: int) -> Case:
     # Rows that do not divide evenly among the ranks of the last stage; what is made is cut evenly.
     uneven = all(stage.dp < 3 and stage.leaves != "rows" for stage in stages[:-1])
     rows = chance.choice((ROWS, 10)) if uneven else ROWS
-    schedule = SCHEDULES[chance.choice(sorted(SCHEDULES))](num_stages, NUM_MICROBATCHES)
     return Case(tuple(stages), StageGraph(num_stages, tuple(edges)), schedule, rows)
 
 
@@ -227,9 +246,9 @@ def train_alone(case: Case) -> tuple[list[Habits], list[torch.Tensor]]:
 
 @dataclass(frozen=True)
 class Here:
-    """This rank's stage."""
+    """This rank's stages."""
 
-    index: int
+    indices: list[int]
     mesh: DeviceMesh
     """Named after the seed: torch keeps what it knows of a mesh beyond its groups."""
     share: int
@@ -239,11 +258,13 @@ class Here:
 def place(case: Case, seed: int) -> Here:
     """All ranks make all meshes."""
     start, found = 0, None
-    for index, drawn in enumerate(case.stages):
+    for row in case.schedule.rows:
+        indices = sorted({action.stage for action in row})
+        drawn = case.stages[indices[0]]
         ranks = torch.arange(start, start + drawn.size).reshape(drawn.dp, drawn.tp)
         mesh = DeviceMesh("cpu", ranks, mesh_dim_names=(f"dp{seed}", f"tp{seed}"))
         if start <= dist.get_rank() < start + drawn.size:
-            found = Here(index, mesh, (dist.get_rank() - start) // drawn.tp)
+            found = Here(indices, mesh, (dist.get_rank() - start) // drawn.tp)
         start += drawn.size
     assert found is not None
     return found
@@ -262,7 +283,7 @@ def shard_module(module: Habits, drawn: Drawn, mesh: DeviceMesh) -> None:
         fully_shard(module, mesh=mesh[mesh.mesh_dim_names[0]])
 
 
-def cuts_of(case: Case, index: int, names: list[str], leaves: str) -> dict[str, Any]:
+def cuts_of(names: list[str], leaves: str) -> dict[str, Any]:
     """How values lie on a stage's mesh; what a DTensor says of itself besides."""
     on_tp: dict[str, Placement] = {"rows": Shard(0), "columns": Shard(1)}
     cuts: dict[str, Any] = {}
@@ -276,43 +297,54 @@ def cuts_of(case: Case, index: int, names: list[str], leaves: str) -> dict[str, 
     return cuts
 
 
+def make_stage(case: Case, index: int, here: Here) -> tuple[Stage, Habits]:
+    """A stage of this rank, and its module."""
+    drawn = case.stages[index]
+    module = Habits(drawn, index, case.graph)
+    shard_module(module, drawn, here.mesh)
+    assert here.mesh.mesh_dim_names is not None
+    stage = Stage(
+        index,
+        module,
+        here.mesh,
+        takes=cuts_of(module.takes, "local"),
+        makes=cuts_of(module.makes, drawn.leaves if drawn.tp > 1 else "local"),
+        loss=dtensor_loss_of if index == len(case.stages) - 1 else None,
+        data_axes=here.mesh.mesh_dim_names[:1],
+        entries=() if index else None,
+    )
+    return stage, module
+
+
 def train_case(seed: int) -> None:
     """On every rank: train the case in a pipeline, and compare with the oracle."""
     case = draw_case(seed)
     torch.set_num_threads(1)
     here = place(case, seed)
-    drawn = case.stages[here.index]
     alone, losses = train_alone(case)
-    module = Habits(drawn, here.index, case.graph)
-    shard_module(module, drawn, here.mesh)
-    is_last = here.index == len(case.stages) - 1
-    leaves = drawn.leaves if drawn.tp > 1 else "local"
-    stage = Stage(
-        here.index,
-        module,
-        here.mesh,
-        takes=cuts_of(case, here.index, module.takes, "local"),
-        makes=cuts_of(case, here.index, module.makes, leaves),
-        loss=dtensor_loss_of if is_last else None,
-        data_axes=(f"dp{seed}",),
-    )
-    pipeline = Pipeline(stage, case.graph, case.schedule)
+    stages = [make_stage(case, index, here) for index in here.indices]
+    is_last, dp = here.indices[-1] == len(case.stages) - 1, case.stages[here.indices[0]].dp
+    transfers = random.Random(seed).choice(list(Transfers)[:2])
+    pipeline = Pipeline([stage for stage, _ in stages], case.graph, case.schedule, transfers=transfers)
 
     def share_of(parts: list[torch.Tensor]) -> list[torch.Tensor]:
-        return [part.chunk(drawn.dp)[here.share] for part in parts]
+        return [part.chunk(dp)[here.share] for part in parts]
 
     for step in range(NUM_STEPS):
         x, y = batch_of(case, step)
-        report = pipeline.step({"hidden": share_of(x)} if here.index == 0 else {}, share_of(y) if is_last else None)
-        if is_last and drawn.dp == 1:
+        batch = {"hidden": share_of(x)} if here.indices[0] == 0 else {}
+        report = pipeline.step(batch, share_of(y) if is_last else None)
+        assert {span.action.stage for span in report.spans} == {*here.indices}
+        if is_last and dp == 1:
             expected = losses[step * NUM_MICROBATCHES :][:NUM_MICROBATCHES]
             torch.testing.assert_close(list(report.losses), expected, rtol=1e-10, atol=1e-12)
-    for (name, mine), (_, other) in zip(module.named_parameters(), alone[here.index].named_parameters(), strict=True):
-        expected = torch.zeros_like(other) if other.grad is None else other.grad
-        found = torch.zeros_like(other) if mine.grad is None else whole_of(mine.grad)
-        torch.testing.assert_close(
-            found, expected, rtol=1e-9, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}"
-        )
+    for index, (_, module) in zip(here.indices, stages, strict=True):
+        named = zip(module.named_parameters(), alone[index].parameters(), strict=True)
+        for (name, mine), other in named:
+            expected = torch.zeros_like(other) if other.grad is None else other.grad
+            found = torch.zeros_like(other) if mine.grad is None else whole_of(mine.grad)
+            message = f"{name} of stage {index}: {{}}".format
+            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12, msg=message)
 
 
 def dtensor_loss_of(made: Any, target: torch.Tensor) -> torch.Tensor:

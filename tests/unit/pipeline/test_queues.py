@@ -137,8 +137,8 @@ def test_to_give_what_is_made_and_take_what_is_needed_is_a_deadlock_and_refused(
     assert not ends(queues, graph)
     with pytest.raises(PipelineError) as raised:
         check_queues(queues, graph)
-    assert "stage 0 is at the values of micro-batch 1 from stage 0 to 1" in str(raised.value)
-    assert "stage 1 is at the gradients of micro-batch 0 from stage 1 to 0" in str(raised.value)
+    assert "row 0 is at the values of micro-batch 1 from stage 0 to 1" in str(raised.value)
+    assert "row 1 is at the gradients of micro-batch 0 from stage 1 to 0" in str(raised.value)
 
 
 def swapped(chance: random.Random, queues: tuple[Queue, ...]) -> tuple[Queue, ...]:

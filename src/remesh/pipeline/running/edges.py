@@ -40,8 +40,8 @@ from remesh.resharding.model.tasks import TensorMove
 from remesh.resharding.planning.transfer import PlanOptions, Transfer, plan_transfer
 from remesh.resharding.running.run import BoundTransfer
 
-_FIRST_TAG = 0x5E560000
-_NUM_AHEAD = 3
+FIRST_TAG = 0x5E560000
+NUM_AHEAD = 3
 """So many receives of a lane are posted at a time. A sender that learns of a receive only when the one before is done
 learns of it late: the word has to pass what the taker itself is sending."""
 _ABORT_TIMEOUT_S = 30.0
@@ -114,14 +114,14 @@ def plan_route(
     """The route between two stages, planned both ways; the same on every rank for the same arguments.
 
     ``ends`` are source and target; ``made`` and ``taken`` are each value there. `PipelineError` when the two stages
-    share a rank.
+    share some of their ranks.
     """
     held, wanted = ({name: end.value for name, end in each.items()} for each in (made, taken))
     shared = _ranks_of(held) & _ranks_of(wanted)
-    if shared:
+    if shared and _ranks_of(held) != _ranks_of(wanted):
         raise PipelineError(
-            f"planning the values from stage {ends[0]} to {ends[1]}: rank {min(shared)} works for both, expected ranks "
-            "of their own; make the two one stage"
+            f"planning the values from stage {ends[0]} to {ends[1]}: rank {min(shared)} works for both, expected the "
+            "same ranks for both or none; make the two one stage, or give both one mesh"
         )
     plan = _plan_signals if payload is Payload.SIGNALS else _plan_values
     forward = plan(held, wanted, host_of, options)
@@ -206,25 +206,33 @@ class LaneEnd:
 
     def leaving(self, values: Mapping[str, torch.Tensor]) -> BoundTransfer:
         """Gives these values away."""
-        if self._way.signals is None:
-            pieces = {name: self._piece(values[name], layout) for name, layout in self._way.held.items()}
-        else:
-            signal = torch.zeros(1, dtype=torch.uint8, device=self._owner.device)
-            pieces = {_SIGNAL: self._piece(signal, self._way.signals[0])}
-        return BoundTransfer(self._way.transfer, pieces, {}, self._owner.group)
+        return BoundTransfer(self._way.transfer, self._given(values), {}, self._owner.group)
 
     def arriving(self) -> tuple[dict[str, torch.Tensor], BoundTransfer]:
         """New memory for the values that come, and what fills it."""
+        values, pieces = self._taken()
+        return values, BoundTransfer(self._way.transfer, {}, pieces, self._owner.group)
+
+    def moving(self, leaving: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], BoundTransfer]:
+        """Both, of values that come to the ranks that give them."""
+        values, pieces = self._taken()
+        return values, BoundTransfer(self._way.transfer, self._given(leaving), pieces, self._owner.group)
+
+    def _given(self, values: Mapping[str, torch.Tensor]) -> dict[str, Piece]:
+        if self._way.signals is None:
+            return {name: self._piece(values[name], layout) for name, layout in self._way.held.items()}
+        signal = torch.zeros(1, dtype=torch.uint8, device=self._owner.device)
+        return {_SIGNAL: self._piece(signal, self._way.signals[0])}
+
+    def _taken(self) -> tuple[dict[str, torch.Tensor], dict[str, Piece]]:
         values = {name: self._empty(layout) for name, layout in self._way.wanted.items()}
         if self._way.signals is None:
-            pieces = {name: self._piece(values[name], layout) for name, layout in self._way.wanted.items()}
-        else:
-            for value in values.values():
-                value.zero_()
-            layout = self._way.signals[1]
-            signal = torch.zeros(layout.global_shape, dtype=torch.uint8, device=self._owner.device)
-            pieces = {_SIGNAL: self._piece(signal, layout)}
-        return values, BoundTransfer(self._way.transfer, {}, pieces, self._owner.group)
+            return values, {name: self._piece(values[name], layout) for name, layout in self._way.wanted.items()}
+        for value in values.values():
+            value.zero_()
+        layout = self._way.signals[1]
+        signal = torch.zeros(layout.global_shape, dtype=torch.uint8, device=self._owner.device)
+        return values, {_SIGNAL: self._piece(signal, layout)}
 
     def _empty(self, layout: Layout) -> torch.Tensor:
         shape = local_shape(layout, self._owner.rank)
@@ -252,7 +260,7 @@ class Lane:
         """``number`` is the lane's among all of the pipeline, the same on all its ranks; ``order`` the micro-batches as
         they are made; ``on_error`` is called in the lane's thread when it ends before its time."""
         self._end = end
-        self._tag = _FIRST_TAG + _NUM_AHEAD * number
+        self._tag = FIRST_TAG + NUM_AHEAD * number
         self._order = tuple(order)
         self._on_error = on_error
         self._changed = threading.Condition()
@@ -279,7 +287,7 @@ class Lane:
         self._order = tuple(microbatch for microbatch in self._order if microbatch not in self._gone)
         num = len(self._order)
         # Every thread has its own share of the micro-batches, and a tag: their messages never mix.
-        shares = [range(num)] if self._end.gives else [range(at, num, _NUM_AHEAD) for at in range(_NUM_AHEAD)]
+        shares = [range(num)] if self._end.gives else [range(at, num, NUM_AHEAD) for at in range(NUM_AHEAD)]
         self._threads = [make_thread(self._name, self._work, share, daemon=True) for share in shares if share]
         for thread in self._threads:
             thread.start()
@@ -336,9 +344,9 @@ class Lane:
             with self._streams.followed():
                 for place in share:
                     if self._end.gives:
-                        self._carry_away(self._order[place], self._tag + place % _NUM_AHEAD)
+                        self._carry_away(self._order[place], self._tag + place % NUM_AHEAD)
                     else:
-                        self._bring(self._order[place], self._tag + place % _NUM_AHEAD)
+                        self._bring(self._order[place], self._tag + place % NUM_AHEAD)
                     if self._is_aborted:
                         return
                     with self._changed:

@@ -45,7 +45,7 @@ class Places:
         return spec_of(self.takes[stage].get(name, []), ndim)
 
 
-def gather_places(stage: Stage, graph: StageGraph, describe: Callable[[], str], group: Group) -> Places:
+def gather_places(stages: Sequence[Stage], graph: StageGraph, describe: Callable[[], str], group: Group) -> Places:
     """Gather the meshes of all stages. Called by every rank of the group; blocks until all have called it.
 
     ``describe`` returns what all ranks must have been given alike, or raises what is wrong with it. `PipelineError` on
@@ -53,25 +53,14 @@ def gather_places(stage: Stage, graph: StageGraph, describe: Callable[[], str], 
     """
 
     def tell() -> list[Any]:
-        mesh = stage.mesh
-        if mesh is None:
-            where: list[Any] = [[1], [group_rank(group)], []]
-        else:
-            ranks = [int(rank) for rank in mesh.mesh.reshape(-1)]
-            names = mesh.mesh_dim_names or ()
-            where = [
-                list(mesh.shape),
-                [dist.get_group_rank(group, rank) if group else rank for rank in ranks],
-                [names.index(axis) for axis in stage.data_axes],
-            ]
-        _check_wrappers(stage)
-        for edge in graph.edges_into(stage.index):
-            check_is_named(stage, edge.name, stage.takes)
-        takes = {name: cut_form(cut) for name, cut in sorted(stage.takes.items())}
-        return [stage.index, where, takes, socket.gethostname(), describe()]
+        for stage in stages:
+            _check_wrappers(stage)
+            for edge in graph.edges_into(stage.index):
+                check_is_named(stage, edge.name, stage.takes)
+        return [[_where_is(stage, group) for stage in stages], socket.gethostname(), describe()]
 
     told = gather_from(tell, group, DOING)
-    firsts = _first_ranks([each[:3] for each in told], graph.num_stages)
+    found = _read_stages([each[0] for each in told], graph.num_stages)
     texts = [text for *_, text in told]
     other = next((rank for rank, text in enumerate(texts) if text != texts[0]), None)
     if other is not None:
@@ -79,46 +68,58 @@ def gather_places(stage: Stage, graph: StageGraph, describe: Callable[[], str], 
             f"{DOING}: expected one graph, schedule and options on all {len(told)} ranks, found {texts[0]} on rank 0 "
             f"and {texts[other]} on rank {other}; build them identically on every rank"
         )
-    meshes, takes = [], []
-    for first in firsts:
-        _, (shape, ranks, axes), takes_here, *_ = told[first]
-        meshes.append(StageMesh(Mesh.of({f"axis{at}": size for at, size in enumerate(shape)}, ranks), tuple(axes)))
-        takes.append(takes_here)
-    return Places(tuple(meshes), tuple(takes), {rank: each[3] for rank, each in enumerate(told)})
+    meshes = tuple(
+        StageMesh(Mesh.of({f"axis{at}": size for at, size in enumerate(shape)}, ranks), tuple(axes))
+        for (shape, ranks, axes), _ in found
+    )
+    return Places(meshes, tuple(takes for _, takes in found), {rank: host for rank, (_, host, _) in enumerate(told)})
 
 
-def _first_ranks(told: Sequence[Sequence[Any]], num_stages: int) -> list[int]:
-    """The first rank of every stage, from the stage, mesh and values taken that each rank sends of its own."""
+def _where_is(stage: Stage, group: Group) -> list[Any]:
+    """What a rank sends of a stage of its own: its number, its mesh, how it takes values."""
+    mesh = stage.mesh
+    takes = {name: cut_form(cut) for name, cut in sorted(stage.takes.items())}
+    if mesh is None:
+        return [stage.index, [[1], [group_rank(group)], []], takes]
+    ranks = [int(rank) for rank in mesh.mesh.reshape(-1)]
+    names = mesh.mesh_dim_names or ()
+    axes = [names.index(axis) for axis in stage.data_axes]
+    return [stage.index, [[*mesh.shape], [dist.get_group_rank(group, r) if group else r for r in ranks], axes], takes]
+
+
+def _read_stages(told: Sequence[Sequence[Any]], num_stages: int) -> list[tuple[Any, Any]]:
+    """Mesh and values taken of every stage, from what each rank sends of its own."""
+    found: dict[int, tuple[Any, Any]] = {}
     members: dict[int, list[int]] = {}
-    for rank, (index, where, takes) in enumerate(told):
+    for rank, index, where, takes in ((rank, *one) for rank, each in enumerate(told) for one in each):
         if index >= num_stages:
             raise PipelineError(
                 f"{DOING}: rank {rank} works for stage {index}, the graph has stages 0 to {num_stages - 1}; place "
                 "every rank on one of these"
             )
-        first = members.setdefault(index, [rank])[0]
-        if rank != first:
-            members[index].append(rank)
-        if where != told[first][1]:
+        members.setdefault(index, []).append(rank)
+        first = members[index][0]
+        first_where, first_takes = found.setdefault(index, (where, takes))
+        if where != first_where:
             raise PipelineError(
-                f"{DOING}: stage {index} is on mesh {told[first][1]} (shape, ranks, data axes) on rank {first}, but on "
+                f"{DOING}: stage {index} is on mesh {first_where} (shape, ranks, data axes) on rank {first}, but on "
                 f"{where} on rank {rank}; give all ranks of a stage one mesh"
             )
-        if takes != told[first][2]:
+        if takes != first_takes:
             raise PipelineError(
-                f"{DOING}: stage {index} takes values as {told[first][2]} on rank {first}, but as {takes} on rank "
-                f"{rank}; describe them alike on all ranks of a stage"
+                f"{DOING}: stage {index} takes values as {first_takes} on rank {first}, but as {takes} on rank {rank}; "
+                "describe them alike on all ranks of a stage"
             )
     for index in range(num_stages):
         if index not in members:
             raise PipelineError(f"{DOING}: stage {index} of {num_stages} has no rank; place one there")
-        ranks = told[members[index][0]][1][1]
+        ranks = found[index][0][1]
         if sorted(ranks) != members[index]:
             raise PipelineError(
                 f"{DOING}: the mesh of stage {index} has ranks {sorted(ranks)}, but ranks {members[index]} were "
                 "given this stage; expected the same ranks"
             )
-    return [members[index][0] for index in range(num_stages)]
+    return [found[index] for index in range(num_stages)]
 
 
 def _check_wrappers(stage: Stage) -> None:

@@ -36,8 +36,8 @@ class Opened:
     """What the first micro-batch has shown; the same for all steps of the same shapes."""
 
     routes: tuple[StageRoute, ...]
-    seen_by_others: Collection[str]
-    """Values that this rank's stage takes and must not write into."""
+    seen_by_others: Mapping[int, Collection[str]]
+    """Values that each of this rank's stages takes and must not write into."""
     taken: Mapping[str, EdgeEnd]
     """Values that the last stage takes."""
 
@@ -62,10 +62,10 @@ class StepOpening:
         self._made: list[dict[str, _MadeValue]] = []
         """Of each stage that is done."""
 
-    def run(self, mine: int, plan: PlanRoute) -> Opened:
-        """Open the step for all stages; ``mine`` is this rank's. Called by every rank."""
+    def run(self, mine: Collection[int], plan: PlanRoute) -> Opened:
+        """Open the step for all stages; ``mine`` are this rank's. Called by every rank."""
         routes: list[StageRoute] = []
-        written: Collection[str] = ()
+        seen_by_others: dict[int, Collection[str]] = {}
         taken: Mapping[str, EdgeEnd] = {}
         for index in range(self._graph.num_stages):
             coming = self._coming(index)
@@ -73,13 +73,13 @@ class StepOpening:
             into = self._plan_into(index, taken, plan)
             self._run.add_routes(into)
             self._run.cross_first(into)
-            if index == mine:
-                written = self._seen_by_others(index, coming)
-            tell = functools.partial(self._tell, index, mine, written)
+            if index in mine:
+                seen_by_others[index] = self._seen_by_others(index, coming)
+            tell = functools.partial(self._tell, index, seen_by_others.get(index))
             told = [each for each in gather_from(tell, self._group, DOING) if each is not None]
             self._made.append(self._read(index, told))
             routes += into
-        return Opened(tuple(routes), written, taken)
+        return Opened(tuple(routes), seen_by_others, taken)
 
     def _coming(self, stage: int) -> dict[str, _MadeValue]:
         """What a stage takes, by name."""
@@ -118,10 +118,10 @@ class StepOpening:
                 )
         return routes
 
-    def _tell(self, stage: int, mine: int, seen_by_others: Collection[str]) -> Any:
-        if stage != mine:
+    def _tell(self, stage: int, seen_by_others: Collection[str] | None) -> Any:
+        if seen_by_others is None:  # a stage of others
             return None
-        made, aliases = self._run.run_first(self._places.meshes[stage], seen_by_others)
+        made, aliases = self._run.run_first(stage, self._places.meshes[stage], seen_by_others)
         return [[name, each.to_json(), aliases[name]] for name, each in made.items()]
 
     def _read(self, stage: int, told: Sequence[Any]) -> dict[str, _MadeValue]:

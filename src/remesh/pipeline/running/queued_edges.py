@@ -38,6 +38,8 @@ class QueuedLane:
         """Queued and not yet taken: the place behind it, and the values."""
         self._spans: list[tuple[int, Any, Any]] = []
         """Micro-batch, and the clock at both ends of its crossing."""
+        self.crossed: set[int] = set()
+        """Micro-batches of which this is queued."""
 
     def give(self, microbatch: int, values: Mapping[str, torch.Tensor]) -> None:
         """What is to cross next."""
@@ -45,6 +47,7 @@ class QueuedLane:
 
     def cross(self, microbatch: int) -> None:
         """Queue the crossing of a micro-batch, whose values were given here, or are taken."""
+        self.crossed.add(microbatch)
         if self._end.gives:
             leaving = self._waiting.pop(microbatch)
             with self._side.at_work(leaving.values()):

@@ -58,23 +58,24 @@ class PipelineOptions(PlanOptions, total=False):
 
 
 class Pipeline:
-    """A model in stages that trains by a schedule; each stage has its own ranks.
+    """A model in stages that trains by a schedule; each row of the schedule has its own ranks.
 
-    Made by every rank of the group: its own ``stage``, the same ``graph``, ``schedule`` and ``options``, those of
-    `PipelineOptions`, and of planning a reshard. Making one calls no other rank: an unknown option is refused at once,
-    and what ranks were given differently with the first step, on all of them.
+    Made by every rank of the group: its own ``stage``, or stages where its row of the schedule has several, the same
+    ``graph``, ``schedule`` and ``options``, those of `PipelineOptions`, and of planning a reshard. Making one calls no
+    other rank: an unknown option is refused at once, and what ranks were given differently with the first step, on all
+    of them.
     """
 
     def __init__(
         self,
-        stage: Stage,
+        stage: Stage | Sequence[Stage],
         graph: StageGraph,
         schedule: Schedule,
         *,
         group: Group = None,
         **options: Unpack[PipelineOptions],
     ) -> None:
-        self.stage = stage
+        self.stages = (stage,) if isinstance(stage, Stage) else tuple(sorted(stage, key=lambda one: one.index))
         self.graph = graph
         self.schedule = schedule
         self.group = group
@@ -96,9 +97,18 @@ class Pipeline:
         rows: dict[int, list[Action]] = {}
         for action in schedule.actions():
             rows.setdefault(action.stage, []).append(action)
-        is_blocking, device = transfers is Transfers.BLOCKING, device_of(stage.module)
+        mine = {one.index: one for one in self.stages}
+        device = device_of(self.stages[0].module)
         self._part = StepPart(
-            stage, graph, rows, schedule.num_microbatches, group, device, is_blocking, SideStream(device)
+            stages=mine,
+            graph=graph,
+            rows=rows,
+            row=[action for action in schedule.actions() if action.stage in mine],
+            num_microbatches=schedule.num_microbatches,
+            group=group,
+            device=device,
+            is_blocking=transfers is Transfers.BLOCKING,
+            side=SideStream(device),
         )
         self._opened: dict[str, Opened] = {}
         """By the shapes of the batch."""
@@ -114,7 +124,7 @@ class Pipeline:
         anything is computed, when micro-batches differ in shape; `PeerError` when a rank dies.
         """
         if self._places is None:
-            self._places = gather_places(self.stage, self.graph, self._describe, self.group)
+            self._places = gather_places(self.stages, self.graph, self._describe, self.group)
             if is_queued(self.group):
                 self._part = replace(self._part, queue=self._queue())
         entries, targets, told = self._exchange_shapes(batch, target)
@@ -124,7 +134,7 @@ class Pipeline:
         if opened is not None:
             run.add_routes(opened.routes)
         else:
-            opened = StepOpening(run, self.graph, self._places, self.group).run(self.stage.index, self._plan_route)
+            opened = StepOpening(run, self.graph, self._places, self.group).run(self._part.stages, self._plan_route)
             self._opened[key] = opened
         return run.run(self._share(self._places, opened, told), opened.seen_by_others)
 
@@ -157,9 +167,10 @@ class Pipeline:
                     f"{DOING}: rank {rank} is in torch.{mode}, expected gradients on, which a step computes; call it "
                     "outside"
                 )
-            if target is not None and (self.stage.loss is None or self.graph.names_made(self.stage.index)):
+            last = self._part.stages.get(self.graph.num_stages - 1)
+            if target is not None and (last is None or last.loss is None):
                 raise PipelineError(
-                    f"{DOING}: rank {rank} was given a target, but stage {self.stage.index} has no loss; give "
+                    f"{DOING}: rank {rank} was given a target, but stage {self.stages[-1].index} has no loss; give "
                     "it to the last stage, with a loss that takes it"
                 )
             if batch is not None and not isinstance(batch, Mapping):
@@ -186,7 +197,7 @@ class Pipeline:
     def _share(self, places: Places, opened: Opened, told: Sequence[Any]) -> float:
         """What the loss of this rank counts."""
         at = places.meshes[-1]
-        if self.stage.index != self.graph.num_stages - 1:
+        if self.graph.num_stages - 1 not in self._part.stages:
             return 1.0
         return share_of_loss(at, elements_of(told, opened.taken, at), group_rank(self.group))
 
@@ -194,7 +205,7 @@ class Pipeline:
         """What this rank does over NCCL, where messages have no tags: its part of an order that all ranks have."""
         queues = plan_queues(self.schedule, self.graph)
         check_queues(queues, self.graph)
-        return queues[self.stage.index]
+        return queues[self.schedule.row_of[self.stages[0].index]]
 
     def _describe(self) -> str:
         """What all ranks must have been given alike, as text; raises what is wrong with it."""
@@ -202,6 +213,15 @@ class Pipeline:
         if is_queued(self.group):
             check_device(self._part.device, group_device(self.group))
         check_schedule(schedule, graph)
+        mine = [stage.index for stage in self.stages]
+        for row in schedule.rows:
+            of_row = sorted({action.stage for action in row})
+            if {*of_row} & {*mine} and of_row != mine and max(mine) < graph.num_stages:
+                raise PipelineError(
+                    f"making a pipeline: rank {group_rank(self.group)} has stages {mine}, the schedule "
+                    f"{schedule.name!r} has a row of stages {of_row}, expected one rank to have all stages of a row; "
+                    "give it these"
+                )
         rows = " | ".join(" ".join(map(str, row)) for row in schedule.rows)
         digest = hashlib.sha256(f"{graph} {rows}".encode()).hexdigest()[:16]
         return (

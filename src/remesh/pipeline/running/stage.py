@@ -62,6 +62,8 @@ class Stage:
     data_axes: tuple[str, ...] = ()
     """Axes of the mesh along which ranks have the same weights and other samples: their gradients are averaged, those
     that FSDP has by itself. Every value of the stage is then named in ``takes`` or ``makes``."""
+    entries: Collection[str] | None = None
+    """Names of the batch's entries that the module takes; all of the rank's by default."""
 
     def __post_init__(self) -> None:
         names = () if self.mesh is None else self.mesh.mesh_dim_names or ()
@@ -140,8 +142,11 @@ class StageWork:
         """On the last stage: what this rank's loss counts beside those of other data-parallel ranks; 1 on average."""
         self.seen_by_others: Collection[str] = ()
         """Values that come, in whose memory the module must not write: another stage would have to see it."""
-        self.peak_stashes = 0
-        """Most micro-batches that were stashed at once."""
+
+    @property
+    def num_stashes(self) -> int:
+        """Micro-batches that are kept for their backward now."""
+        return len(self._stashes)
 
     def run_forward(self, microbatch: int, taken: Values, entries: Values, target: Any) -> Values:
         """F: the values that leave, as the module made them, for `leaving_copy`.
@@ -164,7 +169,6 @@ class StageWork:
             local[LOSS] = local[LOSS] / self._num_microbatches
         outputs = {name: value for name, value in local.items() if value.requires_grad}
         self._stashes[microbatch] = _Stash(inputs, outputs)
-        self.peak_stashes = max(self.peak_stashes, len(self._stashes))
         return {name: value for name, value in made.items() if name != LOSS}
 
     def run_backward(self, microbatch: int, gradients: Values) -> dict[str, torch.Tensor]:

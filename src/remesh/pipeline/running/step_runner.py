@@ -1,4 +1,4 @@
-"""Step of a pipeline on one rank: its row of the schedule, while lanes carry values.
+"""Step of a pipeline on one rank: its row of the schedule, of one stage or several, while lanes carry values.
 
 0. A step with new shapes is opened: the first micro-batch has its forward (`remesh.pipeline.running.opening`).
 1. Before each action it takes the values that this needs from the lanes; after it hands on what came out. It never
@@ -18,7 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -36,6 +36,7 @@ from remesh.pipeline.edge_values import Pass
 from remesh.pipeline.graph import StageGraph
 from remesh.pipeline.queues import Crossing, Queue
 from remesh.pipeline.running.edges import Lane, LaneEnd, LaneOwner, Passage, StageRoute
+from remesh.pipeline.running.local_edges import LocalLane
 from remesh.pipeline.running.queued_edges import QueuedLane
 from remesh.pipeline.running.stage import Stage, StageWork, Values, add_gradients, leaving_copy
 from remesh.pipeline.running.values import Described, StageMesh, describe_made, find_aliases
@@ -78,14 +79,17 @@ class StepReport:
 class StepPart:
     """A rank's part in every step."""
 
-    stage: Stage
+    stages: Mapping[int, Stage]
+    """Those of this rank, by number."""
     graph: StageGraph
     rows: Mapping[int, Sequence[Action]]
     """What each stage does, in order."""
+    row: Sequence[Action]
+    """What this rank does."""
     num_microbatches: int
     group: Group
     device: torch.device
-    """Of the stage's module."""
+    """Of the stages' modules."""
     is_blocking: bool
     """Whether the rank blocks until what it gives has left."""
     side: SideStream
@@ -96,9 +100,9 @@ class StepPart:
     def break_off(self) -> None:
         """Close this rank's connections: those of the pipeline, and those within its stage."""
         break_off(self.group)
-        mesh = self.stage.mesh
-        for group in mesh.get_all_groups() if mesh is not None and mesh.size() > 1 else ():
-            break_off(group)
+        for mesh in (stage.mesh for stage in self.stages.values()):
+            for group in mesh.get_all_groups() if mesh is not None and mesh.size() > 1 else ():
+                break_off(group)
 
     @cached_property
     def first_microbatch(self) -> int:
@@ -106,7 +110,7 @@ class StepPart:
         return next(one.microbatch for one in self.rows[0] if one.kind is ActionKind.F and one.microbatch is not None)
 
 
-AnyLane = Lane | QueuedLane
+AnyLane = Lane | QueuedLane | LocalLane
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +121,24 @@ class _First:
     """What leaves."""
     span: tuple[Any, Any]
     """The clock at both ends."""
+
+
+@dataclass(slots=True)
+class _AtWork:
+    """A stage of this rank in the step."""
+
+    stage: Stage
+    work: StageWork
+    into: list[AnyLane] = field(default_factory=list)
+    """Bring values that the stage takes."""
+    out_of: list[AnyLane] = field(default_factory=list)
+    """Carry values that the stage makes, away."""
+    back_into: list[AnyLane] = field(default_factory=list)
+    """Bring gradients of what the stage made."""
+    back_out_of: list[AnyLane] = field(default_factory=list)
+    """Carry gradients of what the stage took, away."""
+    first: _First | None = None
+    """Of a step that was opened."""
 
 
 class StepRun:
@@ -132,32 +154,27 @@ class StepRun:
         self._lanes: dict[str, AnyLane] = {}
         self._queued: dict[tuple[int, int, Pass], QueuedLane] = {}
         """The same by giver, taker and pass, where they are queued."""
-        self._into: list[AnyLane] = []
-        """Bring values that the stage takes."""
-        self._out_of: list[AnyLane] = []
-        """Carry values that the stage makes, away."""
-        self._back_into: list[AnyLane] = []
-        """Bring gradients of what the stage made."""
-        self._back_out_of: list[AnyLane] = []
-        """Carry gradients of what the stage took, away."""
-        self._work = StageWork(part.stage, part.graph.names_made(part.stage.index), part.num_microbatches)
+        self._at = {
+            index: _AtWork(stage, StageWork(stage, part.graph.names_made(index), part.num_microbatches))
+            for index, stage in part.stages.items()
+        }
+        self._peak_stashes = 0
         self._spans: list[tuple[Action, Any, Any]] = []
         """Each action that was done, and the clock at both ends."""
-        self._first: _First | None = None
-        """Of a step that was opened."""
 
     def add_routes(self, routes: Iterable[StageRoute]) -> None:
         """Make the lanes of routes; all ranks add all routes, in one order."""
-        index = self._part.stage.index
         for number, route in enumerate(routes, self._num_routes):
             self._num_routes += 1
-            if index not in (route.source, route.target):
+            ends = [self._at.get(index) for index in (route.source, route.target)]
+            if ends == [None, None]:
                 continue
-            forward = self._lane(2 * number, route, Pass.FORWARD)
-            (self._out_of if index == route.source else self._into).append(forward)
-            if route.backward is not None:
-                backward = self._lane(2 * number + 1, route, Pass.BACKWARD)
-                (self._back_into if index == route.source else self._back_out_of).append(backward)
+            ways = [(Pass.FORWARD, "out_of", "into"), (Pass.BACKWARD, "back_into", "back_out_of")]
+            for way, *lists in ways if route.backward is not None else ways[:1]:
+                lane = self._lane(2 * number + way, route, way)
+                for end, name in zip(ends, lists, strict=True):
+                    if end is not None:
+                        getattr(end, name).append(lane)
 
     def cross_first(self, routes: Iterable[StageRoute]) -> None:
         """Carry the values of the first micro-batch over these routes, which were added last."""
@@ -167,25 +184,34 @@ class StepRun:
                 lane = self._lanes.get(f"{route.source}->{route.target} {ActionKind.F}")
                 if lane is None:
                     continue
-                if self._first is not None:  # it is made here
-                    lane.give(number, self._first.made)
+                source = self._at.get(route.source)
+                if source is not None and source.first is not None:
+                    lane.give(number, source.first.made)
                 lane.cross(number)
                 if isinstance(lane, QueuedLane):  # what has not come is not computed with
                     self._part.side.wait(self._part.side.mark())
                     check_end(self._part.group, DOING)
 
     def run_first(
-        self, at: StageMesh, seen_by_others: Collection[str]
+        self, index: int, mesh: StageMesh, seen_by_others: Collection[str]
     ) -> tuple[dict[str, Described], dict[str, list[str]]]:
-        """The forward of the first micro-batch; what it made, and which of it shares memory."""
-        number = self._part.first_microbatch
-        self._work.seen_by_others = seen_by_others
-        taken = _join(self._bring(self._into, number))
+        """The forward of a stage for the first micro-batch; what it made, and which of it shares memory."""
+        here = self._at[index]
+        here.work.seen_by_others = seen_by_others
+        begun, made = self._forward(here, self._part.first_microbatch)
+        here.first = _First(_leaving(made), (begun, self._clock.mark()))
+        described = {name: describe_made(here.stage, name, one, mesh) for name, one in made.items()}
+        return described, find_aliases(here.stage, made)
+
+    def _forward(self, here: _AtWork, number: int) -> tuple[Any, Values]:
+        """When the values were there, and what the stage has made of them."""
+        taken = _join(self._bring(here.into, number))
         begun = self._clock.mark()
-        made = self._work.run_forward(number, taken, self._entries[number], self._targets[number])
-        self._first = _First(_leaving(made), (begun, self._clock.mark()))
-        stage = self._part.stage
-        return {name: describe_made(stage, name, one, at) for name, one in made.items()}, find_aliases(stage, made)
+        names = here.stage.entries
+        entries = {name: one for name, one in self._entries[number].items() if names is None or name in names}
+        made = here.work.run_forward(number, taken, entries, self._targets[number])
+        self._peak_stashes = max(self._peak_stashes, sum(each.work.num_stashes for each in self._at.values()))
+        return begun, made
 
     def _lane(self, number: int, route: StageRoute, way: Pass) -> AnyLane:
         part = self._part
@@ -195,6 +221,9 @@ class StepRun:
         giver, taker = (route.source, route.target) if is_forward else (route.target, route.source)
         end = LaneEnd(planned, LaneOwner(group_rank(part.group), part.group, part.device))
         name = f"{route.source}->{route.target} {ActionKind.F if is_forward else ActionKind.B}"
+        if route.source in self._at and route.target in self._at:
+            self._lanes[name] = LocalLane(number, end)
+            return self._lanes[name]
         if part.queue is not None:
             self._lanes[name] = self._queued[giver, taker, way] = QueuedLane(end, part.side, self._clock)
             return self._lanes[name]
@@ -203,14 +232,15 @@ class StepRun:
         self._lanes[name] = Lane(number, end, made, part.break_off)
         return self._lanes[name]
 
-    def run(self, share: float, seen_by_others: Collection[str]) -> StepReport:
+    def run(self, share: float, seen_by_others: Mapping[int, Collection[str]]) -> StepReport:
         """The whole step, or what is left of it where it was opened; ``share`` is that of this rank's loss."""
-        self._work.share, self._work.seen_by_others = share, seen_by_others
+        for index, here in self._at.items():
+            here.work.share, here.work.seen_by_others = share, seen_by_others[index]
         threaded = self._threaded()
         with self._breaking_off():
             for lane in threaded:
                 lane.start()
-            for item in self._part.rows[self._part.stage.index] if self._part.queue is None else self._part.queue:
+            for item in self._part.row if self._part.queue is None else self._part.queue:
                 if isinstance(item, Crossing):
                     self._cross(item)
                 else:
@@ -219,7 +249,8 @@ class StepRun:
                 lane.finish()
             self._part.side.wait(self._part.side.mark())
             check_end(self._part.group, DOING)
-            _average_gradients(self._part.stage)
+            for stage in self._part.stages.values():
+                _average_gradients(stage)
         return self._report()
 
     def _threaded(self) -> list[Lane]:
@@ -241,19 +272,15 @@ class StepRun:
                 raise
             raise told from raised
 
-    def _is_done(self, item: Action | Crossing) -> bool:
-        """Whether the opening has done it."""
-        is_forward = item.way is Pass.FORWARD if isinstance(item, Crossing) else item.kind is ActionKind.F
-        return self._first is not None and is_forward and item.microbatch == self._part.first_microbatch
-
     def _report(self) -> StepReport:
-        losses = tuple(self._work.losses[number] for number in sorted(self._work.losses))
+        found = {number: loss for here in self._at.values() for number, loss in here.work.losses.items()}
+        losses = tuple(found[number] for number in sorted(found))
         ended = self._clock.mark()
         seconds_of = self._clock.seconds
         return StepReport(
             loss=torch.stack(losses).mean() if losses else None,
             losses=losses,
-            peak_stashes=self._work.peak_stashes,
+            peak_stashes=self._peak_stashes,
             started_s=self._started_s,
             seconds=seconds_of(ended),
             spans=tuple(ActionSpan(action, seconds_of(begun), seconds_of(end)) for action, begun, end in self._spans),
@@ -262,41 +289,36 @@ class StepRun:
 
     def _cross(self, crossing: Crossing) -> None:
         lane = self._queued.get((crossing.giver, crossing.taker, crossing.way))
-        if lane is None or self._is_done(crossing):  # of values without a gradient nothing goes back
+        if lane is None:  # of values without a gradient nothing goes back
+            return
+        if crossing.way is Pass.FORWARD and crossing.microbatch in lane.crossed:  # when the step was opened
             return
         lane.cross(crossing.microbatch)
         if self._part.is_blocking:
             lane.hold_up()
 
     def _run_action(self, action: Action) -> None:
-        number = action.microbatch
+        number, here = action.microbatch, self._at[action.stage]
         assert number is not None
-        if self._is_done(action):
-            assert self._first is not None
-            self._spans.append((action, *self._first.span))
-            return
         kind = action.kind
-        taken, gradients = {}, {}
-        if kind is ActionKind.F:
-            taken = _join(self._bring(self._into, number))
-        elif kind in _BACKWARD_MADE:
-            # From the last stage to the first: so does one process come by them.
-            gradients = add_gradients(self._bring(self._back_into[::-1], number))
-        begun = self._clock.mark()
         given: Sequence[AnyLane] = ()
+        if kind is ActionKind.F and here.first is not None and number == self._part.first_microbatch:
+            self._spans.append((action, *here.first.span))
+            return
         if kind is ActionKind.F:
-            made = _leaving(self._work.run_forward(number, taken, self._entries[number], self._targets[number]))
-            given = self._out_of
-            for lane in given:
-                lane.give(number, made)
+            begun, made = self._forward(here, number)
+            given, leaving = here.out_of, _leaving(made)
         elif kind is ActionKind.W:
-            self._work.run_weight_backward(number)
+            begun = self._clock.mark()
+            here.work.run_weight_backward(number)
         else:
-            run = self._work.run_backward if kind is ActionKind.B else self._work.run_input_backward
-            found = run(number, gradients)
-            given = self._back_out_of
-            for lane in given:
-                lane.give(number, found)
+            # From the last stage to the first: so does one process come by them.
+            gradients = add_gradients(self._bring(here.back_into[::-1], number))
+            begun = self._clock.mark()
+            run = here.work.run_backward if kind is ActionKind.B else here.work.run_input_backward
+            given, leaving = here.back_out_of, run(number, gradients)
+        for lane in given:
+            lane.give(number, leaving)
         self._spans.append((action, begun, self._clock.mark()))
         self._settle(given, number)
 

@@ -7,6 +7,7 @@ transfers is mixed with waiting, what `remesh net probe` measures is not.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Mapping
 from typing import Any
@@ -34,16 +35,15 @@ def gather_costs(pipeline: Pipeline, report: StepReport, rate_bytes_per_s: float
     def tell() -> list[Any]:
         if not rate_bytes_per_s > 0:
             raise PipelineError(f"{_DOING}: expected a rate above 0 bytes per second, found {rate_bytes_per_s}")
-        times: dict[ActionKind, list[float]] = {}
+        times: dict[tuple[int, ActionKind], list[float]] = {}
         for span in report.spans:
-            times.setdefault(span.action.kind, []).append(span.end_s - span.start_s)
-        return [pipeline.stage.index, {str(kind): statistics.median(each) for kind, each in times.items()}]
+            times.setdefault((span.action.stage, span.action.kind), []).append(span.end_s - span.start_s)
+        return [[stage, kind, statistics.median(each)] for (stage, kind), each in times.items()]
 
     slowest: dict[int, dict[str, float]] = {}
-    for index, times in gather_from(tell, pipeline.group, _DOING):
-        known = slowest.setdefault(index, {})
-        for kind, seconds in times.items():
-            known[kind] = max(seconds, known.get(kind, 0.0))
+    for stage, kind, seconds in itertools.chain(*gather_from(tell, pipeline.group, _DOING)):
+        known = slowest.setdefault(stage, {})
+        known[kind] = max(seconds, known.get(kind, 0.0))
     stages = tuple(_stage_cost(slowest[index]) for index in range(pipeline.graph.num_stages))
     edges = []
     for edge in pipeline.graph.edges:
