@@ -32,8 +32,7 @@ class Schedule:
     """Invariant: >= 1."""
     rows: tuple[tuple[Action, ...], ...]
     """Row ``r`` is what pipeline rank ``r`` computes, in order. Invariant: only F, B, I and W; stages and micro-batches
-    in range; all work of a stage in one row. With one stage on each rank, as all schedules of this project have it, row
-    ``s`` is that of stage ``s``."""
+    in range; all work of a stage in one row. In schedules that this project makes row ``s`` is that of stage ``s``."""
 
     def __post_init__(self) -> None:
         if self.num_stages < 1 or self.num_microbatches < 1:

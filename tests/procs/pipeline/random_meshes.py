@@ -78,8 +78,12 @@ def draw_schedule(chance: random.Random) -> Schedule:
     """One of ours, with a stage on each rank, or one of torch's, with several."""
     if chance.random() < 0.6:
         return SCHEDULES[chance.choice(sorted(SCHEDULES))](chance.choice((2, 2, 3)), NUM_MICROBATCHES)
-    name = chance.choice(SEVERAL_STAGES)
-    rows = torch_visualizer.get_schedule_ops(name, 2, NUM_MICROBATCHES, 2)
+    return torch_schedule(chance.choice(SEVERAL_STAGES), NUM_MICROBATCHES)
+
+
+def torch_schedule(name: str, num_microbatches: int) -> Schedule:
+    """A schedule of torch on two ranks with two stages each."""
+    rows = torch_visualizer.get_schedule_ops(name, 2, num_microbatches, 2)
     return read_csv("".join(",".join(map(str, filter(None, row))) + "\n" for row in rows), name=name)
 
 

@@ -16,6 +16,7 @@ from remesh.pipeline.schedules import SCHEDULES
 from remesh.testbed.pool import RankPool
 from tests.fake_nccl import BelievedGroup, believed_group
 from tests.procs.groups.test_fake_nccl import loses_on_rank
+from tests.procs.pipeline.random_meshes import SEVERAL_STAGES, torch_schedule
 from tests.profiles import seeds
 from tests.unit.pipeline.cases import random_schedule
 from tests.unit.pipeline.random_stages import batches_of, draw_model, loss_of, train_alone
@@ -50,6 +51,30 @@ def train_at_random(seed: int) -> None:
 @pytest.mark.parametrize("seed", seeds(24, quick=4))
 def test_random_pipelines_over_nccl_have_the_gradients_of_one_process(ranks: RankPool, seed: int) -> None:
     ranks.run(train_at_random, 2 + seed % 3, (seed,))
+
+
+def train_several_stages(seed: int) -> None:
+    """Two ranks with two stages each, by a table of torch."""
+    rank = dist.get_rank()
+    alone, model = draw_model(seed, 4), draw_model(seed, 4)
+    batches = batches_of(seed, 4)
+    schedule = torch_schedule(SEVERAL_STAGES[seed % len(SEVERAL_STAGES)], 4)
+    mine = [index for index, row in schedule.row_of.items() if row == rank]
+    stages = [Stage(at, model.stages[at], loss=loss_of if at == 3 else None, entries=() if at else None) for at in mine]
+    with warnings.catch_warnings(), believed_group() as group:
+        warnings.filterwarnings("ignore", "None of the inputs have requires_grad")
+        train_alone(alone, batches)
+        Pipeline(stages, model.graph, schedule, group=group).step({"x": batches} if 0 in mine else {})
+    for at in mine:
+        for one, other in zip(model.stages[at].parameters(), alone.stages[at].parameters(), strict=True):
+            expected = torch.zeros_like(other) if other.grad is None else other.grad
+            found = torch.zeros_like(one) if one.grad is None else one.grad
+            torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_several_stages_on_a_rank_over_nccl_have_the_gradients_of_one_process(ranks: RankPool, seed: int) -> None:
+    ranks.run(train_several_stages, 2, (seed,))
 
 
 class Layer(nn.Module):

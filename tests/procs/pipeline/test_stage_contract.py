@@ -13,12 +13,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Partial, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
+from remesh.foundation.errors import PeerError
 from remesh.pipeline import Edge, Pipeline, PipelineError, Stage, StageGraph
 from remesh.pipeline.schedules import SCHEDULES
 from remesh.testbed.pool import RankPool
+from tests.procs.pipeline.random_meshes import torch_schedule
 
 WIDTH, ROWS, NUM_MICROBATCHES = 4, 6, 3
 PAIR = StageGraph.chain(2)
@@ -150,6 +152,45 @@ def write_where_nobody_looks() -> None:
 
 def test_the_last_stage_that_takes_a_value_may_write_there(ranks: RankPool) -> None:
     ranks.run(write_where_nobody_looks, 3)
+
+
+def change_placements() -> str:
+    rank = dist.get_rank()
+    pair, calls = mesh_of(0, 1), []
+
+    def of_calls(made: torch.Tensor, **taken: torch.Tensor) -> Any:
+        calls.append(0)
+        return DTensor.from_local(made, pair, [Partial() if len(calls) == 3 else Replicate()])
+
+    module = Layer(of_calls) if rank < 2 else Layer()
+    stage = Stage(rank // 2, module, pair if rank < 2 else None, loss=torch.sum if rank == 2 else None)
+    with pytest.raises((PipelineError, PeerError)) as raised:
+        batch = {"hidden": torch.ones(ROWS * NUM_MICROBATCHES, WIDTH)} if rank < 2 else {}
+        Pipeline(stage, PAIR, SCHEDULES["gpipe"](2, NUM_MICROBATCHES)).step(batch)
+    return str(raised.value)
+
+
+def test_a_value_is_the_same_kind_of_dtensor_in_all_micro_batches(ranks: RankPool) -> None:
+    told = ranks.run(change_placements, 3)
+    assert all("made 'hidden' with placements (Partial(sum),), expected (Replicate(),)" in each for each in told[:2])
+
+
+def meet_other_rows() -> list[str]:
+    rank = dist.get_rank()
+    schedule = torch_schedule("ZBVZeroBubble", NUM_MICROBATCHES + 1)  # rank 0 has the first stage and the last
+    last = {"loss": torch.sum}
+    stages = [Stage(at, Layer(), **(last if at == 3 else {})) for at in ((0, 2), (1, 3))[rank]]
+    with pytest.raises(PipelineError) as raised:
+        Pipeline(stages, StageGraph.chain(4), schedule).step({"hidden": torch.ones(8, WIDTH)} if rank == 0 else {})
+    return [str(raised.value)]
+
+
+def test_a_rank_has_the_stages_of_its_row(ranks: RankPool) -> None:
+    first, second = ranks.run(meet_other_rows, 2)
+    assert (
+        first == second
+        and "rank 0 has stages [0, 2], the schedule 'ZBVZeroBubble' has a row of stages [0, 3]" in first[0]
+    )
 
 
 def count_calls() -> list[float]:

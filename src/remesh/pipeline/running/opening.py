@@ -25,6 +25,7 @@ from remesh.pipeline.graph import StageGraph
 from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.running.edges import StageRoute
 from remesh.pipeline.running.meeting import DOING, Places
+from remesh.pipeline.running.stage import StageRules
 from remesh.pipeline.running.step_runner import StepRun
 from remesh.pipeline.running.values import Described, EdgeEnd, StageMesh, made_end, taken_end
 
@@ -36,8 +37,8 @@ class Opened:
     """What the first micro-batch has shown; the same for all steps of the same shapes."""
 
     routes: tuple[StageRoute, ...]
-    seen_by_others: Mapping[int, Collection[str]]
-    """Values that each of this rank's stages takes and must not write into."""
+    rules: Mapping[int, StageRules]
+    """Of each stage of this rank."""
     taken: Mapping[str, EdgeEnd]
     """Values that the last stage takes."""
 
@@ -65,7 +66,7 @@ class StepOpening:
     def run(self, mine: Collection[int], plan: PlanRoute) -> Opened:
         """Open the step for all stages; ``mine`` are this rank's. Called by every rank."""
         routes: list[StageRoute] = []
-        seen_by_others: dict[int, Collection[str]] = {}
+        rules: dict[int, StageRules] = {}
         taken: Mapping[str, EdgeEnd] = {}
         for index in range(self._graph.num_stages):
             coming = self._coming(index)
@@ -74,12 +75,12 @@ class StepOpening:
             self._run.add_routes(into)
             self._run.cross_first(into)
             if index in mine:
-                seen_by_others[index] = self._seen_by_others(index, coming)
-            tell = functools.partial(self._tell, index, seen_by_others.get(index))
+                rules[index] = StageRules(self._seen_by_others(index, coming))
+            tell = functools.partial(self._tell, index, rules.get(index))
             told = [each for each in gather_from(tell, self._group, DOING) if each is not None]
             self._made.append(self._read(index, told))
             routes += into
-        return Opened(tuple(routes), seen_by_others, taken)
+        return Opened(tuple(routes), rules, taken)
 
     def _coming(self, stage: int) -> dict[str, _MadeValue]:
         """What a stage takes, by name."""
@@ -118,10 +119,10 @@ class StepOpening:
                 )
         return routes
 
-    def _tell(self, stage: int, seen_by_others: Collection[str] | None) -> Any:
-        if seen_by_others is None:  # a stage of others
+    def _tell(self, stage: int, rules: StageRules | None) -> Any:
+        if rules is None:  # a stage of others
             return None
-        made, aliases = self._run.run_first(stage, self._places.meshes[stage], seen_by_others)
+        made, aliases = self._run.run_first(stage, self._places.meshes[stage], rules)
         return [[name, each.to_json(), aliases[name]] for name, each in made.items()]
 
     def _read(self, stage: int, told: Sequence[Any]) -> dict[str, _MadeValue]:

@@ -136,7 +136,7 @@ class Pipeline:
         else:
             opened = StepOpening(run, self.graph, self._places, self.group).run(self._part.stages, self._plan_route)
             self._opened[key] = opened
-        return run.run(self._share(self._places, opened, told), opened.seen_by_others)
+        return run.run(self._share(self._places, opened, told), opened.rules)
 
     def edge_bytes(self, edge: Edge) -> tuple[int, int]:
         """What a micro-batch puts on the busiest NIC for an edge: its value, and its gradient.

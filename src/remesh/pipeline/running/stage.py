@@ -126,6 +126,16 @@ class _Stash:
     """Once the first part of the backward is done."""
 
 
+@dataclass(slots=True)
+class StageRules:
+    """What holds for all micro-batches of a stage once the first has shown it."""
+
+    seen_by_others: Collection[str] = ()
+    """Values that come, in whose memory the module must not write: another stage would have to see it."""
+    placements: dict[str, Any] = field(default_factory=dict)
+    """Of each value that leaves, where it is a DTensor; empty before the first."""
+
+
 class StageWork:
     """A stage at work on the micro-batches of one step."""
 
@@ -140,8 +150,7 @@ class StageWork:
         """On the last stage: of each micro-batch."""
         self.share = 1.0
         """On the last stage: what this rank's loss counts beside those of other data-parallel ranks; 1 on average."""
-        self.seen_by_others: Collection[str] = ()
-        """Values that come, in whose memory the module must not write: another stage would have to see it."""
+        self.rules = StageRules()
 
     @property
     def num_stashes(self) -> int:
@@ -154,15 +163,9 @@ class StageWork:
         ``taken`` are fresh tensors of this micro-batch alone.
         """
         inputs, begun = begin_graph(taken)
-        versions = {name: begun[name]._version for name in self.seen_by_others}
+        versions = {name: begun[name]._version for name in self.rules.seen_by_others}
         made = call_module(self._stage, self._makes, {**begun, **entries}, target)
-        for name, version in versions.items():
-            if begun[name]._version != version:
-                raise PipelineError(
-                    f"running stage {self._stage.index}: its module has written into {name!r}, expected it left as it "
-                    "came, because a later stage uses the same memory and would not see it; write into a clone, or "
-                    "split elsewhere"
-                )
+        self._check_rules([name for name, version in versions.items() if begun[name]._version != version], made)
         local = {name: local_of(value) for name, value in made.items()}
         if not self._makes:
             self.losses[microbatch] = local[LOSS].detach()
@@ -170,6 +173,23 @@ class StageWork:
         outputs = {name: value for name, value in local.items() if value.requires_grad}
         self._stashes[microbatch] = _Stash(inputs, outputs)
         return {name: value for name, value in made.items() if name != LOSS}
+
+    def _check_rules(self, written: Sequence[str], made: Values) -> None:
+        doing = f"running stage {self._stage.index}"
+        if written:
+            raise PipelineError(
+                f"{doing}: its module has written into {written[0]!r}, expected it left as it came, because a later "
+                "stage uses the same memory and would not see it; write into a clone, or split elsewhere"
+            )
+        placements = {name: getattr(value, "placements", None) for name, value in made.items()}
+        known = self.rules.placements or placements
+        for name, found in placements.items():
+            if found != known[name]:
+                raise PipelineError(
+                    f"{doing}: it made {name!r} with placements {found}, expected {known[name]} as before (None for a "
+                    "plain tensor); return it alike for all micro-batches"
+                )
+        self.rules.placements = placements
 
     def run_backward(self, microbatch: int, gradients: Values) -> dict[str, torch.Tensor]:
         """B: the gradients of the values that came, by name. ``gradients`` are those of the values that left."""

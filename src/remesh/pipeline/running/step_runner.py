@@ -16,7 +16,7 @@ Times are those of the device: an action of a device begins and ends after its h
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -38,7 +38,7 @@ from remesh.pipeline.queues import Crossing, Queue
 from remesh.pipeline.running.edges import Lane, LaneEnd, LaneOwner, Passage, StageRoute
 from remesh.pipeline.running.local_edges import LocalLane
 from remesh.pipeline.running.queued_edges import QueuedLane
-from remesh.pipeline.running.stage import Stage, StageWork, Values, add_gradients, leaving_copy
+from remesh.pipeline.running.stage import Stage, StageRules, StageWork, Values, add_gradients, leaving_copy
 from remesh.pipeline.running.values import Described, StageMesh, describe_made, find_aliases
 
 DOING = "running a pipeline step"
@@ -193,11 +193,11 @@ class StepRun:
                     check_end(self._part.group, DOING)
 
     def run_first(
-        self, index: int, mesh: StageMesh, seen_by_others: Collection[str]
+        self, index: int, mesh: StageMesh, rules: StageRules
     ) -> tuple[dict[str, Described], dict[str, list[str]]]:
         """The forward of a stage for the first micro-batch; what it made, and which of it shares memory."""
         here = self._at[index]
-        here.work.seen_by_others = seen_by_others
+        here.work.rules = rules
         begun, made = self._forward(here, self._part.first_microbatch)
         here.first = _First(_leaving(made), (begun, self._clock.mark()))
         described = {name: describe_made(here.stage, name, one, mesh) for name, one in made.items()}
@@ -232,10 +232,10 @@ class StepRun:
         self._lanes[name] = Lane(number, end, made, part.break_off)
         return self._lanes[name]
 
-    def run(self, share: float, seen_by_others: Mapping[int, Collection[str]]) -> StepReport:
+    def run(self, share: float, rules: Mapping[int, StageRules]) -> StepReport:
         """The whole step, or what is left of it where it was opened; ``share`` is that of this rank's loss."""
         for index, here in self._at.items():
-            here.work.share, here.work.seen_by_others = share, seen_by_others[index]
+            here.work.share, here.work.rules = share, rules[index]
         threaded = self._threaded()
         with self._breaking_off():
             for lane in threaded:
