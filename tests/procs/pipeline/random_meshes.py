@@ -230,11 +230,13 @@ def batch_of(case: Case, step: int) -> tuple[list[torch.Tensor], list[torch.Tens
     return list(x), list(y)
 
 
-def train_alone(case: Case) -> tuple[list[Habits], list[torch.Tensor]]:
-    """The oracle: whole modules, micro-batch after micro-batch; the modules with their gradients, and the losses."""
+def train_alone(case: Case) -> tuple[list[Habits], list[torch.Tensor], list[torch.Tensor]]:
+    """The oracle: whole modules, micro-batch after micro-batch; the modules with their gradients, the losses, and what
+    an evaluation returns after."""
     modules = [Habits(drawn, at, case.graph) for at, drawn in enumerate(case.stages)]
-    losses = []
-    for step in range(NUM_STEPS):
+    losses, outputs = [], []
+    for step in range(NUM_STEPS + 1):
+        torch.set_grad_enabled(step < NUM_STEPS)
         for x, y in zip(*batch_of(case, step), strict=True):
             made: dict[int, Values] = {}
             for at, module in enumerate(modules):
@@ -243,9 +245,13 @@ def train_alone(case: Case) -> tuple[list[Habits], list[torch.Tensor]]:
                 # What goes from stage to stage has a gradient, also where nobody before needs one.
                 out = module(**taken)
                 made[at] = out if isinstance(out, dict) else {"": out}
+            if step == NUM_STEPS:
+                outputs.append(made[len(modules) - 1][""])
+                continue
             losses.append(loss_of(made[len(modules) - 1][""], y))
             (losses[-1] / NUM_MICROBATCHES).backward()
-    return modules, [loss.detach() for loss in losses]
+    torch.set_grad_enabled(True)
+    return modules, [loss.detach() for loss in losses], outputs
 
 
 @dataclass(frozen=True)
@@ -325,7 +331,7 @@ def train_case(seed: int) -> None:
     case = draw_case(seed)
     torch.set_num_threads(1)
     here = place(case, seed)
-    alone, losses = train_alone(case)
+    alone, losses, outputs = train_alone(case)
     stages = [make_stage(case, index, here) for index in here.indices]
     is_last, dp = here.indices[-1] == len(case.stages) - 1, case.stages[here.indices[0]].dp
     transfers = random.Random(seed).choice(list(Transfers)[:2])
@@ -349,6 +355,11 @@ def train_case(seed: int) -> None:
             found = torch.zeros_like(other) if mine.grad is None else whole_of(mine.grad)
             message = f"{name} of stage {index}: {{}}".format
             torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12, msg=message)
+    x, _ = batch_of(case, NUM_STEPS)
+    evaluated = pipeline.evaluate({"hidden": share_of(x)} if here.indices[0] == 0 else {})
+    assert (len(evaluated.outputs) > 0) == is_last and not evaluated.losses
+    for found, expected in zip(evaluated.outputs, share_of(outputs), strict=False):
+        torch.testing.assert_close(whole_of(found), expected, rtol=1e-10, atol=1e-12)
 
 
 def dtensor_loss_of(made: Any, target: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -123,18 +123,38 @@ class Pipeline:
         to the loss, on the last stage. The loss is the mean over micro-batches. `PipelineError` on all ranks, before
         anything is computed, when micro-batches differ in shape; `PeerError` when a rank dies.
         """
+        return self._run(self._meet, batch, target)
+
+    @torch.no_grad()
+    def evaluate(
+        self, batch: Entries | None = None, target: torch.Tensor | Sequence[torch.Tensor] | None = None
+    ) -> StepReport:
+        """Run the forwards of one batch alone, without gradients; the report has what the last stage returned, and its
+        losses where there is a target, or the module returns the loss.
+
+        Called by every rank of the group, with what a step takes. The mode of the modules is the caller's.
+        """
+        return self._run(lambda: self._meet().forwards(), batch, target)
+
+    def _meet(self) -> StepPart:
+        """This rank's part, once the ranks have met."""
         if self._places is None:
             self._places = gather_places(self.stages, self.graph, self._describe, self.group)
             if is_queued(self.group):
                 self._part = replace(self._part, queue=self._queue())
-        entries, targets, told = self._exchange_shapes(batch, target)
-        run = StepRun(self._part, entries, targets)
-        key = json.dumps(told)
+        return self._part
+
+    def _run(self, meet: Callable[[], StepPart], batch: Entries | None, target: Any) -> StepReport:
+        part = meet()
+        assert self._places is not None
+        entries, targets, told = self._exchange_shapes(part, batch, target)
+        run = StepRun(part, entries, targets)
+        key = json.dumps([part.has_backward, told])
         opened = self._opened.get(key)
         if opened is not None:
             run.add_routes(opened.routes)
         else:
-            opened = StepOpening(run, self.graph, self._places, self.group).run(self._part.stages, self._plan_route)
+            opened = StepOpening(run, self.graph, self._places, self.group).run(part.stages, self._plan_route)
             self._opened[key] = opened
         return run.run(self._share(self._places, opened, told), opened.rules)
 
@@ -152,7 +172,7 @@ class Pipeline:
         raise PipelineError(f"looking up the values of {edge}: no step has run yet; run one")
 
     def _exchange_shapes(
-        self, batch: Entries | None, target: Any
+        self, part: StepPart, batch: Entries | None, target: Any
     ) -> tuple[list[dict[str, torch.Tensor]], list[torch.Tensor | None], list[Any]]:
         """This rank's micro-batches and targets, and their shapes on all ranks."""
         rank = group_rank(self.group)
@@ -161,7 +181,7 @@ class Pipeline:
         num = self.schedule.num_microbatches
 
         def tell() -> list[Any]:
-            if not torch.is_grad_enabled():
+            if part.has_backward and not torch.is_grad_enabled():
                 mode = "inference_mode" if torch.is_inference_mode_enabled() else "no_grad"
                 raise PipelineError(
                     f"{DOING}: rank {rank} is in torch.{mode}, expected gradients on, which a step computes; call it "

@@ -148,6 +148,8 @@ class StageWork:
         self._stashes: dict[int, _Stash] = {}
         self.losses: dict[int, torch.Tensor] = {}
         """On the last stage: of each micro-batch."""
+        self.outputs: dict[int, Any] = {}
+        """On the last stage, without gradients: what the module returned."""
         self.share = 1.0
         """On the last stage: what this rank's loss counts beside those of other data-parallel ranks; 1 on average."""
         self.rules = StageRules()
@@ -164,14 +166,20 @@ class StageWork:
         """
         inputs, begun = begin_graph(taken)
         versions = {name: begun[name]._version for name in self.rules.seen_by_others}
-        made = call_module(self._stage, self._makes, {**begun, **entries}, target)
+        returned = self._stage.module(**begun, **entries)
+        if not self._makes and not torch.is_grad_enabled():
+            self.outputs[microbatch] = returned
+            if self._stage.loss is not None and target is None:
+                return {}
+        made = name_made(self._stage, self._makes, returned, target)
         self._check_rules([name for name, version in versions.items() if begun[name]._version != version], made)
         local = {name: local_of(value) for name, value in made.items()}
         if not self._makes:
             self.losses[microbatch] = local[LOSS].detach()
             local[LOSS] = local[LOSS] / self._num_microbatches
-        outputs = {name: value for name, value in local.items() if value.requires_grad}
-        self._stashes[microbatch] = _Stash(inputs, outputs)
+        if torch.is_grad_enabled():
+            outputs = {name: value for name, value in local.items() if value.requires_grad}
+            self._stashes[microbatch] = _Stash(inputs, outputs)
         return {name: value for name, value in made.items() if name != LOSS}
 
     def _check_rules(self, written: Sequence[str], made: Values) -> None:
@@ -224,9 +232,8 @@ class StageWork:
         return Roots([outputs[name] for name in named], [gradients[name] for name in named])
 
 
-def call_module(stage: Stage, makes: Sequence[str], arguments: Values, target: Any) -> dict[str, torch.Tensor]:
-    """What the module of a stage makes, by name: the values in ``makes``, or the loss where that is empty."""
-    made: Any = stage.module(**arguments)
+def name_made(stage: Stage, makes: Sequence[str], made: Any, target: Any) -> dict[str, torch.Tensor]:
+    """What the module of a stage has returned, by name: the values in ``makes``, or the loss where that is empty."""
     if not makes:
         if stage.loss is not None:
             made = stage.loss(made) if target is None else stage.loss(made, target)

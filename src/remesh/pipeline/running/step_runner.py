@@ -18,9 +18,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -42,6 +42,7 @@ from remesh.pipeline.running.stage import Stage, StageRules, StageWork, Values, 
 from remesh.pipeline.running.values import Described, StageMesh, describe_made, find_aliases
 
 DOING = "running a pipeline step"
+Item = TypeVar("Item", Action, Action | Crossing)
 _BACKWARD_MADE = (ActionKind.I, ActionKind.B)
 
 
@@ -63,6 +64,8 @@ class StepReport:
     """Mean over the micro-batches, on the ranks of the last stage; None elsewhere."""
     losses: tuple[torch.Tensor, ...]
     """Of each micro-batch, in order; empty elsewhere."""
+    outputs: tuple[Any, ...]
+    """Of an evaluation: what the last stage's module returned for each micro-batch; empty elsewhere."""
     peak_stashes: int
     """Most micro-batches that this rank kept for their backward at once."""
     started_s: float
@@ -97,6 +100,20 @@ class StepPart:
     queue: Queue | None = None
     """What the rank does over NCCL alone, in order; None where lanes have threads."""
 
+    def forwards(self) -> StepPart:
+        """The same part of an evaluation, which has no other actions."""
+        return replace(
+            self,
+            rows={stage: _forwards_of(actions) for stage, actions in self.rows.items()},
+            row=_forwards_of(self.row),
+            queue=None if self.queue is None else tuple(_forwards_of(self.queue)),
+        )
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether it computes gradients."""
+        return any(action.kind is not ActionKind.F for action in self.row)
+
     def break_off(self) -> None:
         """Close this rank's connections: those of the pipeline, and those within its stage."""
         break_off(self.group)
@@ -108,6 +125,14 @@ class StepPart:
     def first_microbatch(self) -> int:
         """The one that a step with new shapes is opened with."""
         return next(one.microbatch for one in self.rows[0] if one.kind is ActionKind.F and one.microbatch is not None)
+
+
+def _forwards_of(items: Iterable[Item]) -> list[Item]:
+    return [
+        item
+        for item in items
+        if (item.way is Pass.FORWARD if isinstance(item, Crossing) else item.kind is ActionKind.F)
+    ]
 
 
 AnyLane = Lane | QueuedLane | LocalLane
@@ -170,7 +195,7 @@ class StepRun:
             if ends == [None, None]:
                 continue
             ways = [(Pass.FORWARD, "out_of", "into"), (Pass.BACKWARD, "back_into", "back_out_of")]
-            for way, *lists in ways if route.backward is not None else ways[:1]:
+            for way, *lists in ways if route.backward is not None and self._part.has_backward else ways[:1]:
                 lane = self._lane(2 * number + way, route, way)
                 for end, name in zip(ends, lists, strict=True):
                     if end is not None:
@@ -249,7 +274,7 @@ class StepRun:
                 lane.finish()
             self._part.side.wait(self._part.side.mark())
             check_end(self._part.group, DOING)
-            for stage in self._part.stages.values():
+            for stage in self._part.stages.values() if self._part.has_backward else ():
                 _average_gradients(stage)
         return self._report()
 
@@ -275,11 +300,13 @@ class StepRun:
     def _report(self) -> StepReport:
         found = {number: loss for here in self._at.values() for number, loss in here.work.losses.items()}
         losses = tuple(found[number] for number in sorted(found))
+        outputs = {number: one for here in self._at.values() for number, one in here.work.outputs.items()}
         ended = self._clock.mark()
         seconds_of = self._clock.seconds
         return StepReport(
             loss=torch.stack(losses).mean() if losses else None,
             losses=losses,
+            outputs=tuple(outputs[number] for number in sorted(outputs)),
             peak_stashes=self._peak_stashes,
             started_s=self._started_s,
             seconds=seconds_of(ended),
