@@ -264,7 +264,9 @@ def _whole_loss(stage: Stage, loss: torch.Tensor) -> torch.Tensor:
         )
     if not isinstance(loss, DTensor):
         return loss
-    over_samples = [axis for axis in stage.data_axes if axis in (loss.device_mesh.mesh_dim_names or ())]
+    lines = lines_of(loss.device_mesh)
+    data_meshes = [stage.mesh[axis] for axis in stage.data_axes] if stage.mesh is not None else []
+    over_samples = any(mesh.size() > 1 and lines_of(mesh)[0] in lines for mesh in data_meshes)
     if over_samples or not all(isinstance(one, (Replicate, Partial)) for one in loss.placements):
         raise PipelineError(
             f"{doing}: its loss is a DTensor with {loss.placements} on {loss.device_mesh}, expected the loss of this "
@@ -281,6 +283,18 @@ def add_gradients(parts: Iterable[Values]) -> dict[str, torch.Tensor]:
         for name, gradient in part.items():
             total[name] = total[name] + gradient if name in total else gradient
     return total
+
+
+def lines_of(mesh: DeviceMesh) -> list[list[int]]:
+    """The ranks along each axis of a mesh through this rank."""
+    here = mesh.get_coordinate()
+    assert here is not None
+    lines = []
+    for axis in range(mesh.ndim):
+        at: list[Any] = [*here]
+        at[axis] = slice(None)
+        lines.append([int(rank) for rank in mesh.mesh[tuple(at)]])
+    return lines
 
 
 def local_of(value: torch.Tensor) -> torch.Tensor:

@@ -22,14 +22,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from remesh.layout import Layout, Mesh, layout_from_spec, parse_spec
 from remesh.layout.from_torch import dtype_name
 from remesh.layout.torch_memory import find_shared
 from remesh.pipeline.pipeline_error import PipelineError
-from remesh.pipeline.running.stage import Cut, Stage, local_of
+from remesh.pipeline.running.stage import Cut, Stage, lines_of, local_of
 
 _REDUCTIONS = ("sum", "avg")
 Axes = tuple[int, ...]
@@ -224,9 +223,9 @@ def _own_placements(value: torch.Tensor, stage: Stage, doing: str) -> dict[int, 
             f"{doing} is a DTensor of shape {tuple(value.shape)} with {value.placements}, expected parts of one size "
             "on all ranks; pad it, or redistribute it before it leaves"
         )
-    lines = _lines_of(stage.mesh) if stage.mesh is not None else []
+    lines = lines_of(stage.mesh) if stage.mesh is not None else []
     found: dict[int, Placement] = {}
-    for line, placement in zip(_lines_of(value.device_mesh), value.placements, strict=True):
+    for line, placement in zip(lines_of(value.device_mesh), value.placements, strict=True):
         if type(placement) not in (Shard, Replicate) and not isinstance(placement, Partial):
             raise PipelineError(f"{doing} is a DTensor with {placement}, expected Shard, Replicate or Partial")
         if len(line) > 1 and line not in lines:
@@ -246,15 +245,3 @@ def _num_parts(value: DTensor) -> list[int]:
         if isinstance(placement, Shard):
             parts[placement.dim] *= value.device_mesh.size(axis)
     return parts
-
-
-def _lines_of(mesh: DeviceMesh) -> list[list[int]]:
-    """The ranks along each axis of a mesh through this rank."""
-    here = mesh.get_coordinate()
-    assert here is not None
-    lines = []
-    for axis in range(mesh.ndim):
-        at: list[Any] = [*here]
-        at[axis] = slice(None)
-        lines.append([int(rank) for rank in mesh.mesh[tuple(at)]])
-    return lines
