@@ -68,7 +68,7 @@ def test_a_verb_that_needs_it_says_so_in_one_line(
     python: list[str], arguments: tuple[str, ...], tmp_path: Path
 ) -> None:
     done = _remesh(python, *arguments, cwd=tmp_path)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and "pip install 'remesh[torch]'" in done.stderr, done.stderr
 
 

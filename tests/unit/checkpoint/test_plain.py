@@ -150,7 +150,7 @@ def test_bad_input_is_told_in_full(tmp_path: Path) -> None:
         ({"model": {"weight": torch.zeros(3, 2)}}, "good", LayoutError, "loaded ((2, 3)) and expected ((3, 2))"),
         (torch.nn.Linear(1, 1), "good", LayoutError, "found a Linear, expected a dict; give the object a name"),
         ({"w": ShardedTensor.from_rank_offsets("w", torch.ones(1))}, "good", LayoutError, "'w' is a ShardedTensor"),
-        (state, "", FormatError, "it holds checkpoints, give the path of one of them"),
+        (state, "", FormatError, "it holds checkpoints, the newest is "),
         (state, "file", StorageError, "file is a file, expected the directory"),
     ]
     for asked, name, kind, said in cases:
