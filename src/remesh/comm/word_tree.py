@@ -22,6 +22,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from remesh.comm.late_ranks import PeerWait
+
 _FAN_OUT = 8
 _TOTAL = struct.Struct("<Q")
 _ENTRY = struct.Struct("<II")
@@ -51,8 +53,8 @@ class TreePlace:
         return cls(above, tuple((root + each) % size for each in below))
 
 
-def gather_words(word: bytes, most_bytes: int, group: dist.ProcessGroup | None) -> list[bytes]:
-    """Every rank's word, by rank; none is longer than ``most_bytes``.
+def gather_words(word: bytes, most_bytes: int, group: dist.ProcessGroup | None, wait: PeerWait) -> list[bytes]:
+    """Every rank's word, by rank; none is longer than ``most_bytes``. ``wait`` is kept up to date on who is waited for.
 
     Called by every rank of the group; blocks until all have called it. Raises RuntimeError when a peer is gone.
     """
@@ -62,9 +64,11 @@ def gather_words(word: bytes, most_bytes: int, group: dist.ProcessGroup | None) 
     answer = _Mailbox(group, place.above, longest)
     children = [_Mailbox(group, child, longest) for child in place.below]
     words = {rank: word}
-    for child in children:
+    for number, child in enumerate(children):
+        wait.peers = place.below[number:]
         words |= dict(_unpack(child.wait()))
     if place.above is not None:
+        wait.peers = (place.above,)
         _post(_pack(words), place.above, group).wait()
         packed = answer.wait()
     else:

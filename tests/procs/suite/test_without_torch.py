@@ -54,6 +54,7 @@ def test_there_is_no_torch(python: list[str], tmp_path: Path) -> None:
         ("mpi", "ls"),
         ("plan", "--shape", "64,64", "--src", "S0R@2x2", "--dst", "RS0@2x2"),
         ("pipeline", "--help"),
+        ("ckpt", "ls", "--help"),
         ("testbed", "--help"),
     ],
     ids=" ".join,
@@ -73,7 +74,11 @@ def test_a_verb_that_needs_it_says_so_in_one_line(
 
 
 @pytest.mark.parametrize(
-    "call", ["remesh.save({}, 'x')", "remesh.reshard({}, {})", "remesh.elastic(print)", "remesh.pipeline.Pipeline"]
+    "call",
+    [
+        *("remesh.save({}, 'x')", "remesh.reshard({}, {})", "remesh.elastic(print)", "remesh.pipeline.Pipeline"),
+        *("import remesh.dist_checkpointing", "from remesh import dist_checkpointing"),
+    ],
 )
 def test_a_call_that_needs_it_says_so(python: list[str], call: str, tmp_path: Path) -> None:
     done = _run(python, f"import remesh; {call}", tmp_path)
