@@ -69,7 +69,7 @@ def _wake_a_rank_that_waits_in_the_store() -> tuple[bool, bool, float]:
     """Rank 1 of the new groups never comes; another thread severs. Then the store serves a new connection."""
     dist.destroy_process_group()
     host = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    line = StoreLine(f"127.0.0.1:{host.port}", patience_s=5.0, timeout_s=GROUP_TIMEOUT_S)
+    line = StoreLine(f"127.0.0.1:{host.port}", patience_s=GROUP_TIMEOUT_S, timeout_s=GROUP_TIMEOUT_S)
     lower = LowerHalf("gloo", "cpu", GROUP_TIMEOUT_S)
     threading.Timer(0.5, lower.sever).start()
     begun_s = time.monotonic()
@@ -77,7 +77,7 @@ def _wake_a_rank_that_waits_in_the_store() -> tuple[bool, bool, float]:
         lower.grow(dist.PrefixStore("1", line.store), 0, {"dp": 2}, wake=line.cut)
     waited_s = time.monotonic() - begun_s
     lower.shed()
-    again = StoreLine(line.endpoint, patience_s=5.0, timeout_s=GROUP_TIMEOUT_S)
+    again = StoreLine(line.endpoint, patience_s=GROUP_TIMEOUT_S, timeout_s=GROUP_TIMEOUT_S)
     lower.grow(dist.PrefixStore("2", again.store), 0, {"dp": 1}, wake=again.cut)
     lower.shed()
     host.set("still", "here")
