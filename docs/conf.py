@@ -56,8 +56,8 @@ site_trees = {
         /checkpoint/from_torch_dcp
         /checkpoint/from_megatron
         /checkpoint/sharded
-        /checkpoint/tools
-        /checkpoint/differences""",
+        /checkpoint/tools""",
+    "checkpoint/from_megatron": "Differences </checkpoint/differences>",
     "reshard": """
         /reshard/running
         /reshard/strategies""",

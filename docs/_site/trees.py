@@ -1,4 +1,4 @@
-"""Table of which page lies below which (``site_trees`` of conf.py), and which in no menu, so that pages need no word of it."""
+"""Table of which page lies below which (``site_trees`` of conf.py), and of pages in no menu (``site_unlisted``)."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from tests.rules.source_tree import ROOT
 _DOCS = ROOT / "docs"
 _HEAD = re.compile(r"^\*Figures written by `([^`]+)`, which repeats them\. (.*)\*$", re.MULTILINE)
 _MODEL = "Nothing is measured: a model"
+_NOTHING = "\N{EN DASH}"
 _NEEDED = (r"Commit [0-9a-f]{7}", r"\d+ cores", r"load \d", r"Runs: \w")
 PAGES = sorted(set(re.findall(r"\]\(([^)#]+\.md)", (_DOCS / "measured.md").read_text())))
 
@@ -47,7 +48,7 @@ def test_the_readme_has_the_recoveries_as_they_were_measured() -> None:
         for program, cell in zip(heading[1:], shown, strict=True):
             row = measured.get((case, names[program]))
             if row is None:
-                assert cell == "–"
+                assert cell == _NOTHING
                 continue
-            kills, lost, median = int(row[2]), int(row[3].split()[0]), row[4] or "–"
+            kills, lost, median = int(row[2]), int(row[3].split()[0]), row[4] or _NOTHING
             assert cell.replace("*", "") == f"{median} ({kills - lost} of {kills})", (case, program)
