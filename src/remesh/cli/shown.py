@@ -125,12 +125,7 @@ def console(*, err: bool = False) -> Console:
 
 
 def print_table(
-    headings: Iterable[str],
-    rows: Iterable[Iterable[Any]],
-    *,
-    lines: bool = True,
-    right: Container[str] = (),
-    err: bool = False,
+    headings: Iterable[str], rows: Iterable[Iterable[Any]], *, lines: bool = True, right: Container[str] = ()
 ) -> None:
     """Print a table for people; a cell is a text, or a `rich.text.Text` of ours with a style.
 
@@ -145,7 +140,7 @@ def print_table(
     table = Table(*columns, box=HEAVY_HEAD if lines else None, header_style="bold")
     for row in rows:
         table.add_row(*(cell if isinstance(cell, Text) else Text(visible(cell), overflow="fold") for cell in row))
-    target = console(err=err)
+    target = console()
     if not target.is_terminal:
         target.width = max(target.width, target.measure(table, options=target.options.update(width=1 << 20)).maximum)
     target.print(table)

@@ -53,7 +53,7 @@ def naming_late(doing: str, rank: int) -> Iterator[PeerWait]:
     try:
         yield wait
     finally:
-        del _waits[here]
+        _waits.pop(here, None)
 
 
 def _look() -> None:
