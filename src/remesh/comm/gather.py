@@ -40,8 +40,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from remesh.comm.late_ranks import describe_ranks, naming_late
-from remesh.comm.word_tree import gather_words
+from remesh.comm.word_tree import describe_ranks, gather_words, naming_late
 from remesh.device.nccl import agree_on_members, member_here
 from remesh.foundation.errors import ConfigError, Error, PeerError
 from remesh.foundation.options import check_option

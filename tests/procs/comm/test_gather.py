@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from remesh.comm import late_ranks
+from remesh.comm import word_tree
 from remesh.comm.gather import all_gather_json
 from remesh.testbed.pool import RankPool
 
@@ -41,13 +41,13 @@ def _come_late(folder: str) -> list[int]:
     file = Path(folder) / "named"
     if dist.get_rank() == 0:
         notes = _Notes(file)
-        late_ranks.logger.addHandler(notes)
+        word_tree.logger.addHandler(notes)
         try:
             with pytest.MonkeyPatch.context() as patched:
-                patched.setattr(late_ranks, "_GRACE_S", 0.1)
+                patched.setattr(word_tree, "_GRACE_S", 0.1)
                 return all_gather_json(0)
         finally:
-            late_ranks.logger.removeHandler(notes)
+            word_tree.logger.removeHandler(notes)
     deadline_s = time.monotonic() + 120
     while not file.exists() and time.monotonic() < deadline_s:
         time.sleep(0.05)

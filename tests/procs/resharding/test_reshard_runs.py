@@ -18,8 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from remesh.comm import gather as exchange, word_tree
-from remesh.comm.late_ranks import PeerWait
-from remesh.comm.word_tree import Farewell
+from remesh.comm.word_tree import Farewell, PeerWait
 from remesh.foundation.errors import PeerError, PlanError
 from remesh.resharding.refit import Refit
 from remesh.resharding.reshard_api import reshard, reshard_async
