@@ -31,14 +31,15 @@ exclude_patterns = ["_site"]
 # Page: what lies below it in the menu, line by line, as a page or as "title </page>".
 site_trees = {
     "index": """
+        Quick start </start>
         Elastic jobs </elastic/index>
         Checkpoints </checkpoint/index>
         Resharding </reshard>
-        Pipelines </pipeline/index>
-        MPI programs </mpi/index>
-        Programs of torch </torch_programs/index>
         Integrations </integrations/index>
         Reference </reference/index>
+        MPI programs </mpi/index>
+        Unmodified torchrun scripts </torch_programs/index>
+        Pipelines </pipeline/index>
         Measured </measured>
         Command line </cli>
         Dashboard </dashboard>
@@ -55,8 +56,8 @@ site_trees = {
         /checkpoint/from_torch_dcp
         /checkpoint/from_megatron
         /checkpoint/sharded
-        /checkpoint/tools
-        /checkpoint/differences""",
+        /checkpoint/tools""",
+    "checkpoint/from_megatron": "Differences </checkpoint/differences>",
     "reshard": """
         /reshard/running
         /reshard/strategies""",
@@ -67,7 +68,6 @@ site_trees = {
         sorted(f"/integrations/{page.stem}" for page in (HERE / "integrations").glob("*.md") if page.stem != "index")
     ),
     "mpi/index": """
-        /mpi/guide
         /mpi/costs
         /mpi/limits""",
     "torch_programs/index": """
@@ -85,10 +85,9 @@ site_trees = {
         /pipeline/measured
         /pipeline/simulated
         MPI programs </mpi/measured>
-        Programs of torch </torch_programs/measured>
+        Unmodified torchrun scripts </torch_programs/measured>
         Memory </memory>
-        Process images </mpi/images-measured>
-        Every pair of MPIs </mpi/matrix>""",
+        Process images </mpi/images-measured>""",
     "inside": """
         /promises
         /gpu
@@ -98,10 +97,10 @@ site_trees = {
         /elastic/protocol
         /mpi/protocol
         /mpi/images
-        /checkpoint/format
-        Decisions </decisions/README>""",
-    "decisions/README": "\n".join(sorted(f"/decisions/{page.stem}" for page in (HERE / "decisions").glob("0*.md"))),
+        /checkpoint/format""",
 }
+# Reached by links alone: in no menu, and no search looks into their texts.
+site_unlisted = ("decisions/", "mpi/matrix")
 suppress_warnings = ["myst.header"]  # a page may go from its title to a small heading
 
 myst_heading_anchors = 4

@@ -375,7 +375,10 @@ def test_private_names_of_torch_stand_in_one_module() -> None:
             "remesh.carried.mpi.lower.half",
             "remesh.dashboard.serve",
         ),
-        *("remesh.cli", *(f"remesh.cli.{verb}" for verb in ("mpi", "plan", "pipeline", "testbed", "dashboard", "top"))),
+        *(
+            "remesh.cli",
+            *(f"remesh.cli.{verb}" for verb in ("ckpt", "mpi", "plan", "pipeline", "testbed", "dashboard", "top")),
+        ),
     ],
 )
 def test_importing_it_does_not_import_torch(name: str) -> None:

@@ -11,6 +11,7 @@ from tests.rules.source_tree import ROOT
 _DOCS = ROOT / "docs"
 _HEAD = re.compile(r"^\*Figures written by `([^`]+)`, which repeats them\. (.*)\*$", re.MULTILINE)
 _MODEL = "Nothing is measured: a model"
+_NOTHING = "\N{EN DASH}"
 _NEEDED = (r"Commit [0-9a-f]{7}", r"\d+ cores", r"load \d", r"Runs: \w")
 PAGES = sorted(set(re.findall(r"\]\(([^)#]+\.md)", (_DOCS / "measured.md").read_text())))
 
@@ -32,3 +33,22 @@ def test_every_page_that_a_benchmark_writes_is_listed() -> None:
     assert written == set(PAGES), (
         f"docs/measured.md lists {set(PAGES) - written} too many and lacks {written - set(PAGES)}"
     )
+
+
+def test_the_readme_has_the_recoveries_as_they_were_measured() -> None:
+    names = {"Remesh": "remesh", "torchrun": "torchrun", "torchft 0.2.0": "torchft", "NVRx 0.4.1": "nvrx"}
+    page = (_DOCS / "elastic" / "measured.md").read_text()
+    assert all(release in page for release in ("torchft 0.2.0", "nvrx 0.4.1"))
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| ")]
+    measured = {(row[0], row[1]): row for row in cells if len(row) == 9}
+    readme = (ROOT / "README.md").read_text().partition("<!-- recovery")[2].splitlines()[2:7]
+    heading, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in readme]
+    assert rows and {*heading[1:]} == {*names}
+    for case, *shown in rows:
+        for program, cell in zip(heading[1:], shown, strict=True):
+            row = measured.get((case, names[program]))
+            if row is None:
+                assert cell == _NOTHING
+                continue
+            kills, lost, median = int(row[2]), int(row[3].split()[0]), row[4] or _NOTHING
+            assert cell.replace("*", "") == f"{median} ({kills - lost} of {kills})", (case, program)

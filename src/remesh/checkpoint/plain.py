@@ -19,13 +19,14 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from itertools import islice
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch.autograd.graph import increment_version
 from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
-from remesh.checkpoint.background.saving_thread import thread_of
+from remesh.checkpoint.background.saving_thread import BackgroundSave, thread_of
 from remesh.checkpoint.checkpoint_errors import CheckpointMismatchError, as_checkpoint_error
 from remesh.checkpoint.plan.writes import SMALL_BYTES, Choice, HeldBoxes, choose_writers
 from remesh.checkpoint.run.collective_steps import take_step
@@ -67,6 +68,7 @@ from remesh.checkpoint.values.nests import (
     Path,
     check_own_names,
     common_of,
+    fill_nest,
     give_to_objects,
     graft,
     items_of,
@@ -228,7 +230,9 @@ def _save_behind(
         commit_save(lock, thread.group)
         return lock.directory
 
-    return thread.submit(finish)
+    saved = thread.submit(finish)
+    _UNDER_WAY[lock.directory] = saved
+    return saved
 
 
 def load(
@@ -239,20 +243,23 @@ def load(
     strict: bool = True,
     allow_unsafe_types: bool = False,
 ) -> dict[str, Any]:
-    """Load the checkpoint at ``path``: fill the tensors of ``state`` in place; returns the state with its common data.
+    """Load the checkpoint at ``path``: fill ``state`` in place, its tensors and its common data; returns it.
 
-    Called by every rank of the group; blocks until all have read. The number of ranks and the placement of every
+    Called by every rank of the group; blocks until all have read, and before that until a save of this program that is
+    under way there has ended. The number of ranks and the placement of every
     tensor may differ from those of the save; values are cast to the dtype of the tensor that they fill, floats to other
     floats and integers to wider ones, and with ``allow_unsafe_types`` whatever ``copy_`` casts. ``path`` may
     also hold a checkpoint of native torch. Every tensor and every other key of ``state`` must be in the checkpoint;
     without ``strict``, those that are not keep their values, and a warning in the log names them. Shapes must match.
-    What is stored and not asked for is in the result, but for tensors; a list that held any is ``{index: value}``.
+    Common data that is stored and not asked for is added; of a list that held tensors it is ``{index: value}``.
     Objects with ``load_state_dict`` get their state dicts last, and are in the result themselves. The versions of
     modules that torch keeps at a state dict, beside its items, are those of ``state``.
 
     Raises the same error on all ranks; no tensor is changed on any rank before all have planned their reads.
     """
-    return load_chosen(lambda _: state, path, group=group, strict=strict, allow_unsafe_types=allow_unsafe_types)
+    loaded = load_chosen(lambda _: state, path, group=group, strict=strict, allow_unsafe_types=allow_unsafe_types)
+    filled: dict[str, Any] = fill_nest(state, loaded)
+    return filled
 
 
 def load_chosen(
@@ -275,6 +282,8 @@ def load_chosen(
         for name, given in (("strict", strict), ("allow_unsafe_types", allow_unsafe_types)):
             if not isinstance(given, bool):
                 check_option(doing, name, given, bool)  # type: ignore[unreachable]  # not all check types
+        if (save_into_it := _UNDER_WAY.get(location_of(path))) is not None:
+            save_into_it.failure()  # what became of it, its handle reports
         checkpoint = open_checkpoint(location_of(path), allow_native=True)
         return _plan_load(choose(checkpoint), checkpoint, strict, allow_unsafe_types)
 
@@ -298,6 +307,8 @@ _PLANS = Agreements()
 """Of the states that this process has saved, so that ranks which save the same again send no plans."""
 _ENTITY_PLANS = Agreements()
 """Of those that were made entities of."""
+_UNDER_WAY: WeakValueDictionary[Location, BackgroundSave[Location]] = WeakValueDictionary()
+"""Saves of this process in the background, by where they save: a load from there waits for them."""
 
 
 @dataclass(frozen=True, slots=True)

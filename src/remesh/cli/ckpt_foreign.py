@@ -18,9 +18,6 @@ from remesh.checkpoint.run.reader import OpenCheckpoint, open_checkpoint
 from remesh.checkpoint.storage import Location
 from remesh.foundation.errors import ConfigError
 
-FROM_PROGRAM = ("deepspeed-zero", "megatron-legacy")
-TO_PROGRAM = ("deepspeed-universal", "megatron-legacy")
-
 
 def convert_from(source: Location, target: Location, to: str, origin: str) -> str:
     """Make a Remesh checkpoint from what another program wrote."""

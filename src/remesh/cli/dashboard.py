@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from remesh.cli.events_folder import check_folder, title_of
+from remesh.cli.shown import say
 from remesh.dashboard.serve import make_app, make_server, new_token
 from remesh.elasticity.store.endpoint import is_loopback
 from remesh.elasticity.telemetry.events import EventReader
@@ -53,7 +54,7 @@ def dashboard(events_dir: Path, host: str, port: int, token_file: Path | None, n
     with listen(host, port) as listener:
         shown = host if ":" not in host else f"[{host}]"
         url = f"http://{shown}:{listener.getsockname()[1]}/"
-        click.echo(url + (f"?token=$(cat {token_file})" if token_file else ""))
+        say(url + (f"?token=$(cat {token_file})" if token_file else ""))
         make_server(app, host, port).run([listener])
 
 

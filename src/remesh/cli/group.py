@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import io
 import sys
@@ -10,8 +11,10 @@ from typing import Any
 import click
 
 from remesh.cli.quiet import import_quietly
-from remesh.foundation.errors import Error
+from remesh.foundation.errors import ConfigError, Error, LayoutError, PlanError
+from remesh.foundation.exit_codes import ExitCode
 from remesh.foundation.first_use import import_home
+from remesh.foundation.visible_text import visible
 from remesh.version import __version__
 
 _VERBS = {
@@ -27,6 +30,14 @@ _VERBS = {
     "top": "Show the state of a job in the terminal.",
 }
 """Verb to its line in ``remesh --help``. The command of the same name lives in ``remesh.cli.<verb>``."""
+
+
+_WRONG_CALLS = (ConfigError, LayoutError, PlanError)
+"""Errors that the person who typed the command must mend, in what was typed or in a file that it names."""
+
+
+class _WrongCall(click.ClickException):
+    exit_code = ExitCode.USAGE
 
 
 class LazyGroup(click.Group):
@@ -47,12 +58,26 @@ class LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(sorted(_VERBS.items()))
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does it, which suggests verbs only of those that are imported."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as raised:
+            if not (near := difflib.get_close_matches(args[0], _VERBS)):
+                raise
+            raise click.UsageError(f"No such command {args[0]!r}. Did you mean {' or '.join(near)}?", ctx) from raised
+
     def invoke(self, ctx: click.Context) -> Any:
-        """Print an error that we raise on purpose as its text, without a traceback; exit code 1."""
+        """Print an error that we raise on purpose as its text, without a traceback; exit code 2 for a wrong call."""
         try:
             return super().invoke(ctx)
         except Error as error:
-            raise click.ClickException(str(error)) from error
+            message = "\n".join(map(visible, str(error).split("\n")))
+            if isinstance(error, _WRONG_CALLS):
+                raise _WrongCall(message) from error
+            raise click.ClickException(message) from error
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -14,7 +14,7 @@ import click
 from remesh.carried.rounds.job_folder import Checkpoint, JobFolder
 from remesh.carried.rounds.leader import JobOutcome
 from remesh.carried.rounds.returns import run_with_restarts
-from remesh.cli.shown import JSON, print_json, print_table, waiting
+from remesh.cli.shown import JSON, print_json, print_table, say, say_text, waiting
 from remesh.foundation.errors import ConfigError, Error, PeerError
 from remesh.foundation.settings import JOBS
 from remesh.wire.messages import Line
@@ -36,7 +36,7 @@ def lead_job(
     """Lead a job, show what is logged of it, and end with its exit code."""
     logging.getLogger("remesh.carried").addHandler(_Echo())
     outcome = run_with_restarts(run_job_once, folder, checkpoint, max_restarts)
-    click.echo(f"remesh: {outcome.state}: {outcome.cause}", err=True)
+    say(f"remesh: {outcome.state}: {outcome.cause}", err=True)
     sys.exit(outcome.exit_code)
 
 
@@ -44,7 +44,7 @@ class _Echo(logging.Handler):
     """Lines of a log on the console."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        click.echo(f"remesh: {self.format(record)}", err=True)
+        say_text(f"remesh: {self.format(record)}", err=True)
 
 
 @click.command("checkpoint", short_help="Take a checkpoint of a running job.")
@@ -62,29 +62,30 @@ def checkpoint_job(job: str, stop: bool) -> None:
     if "number" not in answer:
         raise PeerError(f"taking a checkpoint of {folder.name}: {answer['ending']}: {answer['reason']}")
     seconds = answer["seconds"]
-    click.echo(
+    say(
         f"checkpoint {answer['number']}: {answer['num_bytes'] / _MIB:.1f} MiB in {seconds['total']:.3f} s "
         f"(cut after {seconds['cut']:.3f} s); {answer['ending']}"
         + (f"; attempt {answer['attempts']}" if answer["attempts"] > 1 else "")
     )
-    click.echo("caught: " + ", ".join(f"{count} {what}" for what, count in answer["caught"].items()))
+    say("caught: " + ", ".join(f"{count} {what}" for what, count in answer["caught"].items()))
     # Not always in the folder that was named: a folder that was copied while its job ran leads to the same job.
-    click.echo(f"in {answer['folder']}")
+    say(f"in {answer['folder']}")
 
 
 @click.command("ls", short_help="List the jobs here, with their state.")
 @click.argument("root", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
 @JSON
 def list_jobs(root: Path | None, as_json: bool) -> None:
-    """List the jobs in the folder ROOT, with their state; by default those in ./remesh-jobs or in $REMESH_JOBS."""
+    """List the jobs in the folder ROOT, or the job ROOT; by default those in ./remesh-jobs or in $REMESH_JOBS."""
     root = root or jobs_root()
-    jobs = sorted(path for path in root.iterdir() if (path / "job.json").is_file()) if root.is_dir() else []
+    folders = [root, *root.iterdir()] if root.is_dir() else []
+    jobs = sorted(path for path in folders if (path / "job.json").is_file())
     rows = [_describe_job(JobFolder(path)) for path in jobs]
     if as_json:
         print_json(rows)
         return
     if not rows:
-        click.echo(f"remesh: no job in {root}; name the folder that holds them", err=True)
+        say(f"remesh: no job in {root}; name the folder that holds them, or that --job has named", err=True)
         return
     print_table(("job", "state", "ranks", "checkpoints", "cause"), map(_row_of, rows))
 
@@ -144,6 +145,11 @@ def _describe_path(path: Path) -> Any:
 
     if (path / "manifest.json").is_file():
         return json.loads((path / "manifest.json").read_text())
+    if not (path / "image.json").is_file():
+        raise ConfigError(
+            f"showing {path}: found neither job.json, manifest.json nor image.json in it, expected the folder of a "
+            "job, of a checkpoint or of a process image; the verb `ls` lists the jobs"
+        )
     return describe_image(path)
 
 

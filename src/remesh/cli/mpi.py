@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -25,7 +26,7 @@ from remesh.carried.mpi.mpis import Installation, find_all
 from remesh.carried.rounds.job_folder import Checkpoint, JobFolder, JobSpec
 from remesh.cli.job_options import CHECKPOINTS, HOSTS, JOB, MAX_RESTARTS, RESTART, with_options
 from remesh.cli.job_verbs import checkpoint_job, jobs_root, lead_job, list_jobs, refuse_if_running, show
-from remesh.cli.shown import JSON, print_json, print_table, waiting
+from remesh.cli.shown import JSON, print_document, print_json, say, waiting, width_of_terminal
 from remesh.foundation.errors import ConfigError
 from remesh.foundation.exit_codes import ExitCode
 
@@ -66,7 +67,7 @@ def run_job(
     _refuse_missing(program)
     spec = JobSpec(argv, num_ranks, os.getcwd(), dict(os.environ), *find_input())
     folder = JobFolder.create(path.absolute(), spec)
-    click.echo(f"remesh: job {folder.path}", err=True)
+    say(f"remesh: job {folder.path}", err=True)
     _lead(folder, placement, settings, None, max_restarts)
 
 
@@ -140,15 +141,14 @@ def examine(as_json: bool) -> None:
     if as_json:
         print_json(findings)
     else:
-        print_table(
-            ("", "what", "found", "what to do"),
-            (
-                (_mark(good=one["good"], needed=one["needed"]), one["what"], one["found"], one["advice"])
-                for one in findings
-            ),
-        )
-    if any(one["needed"] and not one["good"] for one in findings):
+        for one in findings:
+            say(f"{_mark(good=one['good'], needed=one['needed']):6} {one['what']}: {one['found']}")
+            say(*textwrap.wrap(one["advice"], width_of_terminal() - 7, break_long_words=False), indent=7)
+    if lacking := [one["what"] for one in findings if one["needed"] and not one["good"]]:
+        say(f"MPI programs cannot be checkpointed here: see {', '.join(lacking)}", err=True)
         sys.exit(ExitCode.FAILED)
+    if not as_json:
+        say("OK: MPI programs can be checkpointed here")
 
 
 def _examine_machine() -> list[dict[str, Any]]:
@@ -172,7 +172,8 @@ def _mpis() -> Iterator[dict[str, Any]]:
         if isinstance(found, Installation):
             row = {"good": True, "needed": True, "found": found.launcher, "advice": ""}
         else:
-            row = {"good": False, "needed": not has_mpi, "found": "missing", "advice": str(found)}
+            advice = "not needed, another MPI is here" if has_mpi else str(found)
+            row = {"good": False, "needed": not has_mpi, "found": "missing", "advice": advice}
         yield {"what": f"MPI {name}", **row}
 
 
@@ -189,4 +190,4 @@ def _mark(*, good: bool, needed: bool) -> str:
 def slurm_script(num_ranks: int, mpi_name: str, job_path: str, program: str, arguments: tuple[str, ...]) -> None:
     """Print a batch script for Slurm that starts PROGRAM, or continues it from its newest checkpoint."""
     launch = BatchLaunch("mpi", ("-n", str(num_ranks)), ("--mpi", mpi_name))
-    click.echo(make_script(num_ranks, launch, job_path, (program, *arguments)), nl=False)
+    print_document(make_script(num_ranks, launch, job_path, (program, *arguments)))

@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
 import click
 import torch.distributed as dist
-from rich.console import Console
-from rich.table import Table
 
-from remesh.cli.shown import JSON, print_json, waiting
+from remesh.cli.shown import JSON, print_json, print_table, say, waiting
 from remesh.cli.small_files import OutputFile
 from remesh.foundation.errors import ConfigError
 from remesh.resharding.model.network import HostLink, Network
@@ -65,7 +62,7 @@ def run_probe(ctx: click.Context, file: Path, seconds: float, bed: str | None, a
         print_json(form)
     else:
         show(measured)
-    output.write(json.dumps(form, indent=1) + "\n", Console(stderr=as_json))
+    output.write(json.dumps(form, indent=1) + "\n", err=as_json)
 
 
 def network_of(measured: Measured) -> Network:
@@ -80,11 +77,12 @@ def network_of(measured: Measured) -> Network:
 
 def show(measured: Measured) -> None:
     """Print what was measured as a table."""
-    table = Table("host", "out", "in", "inside", caption=f"latency {measured.latency_s * 1e6:.0f} us")
+    rows = []
     for each in measured.hosts:
         inside = "-" if each.local_bytes_per_s is None else describe_rate(each.local_bytes_per_s)
-        table.add_row(each.host, describe_rate(each.out_bytes_per_s), describe_rate(each.in_bytes_per_s), inside)
-    Console(file=sys.stdout).print(table)
+        rows.append((each.host, describe_rate(each.out_bytes_per_s), describe_rate(each.in_bytes_per_s), inside))
+    print_table(("host", "out", "in", "inside"), rows)
+    say(f"latency {measured.latency_s * 1e6:.0f} us")
 
 
 def _probe_launched(seconds: float) -> Measured:

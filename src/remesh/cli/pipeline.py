@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
-from remesh.cli.shown import JSON, print_json, waiting, with_progress
+from remesh.cli.shown import JSON, print_json, print_table, say, say_text, waiting, width_of_terminal, with_progress
 from remesh.cli.small_files import OutputFile, OutputPath, read_json, read_text
 from remesh.foundation.errors import ConfigError
 from remesh.pipeline.costs import Costs, EdgeCost, Lines, StageCost, read_costs
@@ -122,11 +120,11 @@ def draw(
     # A table brings its own number of micro-batches.
     job = Asked(job.graph, job.costs, made.num_microbatches)
     simulation = simulate_schedule(made, job.graph, job.costs, transfers=Transfers(transfers))
-    console = _show(made, simulation, job, as_json)
+    _show(made, simulation, job, as_json)
     if svg:
-        svg.write(draw_svg(simulation, title=_title(made, simulation), bound_s=_bound_s(made, job)), console)
+        svg.write(draw_svg(simulation, title=_title(made, simulation), bound_s=_bound_s(made, job)), err=as_json)
     if table:
-        table.write(write_csv(made, form, with_waits=comms and waits), console)
+        table.write(write_csv(made, form, with_waits=comms and waits), err=as_json)
 
 
 @pipeline.command(short_help="Simulate every known schedule.")
@@ -156,16 +154,15 @@ def compare(as_json: bool, **options: Any) -> None:
             }
         )
         return
-    table = Table(title=f"{job.graph.num_stages} stages, {job.num_microbatches} micro-batches", title_justify="left")
-    for name in ("schedule", "step", "signal", "bound", "waits", "live"):
-        table.add_column(name, justify="left" if name == "schedule" else "right", no_wrap=True)
+    headings = ("schedule", "step", "signal", "bound", "waits", "live")
+    cells = []
     for row in rows:
         step_s = row["step_s"]
         ratios = (f"{signal_s / step_s:.3f}", f"{job.bound.step_s / step_s:.3f}") if step_s else ("-", "-")
-        table.add_row(row["schedule"], f"{step_s:.6g}", *ratios, f"{row['waited_s']:.4g}", str(row["num_live"]))
-    console = Console(highlight=False)
-    console.print(table)
-    console.print(f"bound: {job.bound.step_s:.6g}, {job.bound.reason}", soft_wrap=True)
+        cells.append((row["schedule"], f"{step_s:.6g}", *ratios, f"{row['waited_s']:.4g}", str(row["num_live"])))
+    say(f"{job.graph.num_stages} stages, {job.num_microbatches} micro-batches")
+    print_table(headings, cells, right=headings[1:])
+    say(f"bound: {job.bound.step_s:.6g}, {job.bound.reason}")
 
 
 def _ways(job: Asked) -> list[tuple[str, Callable[[], Schedule], Transfers]]:
@@ -231,12 +228,12 @@ def search(
             job.graph, job.costs, job.num_microbatches, limits_bytes=limit, tolerance=tolerance, effort=effort
         )
     simulation = simulate_schedule(found.schedule, job.graph, job.costs)
-    console = _show(found.schedule, simulation, job, as_json, found.reason)
+    _show(found.schedule, simulation, job, as_json, found.reason)
     if svg:
         picture = draw_svg(simulation, title=_title(found.schedule, simulation), bound_s=found.bound.step_s)
-        svg.write(picture, console)
+        svg.write(picture, err=as_json)
     if table:
-        table.write(write_csv(found.schedule), console)
+        table.write(write_csv(found.schedule), err=as_json)
 
 
 def build_job(
@@ -288,8 +285,8 @@ def _title(made: Schedule, simulation: Simulation) -> str:
     return f"{made.name}: {made.num_stages} stages, {made.num_microbatches} micro-batches, {simulation.step_s:.6g}"
 
 
-def _show(made: Schedule, simulation: Simulation, job: Asked, as_json: bool, reason: str = "") -> Console:
-    """Print a schedule and what it takes; returns the console for what else is to be printed."""
+def _show(made: Schedule, simulation: Simulation, job: Asked, as_json: bool, reason: str = "") -> None:
+    """Print a schedule and what it takes."""
     signal_s = compute_signal_bound_s(made, job.graph, job.costs)
     if as_json:
         print_json(
@@ -304,19 +301,17 @@ def _show(made: Schedule, simulation: Simulation, job: Asked, as_json: bool, rea
                 "reason": reason,
             }
         )
-        return Console(stderr=True, highlight=False)
-    console = Console(highlight=False)
+        return
     if reason:
-        console.print(reason, soft_wrap=True)
-    console.print(draw_text(simulation, width=max(console.width - 12, 20)), markup=False, soft_wrap=True)
+        say(reason)
+    say_text(draw_text(simulation, width=max(width_of_terminal() - 12, 20)))
     bound_s = _bound_s(made, job)
     lines = [f"step {simulation.step_s:.6g}, with transfers in no time {signal_s:.6g}"]
     if bound_s is not None:
         lines.append(f"no schedule beats {bound_s:.6g}: {job.bound.reason}")
     lines.append("live micro-batches at most: " + ", ".join(str(peak.num_live) for peak in compute_peaks(made)))
     lines.append("waited for communication: " + ", ".join(f"{waited:.4g}" for waited in simulation.waited_s))
-    console.print("\n".join(lines), soft_wrap=True)
-    return console
+    say(*lines)
 
 
 def _read_costs(path: Path) -> tuple[StageGraph, Costs]:

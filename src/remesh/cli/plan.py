@@ -6,16 +6,15 @@ import itertools
 import json
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
-from remesh.cli.shown import JSON, print_json, waiting, with_progress
+from remesh.cli.shown import JSON, print_json, print_table, say, say_text, waiting, width_of_terminal, with_progress
 from remesh.cli.small_files import OutputFile, OutputPath, read_json
 from remesh.foundation.errors import ConfigError
 from remesh.layout import Layout, Mesh, Overlap, Shard, compute_overlap, layout_from_spec
@@ -32,6 +31,7 @@ _MAX_RANKS = 1 << 20
 _MAX_ROWS = 16
 _MAX_LISTED = 1 << 16
 """Of more slices only those that are shown are made, where their number is known without."""
+_MAX_PLANNED = 1 << 20
 _MAX_SIMULATED = 200_000
 """More messages are simulated, which takes seconds, only for a picture or trace that is asked for."""
 _OWN_STRATEGIES = ("auto", "split")
@@ -117,35 +117,34 @@ def plan(
     """
     links = Network.from_json(read_json(network, "the network file")) if network else None
     move, host_of = build_move(parse_shape(shape), dtype, src, dst, _host_names(hosts, links))
+    _refuse_too_many(move, chunk_bytes)
     with waiting("planning"):
         made = plan_reshard([move], host_of, chunk_bytes=chunk_bytes, network=links, strategy=strategy)
         simulation = simulate_plan(made) if svg or trace or len(made.messages) <= _MAX_SIMULATED else None
-    console = Console(highlight=False, stderr=as_json)
     others = _compare(move, host_of, links, chunk_bytes) if compare else []
     if as_json:
         print_json(_form(made, simulation, strategy, others))
     else:
-        console.print(_tasks_table(move, host_of))
-        console.print(_summary(made, simulation, strategy))
+        _show_tasks(move, host_of)
+        print_table(("plan", strategy), _summary(made, simulation))
     if compare and not as_json:
-        console.print(_comparison(others))
+        _show_comparison(others)
     if out:
-        out.write(json.dumps(made.to_json()), console)
+        out.write(json.dumps(made.to_json()), err=as_json)
     if simulation is None:
         return
     lanes = Lanes.RANKS if by_rank else Lanes.HOSTS
     unit = "bytes of one NIC's time" if links is None else "s"
-    width = max(console.width - 16 - max(map(len, host_of.values())), 20)
+    width = max(width_of_terminal() - 16 - max(map(len, host_of.values())), 20)
     if not as_json:
-        text = draw_text(simulation.messages, made.host_of, lanes=lanes, width=width, unit=unit)
-        console.print(text, markup=False, soft_wrap=True)
+        say_text(draw_text(simulation.messages, made.host_of, lanes=lanes, width=width, unit=unit))
     title = f"{src} to {dst}, {dtype} {shape}, {strategy}"
     bound = float(made.lower_bound_bytes) if made.lower_bound_s is None else made.lower_bound_s
     if svg:
         picture = draw_svg(simulation.messages, made.host_of, lanes=lanes, title=title, unit=unit, bound_s=bound)
-        svg.write(picture, console)
+        svg.write(picture, err=as_json)
     if trace:
-        trace.write(json.dumps(build_trace({"planned": simulation.messages}, made.host_of)), console)
+        trace.write(json.dumps(build_trace({"planned": simulation.messages}, made.host_of)), err=as_json)
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
@@ -196,23 +195,32 @@ def build_move(
     return TensorMove("tensor", layouts[0], layouts[1]), dict(sorted(host_of.items()))
 
 
+def _refuse_too_many(move: TensorMove, chunk_bytes: int) -> None:
+    """Raise `ConfigError` for more messages than can be planned while somebody waits."""
+    num_bytes = sum(shard.box.size for shard in move.dst.shards) * move.dst.itemsize_bytes
+    if num_bytes // chunk_bytes > _MAX_PLANNED:
+        raise ConfigError(
+            f"planning a move of {num_bytes:,} bytes: found {num_bytes // chunk_bytes:,} messages of {chunk_bytes:,} "
+            f"bytes, expected at most {_MAX_PLANNED:,}; give --chunk-bytes {-(-num_bytes // _MAX_PLANNED)} or more"
+        )
+
+
 def _host_names(text: str, network: Network | None) -> tuple[str, ...] | None:
     if text:
         return tuple(name.strip() for name in text.split(","))
     return None if network is None else tuple(network.hosts)
 
 
-def _tasks_table(move: TensorMove, host_of: dict[int, str]) -> Table:
+def _show_tasks(move: TensorMove, host_of: dict[int, str]) -> None:
     num_tasks, slices = _slices_to_show(move)
-    table = Table(title=f"{num_tasks} unit tasks", title_justify="left")
-    for name in ("box", "bytes", "held on", "wanted on"):
-        table.add_column(name, justify="right" if name == "bytes" else "left")
+    rows = []
     for each in itertools.islice(slices, _MAX_ROWS):
         nbytes = each.box.size * move.src.itemsize_bytes
-        table.add_row(str(each.box), f"{nbytes:,}", _ends(each.givers, host_of), _ends(each.takers, host_of))
+        rows.append((str(each.box), f"{nbytes:,}", _ends(each.givers, host_of), _ends(each.takers, host_of)))
     if num_tasks > _MAX_ROWS:
-        table.add_row(f"... {num_tasks - _MAX_ROWS} more", "", "", "")
-    return table
+        rows.append((f"... {num_tasks - _MAX_ROWS} more", "", "", ""))
+    say(f"{num_tasks} unit tasks")
+    print_table(("box", "bytes", "held on", "wanted on"), rows, right=("bytes",))
 
 
 def _slices_to_show(move: TensorMove) -> tuple[int, Overlap]:
@@ -234,23 +242,20 @@ def _ends(shards: tuple[Shard, ...], host_of: dict[int, str]) -> str:
     return f"{listed} ({len(ranks)} device{'s' if len(ranks) > 1 else ''})"
 
 
-def _summary(made: Plan, simulation: SimulatedRun | None, strategy: str) -> Table:
-    table = Table(title="plan", title_justify="left", show_header=False)
-    table.add_row("strategy", strategy)
-    table.add_row("lower bound", f"{made.lower_bound_bytes:,} bytes: {made.bound.reason}")
+def _summary(made: Plan, simulation: SimulatedRun | None) -> Iterator[tuple[str, str]]:
+    yield "lower bound", f"{made.lower_bound_bytes:,} bytes: {made.bound.reason}"
     if made.lower_bound_s is not None:
-        table.add_row("", f"{made.lower_bound_s:.4g} s on this network")
-    table.add_row("busiest host", f"{made.busiest_nic_bytes:,} bytes in one direction")
-    table.add_row("certified ratio", f"{made.certified_ratio:.4f}")
+        yield "", f"{made.lower_bound_s:.4g} s on this network"
+    yield "busiest host", f"{made.busiest_nic_bytes:,} bytes in one direction"
+    yield "certified ratio", f"{made.certified_ratio:.4f}"
     duration = _times(simulation.total_s, made) if simulation else "not with so many messages, unless --svg asks for it"
-    table.add_row("simulated", duration)
-    table.add_row("rounds", f"{made.num_rounds:,} with {len(made.messages):,} messages")
-    table.add_row("kept in place", f"{made.bytes_copied:,} bytes")
+    yield "simulated", duration
+    yield "rounds", f"{made.num_rounds:,} with {len(made.messages):,} messages"
+    yield "kept in place", f"{made.bytes_copied:,} bytes"
     if simulation:
         staging = max(simulation.peak_staging_bytes.values(), default=0)
-        table.add_row("under way on a rank", f"at most {staging:,} bytes")
-    table.add_row("digest", made.digest[:16])
-    return table
+        yield "under way on a rank", f"at most {staging:,} bytes"
+    yield "digest", made.digest[:16]
 
 
 def _times(total_s: float, made: Plan) -> str:
@@ -300,10 +305,11 @@ def _compare(
     return found
 
 
-def _comparison(others: list[tuple[str, Plan, float]]) -> Table:
-    table = Table(title="other strategies, simulated", title_justify="left")
-    for name in ("strategy", "time", "busiest host, bytes", "messages"):
-        table.add_column(name, justify="left" if name == "strategy" else "right")
-    for name, made, total in others:
-        table.add_row(name, _times(total, made), f"{made.busiest_nic_bytes:,}", f"{len(made.messages):,}")
-    return table
+def _show_comparison(others: list[tuple[str, Plan, float]]) -> None:
+    say("other strategies, simulated")
+    headings = ("strategy", "time", "busiest host, bytes", "messages")
+    rows = [
+        (name, _times(total, made), f"{made.busiest_nic_bytes:,}", f"{len(made.messages):,}")
+        for name, made, total in others
+    ]
+    print_table(headings, rows, right=headings[1:])

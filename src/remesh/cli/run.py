@@ -14,6 +14,7 @@ import click
 from click.core import ParameterSource
 from torch.distributed.elastic.multiprocessing import SignalException
 
+from remesh.cli.shown import say, say_text
 from remesh.elasticity import node
 from remesh.elasticity.launch.flag_checks import wait_for_names
 from remesh.elasticity.launch.flags import FLAGS, LIST, REAL, SWITCH, TORCHRUN_FLAGS, WHOLE, Flag, Mode, complete_name
@@ -66,12 +67,12 @@ def _run(context: click.Context, /, script: str, arguments: tuple[str, ...], **v
     except Exception as error:
         outcome = outcome_of_error(error)
     if outcome.exit_code != ExitCode.OK:
-        click.echo(outcome.describe(request.node_name), err=True)
+        say_text(outcome.describe(request.node_name), err=True)
     sys.exit(outcome.exit_code)
 
 
 def _end_by_signal(request: Request, ended: SystemExit) -> NoReturn:
-    click.echo(f"remesh: the agent of {request.node_name} was {describe_signal(ended)}, its workers with it", err=True)
+    say(f"remesh: the agent of {request.node_name} was {describe_signal(ended)}, its workers with it", err=True)
     raise ended
 
 
@@ -82,7 +83,7 @@ def run_request(request: Request) -> Outcome:
     with contextlib.ExitStack() as stack:
         if request.values["metrics_port"] is not None:
             server = stack.enter_context(MetricsServer(request.values["metrics_port"], metrics.render))
-            click.echo(f"remesh: metrics at http://127.0.0.1:{server.port}/metrics", err=True)
+            say(f"remesh: metrics at http://127.0.0.1:{server.port}/metrics", err=True)
         if request.mode is Mode.IN_PROCESS:
             values = dict(request.values)
             for flag in FLAGS:
@@ -92,7 +93,7 @@ def run_request(request: Request) -> Outcome:
             job = in_process_job(request)
             _wait_for_names(request)
             if uncovered := describe_uncovered(job, os.environ):
-                click.echo(f"remesh: {uncovered}", err=True)
+                say(f"remesh: {uncovered}", err=True)
             return node.run_agent(job, metrics.take)
         spare_folder = stack.enter_context(own_folder())
         if "LOGLEVEL" not in os.environ:
@@ -120,7 +121,7 @@ def _wait_for_names(request: Request) -> None:
 
 
 def _print(text: str) -> None:
-    click.echo(f"remesh: {text}", err=True)
+    say(f"remesh: {text}", err=True)
 
 
 class _CommaList(click.ParamType[tuple[str, ...]]):

@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import click
-from rich.console import Console
 
-from remesh.foundation.errors import ConfigError, StorageError
+from remesh.cli.shown import say
+from remesh.foundation.errors import ConfigError
 
 
 def read_text(path: Path, what: str) -> str:
-    """The text of a file; ``what`` it is, for the message of a `StorageError`."""
+    """The text of a file; ``what`` it is, for the message of a `ConfigError`."""
     try:
         return path.read_text()
     except OSError as raised:
-        raise StorageError(f"reading {what} {path}: {raised.strerror}; name an existing file") from raised
+        raise ConfigError(f"reading {what} {path}: {raised.strerror}; name an existing file") from raised
     except UnicodeDecodeError as raised:
-        raise StorageError(f"reading {what} {path}: it is not text ({raised}); name another file") from raised
+        raise ConfigError(f"reading {what} {path}: it is not text ({raised}); name another file") from raised
 
 
 def read_json(path: Path, what: str) -> Any:
@@ -41,7 +41,7 @@ class OutputFile:
         self.path = path
         self._fresh: Path | None = None
         if path.is_dir():
-            raise StorageError(f"opening {path} for writing: it is a folder; name a file")
+            raise ConfigError(f"opening {path} for writing: it is a folder; name a file")
         try:
             if path.exists() and not path.is_file():
                 self._file: TextIO = path.open("w")  # a device or a pipe
@@ -51,8 +51,8 @@ class OutputFile:
         except OSError as raised:
             raise _cannot_write(path, raised) from raised
 
-    def write(self, text: str, console: Console) -> None:
-        """Write it, and print its path."""
+    def write(self, text: str, *, err: bool) -> None:
+        """Write it, and print its path, to stderr with ``err``."""
         try:
             self._file.write(text)
             self._file.close()
@@ -61,7 +61,7 @@ class OutputFile:
                 self._fresh = None
         except OSError as raised:
             raise _cannot_write(self.path, raised) from raised
-        console.print(f"written to {self.path}", soft_wrap=True)
+        say(f"written to {self.path}", err=err)
 
     def close(self) -> None:
         """Leave nothing behind that was not written."""
@@ -86,5 +86,5 @@ class OutputPath(click.Path):
         return output
 
 
-def _cannot_write(path: Path, raised: OSError) -> StorageError:
-    return StorageError(f"writing {path}: {raised.strerror}; name a file in a folder that is there")
+def _cannot_write(path: Path, raised: OSError) -> ConfigError:
+    return ConfigError(f"writing {path}: {raised.strerror}; name a file in a folder that is there")

@@ -10,10 +10,8 @@ import time
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.table import Table
 
-from remesh.cli.shown import JSON, print_json
+from remesh.cli.shown import JSON, print_json, print_table, say
 from remesh.foundation.errors import ConfigError
 from remesh.foundation.exit_codes import of_signal
 from remesh.testbed import BedSpec, Testbed, describe_rate, known_testbeds as known_testbeds, parse_rate
@@ -78,13 +76,13 @@ def list_testbeds(as_json: bool) -> None:
         print_json(list(beds))
         return
     if not found:
-        click.echo("no testbed on this machine")
+        say("no testbed on this machine")
         return
-    table = Table("bed", "owner", "hosts")
+    rows = []
     for bed in found:
         owner = f"process {bed.owner.pid}" if bed.is_alive else f"process {bed.owner.pid}, dead: `remesh testbed clean`"
-        table.add_row(bed.label, owner, ", ".join(bed.hosts))
-    Console(file=sys.stdout).print(table)
+        rows.append((bed.label, owner, ", ".join(bed.hosts)))
+    print_table(("bed", "owner", "hosts"), rows)
 
 
 @testbed.command("link", short_help="Change a link of a testbed in use.")
@@ -102,20 +100,20 @@ def change_link(host: str, bed: str, rate: str | None, state: str | None) -> Non
     chosen = known_testbeds.choose_testbed(bed)
     if rate is not None:
         known_testbeds.set_rate(chosen, host, parse_rate(rate))
-        click.echo(f"{host}: {describe_rate(parse_rate(rate))}")
+        say(f"{host}: {describe_rate(parse_rate(rate))}")
     elif state == "cut":
         known_testbeds.cut(chosen, host)
-        click.echo(f"{host}: cut off")
+        say(f"{host}: cut off")
     else:
         known_testbeds.mend(chosen, host)
-        click.echo(f"{host}: mended")
+        say(f"{host}: mended")
 
 
 @testbed.command("clean", short_help="Remove the testbeds of dead owners.")
 def clean() -> None:
     """Remove the testbeds of owners that are dead, and kill what still runs on them."""
     removed = clean_leftovers()
-    click.echo(f"removed {len(removed)} namespaces of dead owners" if removed else "nothing left behind by dead owners")
+    say(f"removed {len(removed)} namespaces of dead owners" if removed else "nothing left behind by dead owners")
 
 
 def read_spec(text: str) -> BedSpec:

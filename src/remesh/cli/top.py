@@ -6,11 +6,10 @@ import time
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.live import Live
 
 from remesh.cli.events_folder import check_folder, describe_empty, title_of
-from remesh.cli.shown import JSON, print_json
+from remesh.cli.shown import JSON, console, print_json, say
 from remesh.dashboard.story import Story
 from remesh.dashboard.terminal import render
 from remesh.elasticity.telemetry.events import EventReader
@@ -25,22 +24,22 @@ def top(events_dir: Path, once: bool, as_json: bool, every: float) -> None:
     """Show the job that writes its events into EVENTS_DIR, until it ends or Ctrl-C. --json implies --once."""
     check_folder(events_dir)
     reader, story, title = EventReader(events_dir), Story(), title_of(events_dir)
-    console = Console()
+    screen = console()
 
     def look() -> None:
         for event in reader.poll():
             story.take(event)
 
     if hint := describe_empty(events_dir):
-        click.echo(f"remesh top: {hint}", err=True)
+        say(f"remesh top: {hint}", err=True)
     look()
     if as_json:
         print_json({"job": title, **story.to_json()})
         return
     if once:
-        console.print(render(story, title))
+        screen.print(render(story, title))
         return
-    with Live(render(story, title), console=console, auto_refresh=False) as live:
+    with Live(render(story, title), console=screen, auto_refresh=False) as live:
         while story.state not in ("ended", "failed"):
             time.sleep(every)
             look()

@@ -18,6 +18,7 @@ from remesh.carried.rounds.job_folder import JobFolder, JobSpec
 from remesh.carried.torch.torch_job import KIND, TorchPlacement, TorchSettings, run_job_once
 from remesh.cli.job_options import CHECKPOINTS, HOSTS, JOB, MAX_RESTARTS, RESTART, with_options
 from remesh.cli.job_verbs import checkpoint_job, jobs_root, lead_job, list_jobs, refuse_if_running, show
+from remesh.cli.shown import print_document, say
 from remesh.foundation.errors import ConfigError
 
 _OF_TORCHRUN = (
@@ -85,7 +86,7 @@ def run_job(
     placement = _place(hosts, num_ranks, testbed, interface)
     settings = TorchSettings(**how)
     folder = JobFolder.create(path.absolute(), spec)
-    click.echo(f"remesh: job {folder.path}", err=True)
+    say(f"remesh: job {folder.path}", err=True)
     lead_job(partial(run_job_once, folder, placement, settings), folder, None, max_restarts)
 
 
@@ -173,4 +174,4 @@ def slurm_script(
     """Print a batch script for Slurm that starts SCRIPT, or continues it from its newest checkpoint."""
     launch = BatchLaunch("torch", options=("--interface", interface) if interface else ())
     command = (*(("-m",) if is_module else ()), script, *arguments)
-    click.echo(make_script(num_ranks, launch, job_path, command), nl=False)
+    print_document(make_script(num_ranks, launch, job_path, command))

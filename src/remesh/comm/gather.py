@@ -27,17 +27,20 @@ from __future__ import annotations
 import builtins
 import contextlib
 import json
+import logging
+import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 
-from remesh.comm.word_tree import gather_words
+from remesh.comm.word_tree import describe_ranks, gather_words, naming_late
 from remesh.device.nccl import agree_on_members, member_here
 from remesh.foundation.errors import ConfigError, Error, PeerError
 from remesh.foundation.options import check_option
@@ -65,6 +68,10 @@ _MAX_TEXT = 16_000
 """Characters of an error message that travel to the other ranks."""
 _MAX_DOING = 48
 """Characters of what a rank is doing that travel with every value."""
+
+_LAUNCHED = (("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"))
+"""Variables in which launchers give a process its rank and their number."""
+logger = logging.getLogger(__name__)
 
 Group = dist.ProcessGroup | None
 """A process group; None is the default group, or this process alone when there is none."""
@@ -98,6 +105,19 @@ def check_group(group: object) -> None:
         raise ConfigError(
             f"{doing}: the backend of the group is 'fake', which carries no messages, expected gloo or NCCL"
         )
+
+
+@cache
+def warn_if_alone(doing: str) -> None:
+    """Log once a call that a process of many makes by itself, for want of a process group. No communication."""
+    for rank, size in _LAUNCHED:
+        if dist.group.WORLD is None and os.environ.get(size, "1") not in ("", "1") and rank in os.environ:
+            logger.warning(
+                "%s: this process is rank %s of %s by %s and %s, and takes itself for one alone, since there is no "
+                "process group; call torch.distributed.init_process_group first if all of them take part",
+                *(doing, os.environ[rank], os.environ[size], rank, size),
+            )
+            return
 
 
 def group_rank(group: Group = None) -> int:
@@ -246,6 +266,8 @@ def step_together(
         if group_size(group) == 1:
             if error is not None:
                 raise error
+            if group is None:
+                warn_if_alone(doing.partition(" ")[0])
             return Together(mine, [json.loads(envelope)["value"]])
         answers = [json.loads(text) for text in _all_gather_bytes(envelope, group, doing)]
     failed = {rank: answer["error"] for rank, answer in enumerate(answers) if "error" in answer}
@@ -255,17 +277,18 @@ def step_together(
     return Together(mine, [answer["value"] for answer in answers])
 
 
-def peer_error(doing: str, group: Group, raised: BaseException) -> PeerError:
+def peer_error(doing: str, group: Group, raised: BaseException, waited_for: Sequence[int] = ()) -> PeerError:
     """The error to raise when a transport call failed because another rank died, left or stayed away.
 
     The group is of no use any more. This rank closes its connections in it first, so that ranks which wait for this
     one, or for a rank that does, learn of it now and not after their timeout.
     """
     break_off(group)
+    late = f", while it waited for {describe_ranks(waited_for)}" if waited_for else ""
     return PeerError(
         f"{doing}: rank {group_rank(group)} of {group_size(group)} expected an answer from every peer, found the "
-        f"connection broken or timed out ({_first_line(raised)}); this process group cannot be used any more, meet "
-        "again in a new one"
+        f"connection broken or timed out ({_first_line(raised)}){late}; see that every rank makes this call; this "
+        "process group cannot be used any more, meet again in a new one"
     )
 
 
@@ -325,10 +348,11 @@ def _all_gather_bytes(payload: bytes, group: Group, doing: str) -> list[bytes]:
 def _gather_heads(head: bytes, group: Group, doing: str) -> list[bytes]:
     if is_queued(group):
         return _gather_on_device(head.ljust(_HEADER_BYTES, b"\0"), [_HEADER_BYTES] * group_size(group), group, doing)
-    try:
-        return gather_words(head, _HEADER_BYTES, group)
-    except RuntimeError as raised:
-        raise peer_error(doing, group, raised) from raised
+    with naming_late(doing, group_rank(group)) as wait:
+        try:
+            return gather_words(head, _HEADER_BYTES, group, wait)
+        except RuntimeError as raised:
+            raise peer_error(doing, group, raised, wait.peers) from raised
 
 
 def _check_nccl(group: Group) -> None:

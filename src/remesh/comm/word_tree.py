@@ -10,22 +10,36 @@ processors each lasts until the next rank gets one. And a collective would meet 
 Every receive is posted before its rank sends what lets the other one answer, so no message waits for a receive to be
 posted. Only for groups whose point-to-point messages have tags and carry bytes of the CPU (gloo). A message may be
 shorter than the buffer that waits for it; its own length stands in front.
+
+A rank that is waited for is named in the log after a minute, and not only when the group's timeout ends. The usual
+cause is a call on one rank only (``if rank == 0: remesh.save(...)``). Nothing is given up: a rank may well be late. One
+thread looks at what is waited for; a wait that ends soon costs it nothing.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 import struct
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from remesh.foundation.threads import make_thread
+
 _FAN_OUT = 8
+_GRACE_S = 60.0
+_POLL_S = 5.0
 _TOTAL = struct.Struct("<Q")
 _ENTRY = struct.Struct("<II")
 _GATHER_TAG = 0x5E55
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +65,8 @@ class TreePlace:
         return cls(above, tuple((root + each) % size for each in below))
 
 
-def gather_words(word: bytes, most_bytes: int, group: dist.ProcessGroup | None) -> list[bytes]:
-    """Every rank's word, by rank; none is longer than ``most_bytes``.
+def gather_words(word: bytes, most_bytes: int, group: dist.ProcessGroup | None, wait: PeerWait) -> list[bytes]:
+    """Every rank's word, by rank; none is longer than ``most_bytes``. ``wait`` is kept up to date on who is waited for.
 
     Called by every rank of the group; blocks until all have called it. Raises RuntimeError when a peer is gone.
     """
@@ -62,9 +76,11 @@ def gather_words(word: bytes, most_bytes: int, group: dist.ProcessGroup | None) 
     answer = _Mailbox(group, place.above, longest)
     children = [_Mailbox(group, child, longest) for child in place.below]
     words = {rank: word}
-    for child in children:
+    for number, child in enumerate(children):
+        wait.peers = place.below[number:]
         words |= dict(_unpack(child.wait()))
     if place.above is not None:
+        wait.peers = (place.above,)
         _post(_pack(words), place.above, group).wait()
         packed = answer.wait()
     else:
@@ -168,3 +184,64 @@ class _Word:
         if self._work is not None:
             self._work.wait()
         return self._byte
+
+
+@dataclass(slots=True)
+class PeerWait:
+    """What a thread waits for."""
+
+    doing: str
+    rank: int
+    since_s: float
+    peers: Sequence[int] = ()
+    """Ranks that have not answered yet, as the group numbers them."""
+    is_named: bool = False
+
+
+_waits: dict[int, PeerWait] = {}
+"""By thread."""
+_watching: int | None = None
+"""The process whose thread looks; a fork of it has none."""
+
+
+@contextmanager
+def naming_late(doing: str, rank: int) -> Iterator[PeerWait]:
+    """Watch a wait for peers, which the block names."""
+    global _watching
+    if _watching != os.getpid():
+        _watching = os.getpid()
+        _waits.clear()
+        make_thread("late-ranks", _look, daemon=True).start()
+    here = threading.get_ident()
+    _waits[here] = wait = PeerWait(doing, rank, time.monotonic())
+    try:
+        yield wait
+    finally:
+        _waits.pop(here, None)
+
+
+def _look() -> None:
+    while True:
+        time.sleep(min(_POLL_S, _GRACE_S))
+        for wait in list(_waits.values()):
+            waited_s = time.monotonic() - wait.since_s
+            if waited_s > _GRACE_S and wait.peers and not wait.is_named:
+                wait.is_named = True
+                logger.warning("%s", describe_late(wait.doing, wait.rank, wait.peers, waited_s))
+
+
+def describe_late(doing: str, rank: int, peers: Sequence[int], waited_s: float) -> str:
+    """The sentence that names them."""
+    return (
+        f"{doing}: rank {rank} has waited {waited_s:.0f} s for {describe_ranks(peers)}, or for what they wait for; "
+        "every rank of the group makes this call: if yours does it on one rank only, call it on every rank"
+    )
+
+
+def describe_ranks(peers: Sequence[int]) -> str:
+    """A few ranks by number.
+
+    >>> describe_ranks([1, 2, 3]), describe_ranks([4])
+    ('ranks 1, 2, 3', 'rank 4')
+    """
+    return f"rank{'s' if len(peers) > 1 else ''} {', '.join(map(str, peers))}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
@@ -10,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from remesh.dashboard.story import GenerationStory, Story
+from remesh.foundation.visible_text import visible
 
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 44
@@ -31,19 +33,19 @@ def render(story: Story, title: str, num_happenings: int = 8) -> RenderableType:
     """The newest state of a job; ``num_happenings`` lines of what happened."""
     return Panel(
         Group(_headline(story), _workers(story), *_curves(story), *_moves(story), _happenings(story, num_happenings)),
-        title=f"remesh: {title}",
+        title=_text(f"remesh: {title}"),
         title_align="left",
     )
 
 
 def _headline(story: Story) -> Text:
     current = story.generation
-    line = Text(story.state, style=f"bold {_COLOURS.get(story.state, 'yellow')}")
+    line = _text(story.state, style=f"bold {_COLOURS.get(story.state, 'yellow')}")
     line.append(f"   step {'-' if story.step is None else story.step}", style="bold")
     if current is not None:
-        line.append(f"   {mesh_of(current)}   generation {current.number}: {current.reason}")
+        line.append(visible(f"   {mesh_of(current)}   generation {current.number}: {current.reason}"))
     if story.told:
-        line.append(f"   {story.told}")
+        line.append(visible(f"   {story.told}"))
     return line
 
 
@@ -61,8 +63,8 @@ def _workers(story: Story) -> Table:
             continue
         place = " ".join(f"{name}{at}" for name, at in worker.coordinates.items())
         rank, step = ("" if value is None else str(value) for value in (worker.rank, worker.step))
-        state = Text(worker.state, style=_COLOURS.get(worker.state, ""))
-        table.add_row(rank, place, worker.node, str(worker.pid), state, step)
+        state = _text(worker.state, style=_COLOURS.get(worker.state, ""))
+        table.add_row(rank, _text(place), _text(worker.node), str(worker.pid), state, step)
     return table
 
 
@@ -71,7 +73,7 @@ def _curves(story: Story) -> list[Text]:
     for name, curve in story.curves.items():
         points = curve.points()
         if points:
-            line = Text(f"{name:>18} ", style="bold")
+            line = _text(f"{name:>18} ", style="bold")
             line.append(sparkline([value for _, value in points]), style="cyan")
             lines.append(line.append(f" {points[-1][1]:.4g}"))
     return lines
@@ -96,9 +98,8 @@ def _moves(story: Story) -> list[Text]:
         return []
     move = story.moves[-1]
     line = Text("state ", style="bold")
-    line.append(
-        f"of generation {move.generation} from {move.source}: {move.bytes_moved / 2**20:.1f} MiB between ranks, "
-    )
+    source = visible(f"of generation {move.generation} from {move.source}")
+    line.append(f"{source}: {move.bytes_moved / 2**20:.1f} MiB between ranks, ")
     return [line.append(f"{move.bytes_from_disk / 2**20:.1f} MiB from disk, {move.seconds:.2f} s")]
 
 
@@ -106,5 +107,11 @@ def _happenings(story: Story, count: int) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     newest_s = story.newest_s or 0.0
     for each in list(story.happenings)[-count:]:
-        table.add_row(f"{each.at_s - newest_s:+.1f} s", each.who, each.kind, Text(each.text, overflow="ellipsis"))
+        at = f"{each.at_s - newest_s:+.1f} s"
+        table.add_row(at, _text(each.who), _text(each.kind), _text(each.text, overflow="ellipsis"))
     return table
+
+
+def _text(text: str, **how: Any) -> Text:
+    """What comes out of event logs, which is never markup."""
+    return Text(visible(text), **how)

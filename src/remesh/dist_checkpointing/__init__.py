@@ -4,14 +4,18 @@ The names, module paths and on-disk formats are those that users of Megatron Cor
 else. `remesh.save` and `remesh.load` do the same for plain state dicts of DTensors (module ``plain``).
 """
 
-from remesh.checkpoint.formats.directory import check_is_distributed_checkpoint
-from remesh.checkpoint.values.entities import (
+from remesh.foundation.first_use import import_home
+
+import_home("torch", "importing remesh.dist_checkpointing")  # where it is missing, the error names the extra
+
+from remesh.checkpoint.formats.directory import check_is_distributed_checkpoint  # noqa: E402
+from remesh.checkpoint.values.entities import (  # noqa: E402
     LocalNonpersistentObject,
     ShardedObject,
     ShardedTensor,
     ShardedTensorFactory,
 )
-from remesh.dist_checkpointing import (  # noqa: F401 - attributes of the package, as in Megatron Core
+from remesh.dist_checkpointing import (  # noqa: E402, F401 - attributes of the package, as in Megatron Core
     core,
     dict_utils,
     exchange_utils,
@@ -25,7 +29,7 @@ from remesh.dist_checkpointing import (  # noqa: F401 - attributes of the packag
     utils,
     validation,
 )
-from remesh.dist_checkpointing.serialization import (
+from remesh.dist_checkpointing.serialization import (  # noqa: E402
     load,
     load_common_state_dict,
     load_content_metadata,

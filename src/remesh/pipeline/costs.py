@@ -123,9 +123,7 @@ def read_costs(form: Mapping[str, Any]) -> tuple[StageGraph, Costs]:
     times. Without ``edges`` the stages are a chain, with ``transfer_s`` on every edge. ``lines``: ``"hop"``, ``"nic"``.
     """
     try:
-        stages = tuple(
-            StageCost(**{key: stage[key] for key in _STAGE_KEYS if key in stage}) for stage in form["stages"]
-        )
+        stages = tuple(_read_stage(number, stage) for number, stage in enumerate(form["stages"]))
         lines = Lines(form.get("lines", Lines.HOP))
         if "edges" not in form:
             graph = StageGraph.chain(len(stages))
@@ -141,6 +139,15 @@ def read_costs(form: Mapping[str, Any]) -> tuple[StageGraph, Costs]:
             f"reading the costs of a pipeline: {type(error).__name__}: {error}; expected stages with forward_s, "
             "input_grad_s, weight_grad_s, and edges with source, target and times or nbytes"
         ) from error
+
+
+def _read_stage(number: int, stage: Mapping[str, Any]) -> StageCost:
+    if absent := [key for key in ("forward_s", "input_grad_s", "weight_grad_s") if key not in stage]:
+        raise PipelineError(
+            f"reading the costs of a pipeline: stage {number} has no {' and no '.join(absent)}, expected the seconds "
+            "of its forward and of both halves of its backward; add them"
+        )
+    return StageCost(**{key: stage[key] for key in _STAGE_KEYS if key in stage})
 
 
 def _read_edge(edge: Mapping[str, Any], form: Mapping[str, Any]) -> EdgeCost:

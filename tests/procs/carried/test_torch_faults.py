@@ -276,7 +276,7 @@ def test_a_program_that_ends_without_a_word_in_the_middle_of_a_checkpoint_ends_t
 def test_a_job_that_is_led_is_led_by_nobody_else(stopped: TorchJob) -> None:
     _restart(stopped)
     second = subprocess.run([*REMESH, "restart", str(stopped.folder)], capture_output=True, text=True)
-    assert second.returncode == 1
+    assert second.returncode == 2
     assert "leads it, expected no leader" in second.stderr
     asked = subprocess.run([*REMESH, "checkpoint", str(stopped.folder), "--stop"], capture_output=True, text=True)
     assert "stopped" in asked.stdout, asked.stderr
@@ -342,7 +342,7 @@ def test_what_does_not_fit_a_checkpoint_is_refused_and_harms_nothing(stopped: To
     other = subprocess.run(
         [sys.executable, "-m", "remesh", "mpi", "restart", str(stopped.folder)], capture_output=True, text=True
     )
-    assert other.returncode == 1
+    assert other.returncode == 2
     assert "remesh torch restart" in other.stderr
     _restart(stopped)
 

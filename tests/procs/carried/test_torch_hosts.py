@@ -37,7 +37,7 @@ def test_a_job_goes_on_on_other_hosts_to_the_same_bits(job: TorchJob, tmp_path: 
     refused = subprocess.run(
         [*REMESH, "restart", str(job.folder), "--hosts", "127.0.0.4:2,127.0.0.5:1"], capture_output=True, text=True
     )
-    assert refused.returncode == 1
+    assert refused.returncode == 2
     assert "room for 3, expected exactly 2 ranks" in refused.stderr
     job.restart("--hosts", "127.0.0.4:2")
     go.touch()

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from remesh.comm import gather as exchange, word_tree
-from remesh.comm.word_tree import Farewell
+from remesh.comm.word_tree import Farewell, PeerWait
 from remesh.foundation.errors import PeerError, PlanError
 from remesh.resharding.refit import Refit
 from remesh.resharding.reshard_api import reshard, reshard_async
@@ -138,7 +138,7 @@ def agree_in_a_deep_tree() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(word_tree, "_FAN_OUT", 2)
         words = [bytes([each]) * (300 * each) for each in range(size)]
-        assert word_tree.gather_words(words[rank], 300 * size, None) == words
+        assert word_tree.gather_words(words[rank], 300 * size, None, PeerWait("", rank, 0.0)) == words
         take = torch.zeros(50)
         reshard({"x": numbers(50)} if rank == 1 else {}, {"x": take})
         assert torch.equal(take, numbers(50))

@@ -54,6 +54,7 @@ def test_there_is_no_torch(python: list[str], tmp_path: Path) -> None:
         ("mpi", "ls"),
         ("plan", "--shape", "64,64", "--src", "S0R@2x2", "--dst", "RS0@2x2"),
         ("pipeline", "--help"),
+        ("ckpt", "ls", "--help"),
         ("testbed", "--help"),
     ],
     ids=" ".join,
@@ -68,12 +69,16 @@ def test_a_verb_that_needs_it_says_so_in_one_line(
     python: list[str], arguments: tuple[str, ...], tmp_path: Path
 ) -> None:
     done = _remesh(python, *arguments, cwd=tmp_path)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and "pip install 'remesh[torch]'" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(
-    "call", ["remesh.save({}, 'x')", "remesh.reshard({}, {})", "remesh.elastic(print)", "remesh.pipeline.Pipeline"]
+    "call",
+    [
+        *("remesh.save({}, 'x')", "remesh.reshard({}, {})", "remesh.elastic(print)", "remesh.pipeline.Pipeline"),
+        *("import remesh.dist_checkpointing", "from remesh import dist_checkpointing"),
+    ],
 )
 def test_a_call_that_needs_it_says_so(python: list[str], call: str, tmp_path: Path) -> None:
     done = _run(python, f"import remesh; {call}", tmp_path)

@@ -16,9 +16,10 @@ from remesh import dist_checkpointing
 from remesh.checkpoint.plain import entities_of
 from remesh.checkpoint.plan.step_names import step_name
 from remesh.checkpoint.plan.writes import SMALL_BYTES, HeldBoxes, choose_writers
+from remesh.comm.gather import warn_if_alone
 from remesh.dist_checkpointing import ShardedTensor
 from remesh.dist_checkpointing.core import CheckpointingException
-from remesh.foundation.errors import FormatError, LayoutError, PlanError, StorageError
+from remesh.foundation.errors import ConfigError, FormatError, LayoutError, PlanError, StorageError
 from remesh.foundation.options import OptionError
 from remesh.layout import Box, Shard
 from remesh.layout.from_torch import Piece
@@ -50,6 +51,52 @@ def test_a_training_state_comes_back(tmp_path: Path) -> None:
     for expected, found in zip(saved[0].parameters(), model.parameters(), strict=True):
         assert torch.equal(expected, found)
     assert str(optim.state_dict()) == str(saved[1].state_dict())
+
+
+def test_a_load_fills_the_dict_that_it_is_given(tmp_path: Path) -> None:
+    saved = {"w": torch.ones(2), "step": 7, "plan": {"lr": 0.5, "names": ["a", "b"], "shape": (1, 2)}, "more": {"k": 1}}
+    remesh.save(saved, tmp_path)
+    plan = {"lr": 0.0, "names": ["x"], "shape": (0, 0)}
+    state: dict[str, Any] = {"w": torch.zeros(2), "step": 0, "plan": plan}
+    assert remesh.load(state, tmp_path) is state
+    assert state["step"] == 7 and state["plan"] is plan and plan == saved["plan"] and state["more"] == {"k": 1}
+    assert torch.equal(state["w"], torch.ones(2))
+
+
+def test_a_load_right_behind_a_save_in_the_background_waits_for_it(tmp_path: Path) -> None:
+    for step in range(5):
+        remesh.save({"w": torch.full((1 << 20,), float(step))}, tmp_path / str(step), background=True)
+        assert remesh.load({"w": torch.zeros(1 << 20)}, tmp_path / str(step))["w"][-1] == step
+
+
+def test_a_load_that_fails_leaves_the_dict_as_it_was(tmp_path: Path) -> None:
+    remesh.save({"w": torch.ones(2), "step": 7}, tmp_path)
+    state = {"w": torch.zeros(2), "step": 0, "other": 1}
+    with pytest.raises(LayoutError):
+        remesh.load(state, tmp_path)
+    assert state["step"] == 0 and torch.equal(state["w"], torch.zeros(2))  # type: ignore[arg-type]
+
+
+def test_a_process_of_many_without_a_group_is_told_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_if_alone.cache_clear()
+    monkeypatch.setenv("RANK", "2")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    for step in (1, 2):
+        remesh.save({"w": torch.ones(2)}, tmp_path / step_name(step))
+    warn_if_alone.cache_clear()
+    told = [one.getMessage() for one in caplog.records if "init_process_group" in one.getMessage()]
+    assert len(told) == 1 and "rank 2 of 4 by RANK and WORLD_SIZE" in told[0]
+
+
+def test_the_home_of_the_user_is_no_folder_named_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    remesh.save({"w": torch.ones(2)}, "~/run")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    with pytest.raises(ConfigError, match="name a user who is there"):
+        remesh.save({"w": torch.ones(2)}, "~no-such-user-here/run")
 
 
 def test_lists_and_nones_and_tuples_keep_their_places(tmp_path: Path) -> None:
@@ -150,7 +197,7 @@ def test_bad_input_is_told_in_full(tmp_path: Path) -> None:
         ({"model": {"weight": torch.zeros(3, 2)}}, "good", LayoutError, "loaded ((2, 3)) and expected ((3, 2))"),
         (torch.nn.Linear(1, 1), "good", LayoutError, "found a Linear, expected a dict; give the object a name"),
         ({"w": ShardedTensor.from_rank_offsets("w", torch.ones(1))}, "good", LayoutError, "'w' is a ShardedTensor"),
-        (state, "", FormatError, "it holds checkpoints, give the path of one of them"),
+        (state, "", FormatError, "it holds checkpoints, the newest is "),
         (state, "file", StorageError, "file is a file, expected the directory"),
     ]
     for asked, name, kind, said in cases:

@@ -16,7 +16,7 @@ from remesh.checkpoint.formats.directory import IN_PROGRESS_FNAME
 from remesh.checkpoint.plan.step_names import step_name
 from remesh.checkpoint.run.reader import open_checkpoint
 from remesh.cli import main
-from remesh.cli.ckpt import draw_cut
+from remesh.cli.ckpt_verbs import draw_cut
 from remesh.dist_checkpointing import ShardedTensor
 
 
@@ -154,7 +154,7 @@ def test_gc_keeps_the_best(rated: Path, option: str, kept: set[int]) -> None:
 
 def test_gc_refuses_a_metric_that_no_checkpoint_has(rated: Path) -> None:
     misspelt = ckpt("gc", rated, "--keep-smallest", "los", "--yes")
-    assert misspelt.exit_code == 1 and "found checkpoints with accuracy, loss, expected 'los'" in misspelt.output
+    assert misspelt.exit_code == 2 and "found checkpoints with accuracy, loss, expected 'los'" in misspelt.output
     assert len(list(rated.iterdir())) == 3
 
 

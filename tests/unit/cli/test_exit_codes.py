@@ -68,12 +68,12 @@ def test_no_verb_ends_with_a_number_of_its_own() -> None:
     [
         (["--help"], ExitCode.OK),
         (["plan", "--shape", "4,4", "--src", "S0R@2x2", "--dst", "RS0@2x2"], ExitCode.OK),
-        (["plan", "--shape", "4,four", "--src", "S0@2", "--dst", "S0@2"], ExitCode.FAILED),
+        (["plan", "--shape", "4,four", "--src", "S0@2", "--dst", "S0@2"], ExitCode.USAGE),
         (["plan"], ExitCode.USAGE),
         (["fly"], ExitCode.USAGE),
         (["run", "no_such_script.py"], ExitCode.USAGE),
-        (["mpi", "restart", "no-such-job"], ExitCode.FAILED),
-        (["testbed", "link", "a"], ExitCode.FAILED),
+        (["mpi", "restart", "no-such-job"], ExitCode.USAGE),
+        (["testbed", "link", "a"], ExitCode.USAGE),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -46,7 +46,7 @@ def test_our_errors_are_one_message_without_a_traceback(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(group.LazyGroup, "get_command", lambda *_: broken)
     result = CliRunner().invoke(main, ["broken"])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.output == "Error: starting: mesh dp=3 for 4 workers; change one of them\n"
 
 
@@ -55,7 +55,7 @@ def test_a_verb_whose_packages_are_missing_says_which_extra_has_them(monkeypatch
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     result = CliRunner().invoke(main, ["dashboard", "events"])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "'uvicorn' is not installed" in result.output
     assert "pip install 'remesh[dashboard]'" in result.output
 

@@ -141,7 +141,7 @@ def test_a_file_that_cannot_be_written_is_told_before_the_work_begins(
     for place in ("plan.plan_reshard", "pipeline.search_schedule", "net.Testbed"):
         monkeypatch.setattr(f"remesh.cli.{place}", work)
     done = CliRunner().invoke(main, [*line, str(tmp_path / "none" / "file")])
-    assert done.exit_code == ExitCode.FAILED and "No such file or directory; name a file in a folder" in done.output
+    assert done.exit_code == ExitCode.USAGE and "No such file or directory; name a file in a folder" in done.output
 
 
 def test_a_file_keeps_what_it_held_when_the_work_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +153,7 @@ def test_a_file_keeps_what_it_held_when_the_work_fails(tmp_path: Path, monkeypat
 
     with monkeypatch.context() as patched:
         patched.setattr("remesh.cli.plan.plan_reshard", fail)
-        assert CliRunner().invoke(main, ["plan", *_MOVE, "--svg", str(picture)]).exit_code == ExitCode.FAILED
+        assert CliRunner().invoke(main, ["plan", *_MOVE, "--svg", str(picture)]).exit_code == ExitCode.USAGE
     assert picture.read_text() == "before" and list(tmp_path.iterdir()) == [picture]
     assert CliRunner().invoke(main, ["plan", *_MOVE, "--svg", str(picture)]).exit_code == ExitCode.OK
     assert picture.read_text().startswith("<svg") and list(tmp_path.iterdir()) == [picture]

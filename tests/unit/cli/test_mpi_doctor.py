@@ -36,3 +36,19 @@ def test_the_status_tells_whether_what_is_needed_is_there(
     for finding in findings:
         assert finding.what in result.output
         assert finding.advice in result.output
+
+
+def test_it_fits_a_terminal_of_80_columns_and_ends_with_a_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    advice = "looking for MPI 'impi': no environment with mpiexec and mpi4py; make one, or name another folder. " * 3
+    lacking = [("impi", ConfigError(advice))]
+    monkeypatch.setattr(images, "examine_machine", lambda: [_GOOD, Finding("root", False, True, "no", advice)])
+    monkeypatch.setenv("COLUMNS", "80")
+    for mpis in (lacking, _HAS_MPI):
+        monkeypatch.setattr(cli_mpi, "find_all", lambda mpis=mpis: mpis)
+        result = CliRunner().invoke(cli_mpi.mpi, ["doctor"])
+        assert max(map(len, result.stdout.splitlines())) <= 80, result.stdout
+    assert "cannot be checkpointed here: see root" in result.stderr
+    monkeypatch.setattr(images, "examine_machine", lambda: [_GOOD])
+    done = CliRunner().invoke(cli_mpi.mpi, ["doctor"])
+    assert done.exit_code == 0 and done.stdout.splitlines()[-1].startswith("OK:")
+    assert "impi: missing" in done.stdout and "not needed, another MPI is here" in done.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -79,6 +80,13 @@ def test_a_text_that_a_terminal_cannot_show_hides_no_job(here: Path) -> None:
     folder.write_state(JobState("failed", "the program said \ud800"))
     shown = CliRunner().invoke(main, ["mpi", "ls"])
     assert shown.exit_code == 0 and "the program said \\ud800" in shown.stdout, shown.exception
+
+
+def test_a_job_that_was_made_anywhere_is_listed_by_its_folder(here: Path) -> None:
+    folder = JobFolder.create(here / "elsewhere" / "j", JobSpec(("app.py",), 2, "/", {}))
+    for root in (folder.path, folder.path.parent):
+        shown = CliRunner().invoke(mpi, ["ls", str(root), "--json"])
+        assert [one["job"] for one in json.loads(shown.stdout)] == ["j"]
 
 
 def test_a_folder_without_jobs_is_named(here: Path) -> None:

@@ -90,7 +90,7 @@ def test_not_to_overlap_takes_longer() -> None:
 )
 def test_what_makes_no_sense_is_one_message(arguments: tuple[str, ...], text: str) -> None:
     result = pipeline(*arguments)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert text in result.output
     assert "Traceback" not in result.output
 
@@ -99,5 +99,5 @@ def test_what_makes_no_sense_is_one_message(arguments: tuple[str, ...], text: st
 def test_a_costs_file_that_is_none_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "costs.json").write_text(text)
     result = pipeline("compare", "--costs", str(tmp_path / "costs.json"))
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "reading the costs" in result.output

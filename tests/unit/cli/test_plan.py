@@ -73,7 +73,7 @@ def test_a_network_file_gives_hosts_and_times(tmp_path: Path) -> None:
 )
 def test_what_makes_no_sense_is_one_message(arguments: tuple[str, ...], text: str) -> None:
     result = plan(*arguments)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert text in result.output
     assert "Traceback" not in result.output
 
@@ -83,7 +83,7 @@ def test_a_network_file_that_is_damaged_or_lacks_hosts_is_refused(tmp_path: Path
     for content, text in (("{", "it is not JSON"), ("{}", "expected format"), (json.dumps(Network({}).to_json()), "8")):
         file.write_text(content)
         result = plan("--shape", "8", "--src", "S0@4", "--dst", "R@4", "--network", str(file))
-        assert result.exit_code == 1, result.output
+        assert result.exit_code == 2, result.output
         assert text in result.output
 
 

@@ -62,7 +62,7 @@ def test_the_command_line_refuses_in_one_message(
 ) -> None:
     monkeypatch.delenv("RANK", raising=False)
     result = CliRunner().invoke(main, arguments)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert told in result.output
     assert "Traceback" not in result.output
 

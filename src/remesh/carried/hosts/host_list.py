@@ -104,7 +104,7 @@ def _read_hosts(text: str) -> list[tuple[str, int | None]]:
         slots = [(name, int(number) if number else None) for name, _, number in named]
     except ValueError as error:
         raise ConfigError(
-            f"reading hosts {text!r}: {error}; expected NAME or NAME:RANKS, separated by commas"
+            f"reading hosts {text!r}: a number of ranks is none; expected NAME or NAME:RANKS, separated by commas"
         ) from error
     if not all(name for name, _ in slots):
         raise ConfigError(f"reading hosts {text!r}: a name is empty; expected NAME or NAME:RANKS, separated by commas")

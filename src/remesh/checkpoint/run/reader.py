@@ -168,6 +168,14 @@ def is_complete(directory: Location) -> bool:
     return not why_incomplete(directory)
 
 
+def _step_below(name: str) -> int:
+    """The step after which a program named a folder of its checkpoints, Remesh or Megatron; -1 for any other name."""
+    step = step_of(name)
+    if step is None and name.startswith("iter_") and name.removeprefix("iter_").isdecimal():
+        step = int(name.removeprefix("iter_"))
+    return -1 if step is None else step
+
+
 def why_incomplete(directory: Location) -> str:
     """The problem of a checkpoint, as far as its small files and all file sizes show it; empty if there is none.
 
@@ -365,8 +373,8 @@ def _format_of(directory: Location, allow_native: bool) -> tuple[str, bool]:
             return NATIVE if METADATA_FNAME in committed else zarr_format.BACKEND, False
         is_native = METADATA_FNAME in committed
         hint = "it was written by native torch, load it with remesh.load" if is_native else "use another checkpoint"
-        if any(step_of(name) is not None for name in names):
-            hint = "it holds checkpoints, give the path of one of them"
+        if below := [name for name in names if _step_below(name) >= 0]:
+            hint = f"it holds checkpoints, the newest is {directory / max(below, key=_step_below)}"
         elif any(name.endswith(".safetensors") for name in names):
             hint = f"make one of its safetensors files: remesh ckpt convert {directory} TARGET --to torch_dist"
         raise CheckpointFormatError(

@@ -31,7 +31,8 @@ Directory = str | os.PathLike[str] | RemotePath
 def location_of(given: Directory) -> Location:
     """The location that a path or URL names; `ConfigError` for a URL that cannot be used, or for no path at all.
 
-    A relative path is resolved now: what is done there later, in the background, does not follow a ``chdir``.
+    A relative path is resolved now: what is done there later, in the background, does not follow a ``chdir``. ``~`` is
+    the home of the user, as in a shell.
 
     >>> str(location_of("memory://run/step-00000120/"))
     'memory://run/step-00000120'
@@ -49,7 +50,12 @@ def location_of(given: Directory) -> Location:
                 f"finding the place {text!r}: it is neither a path nor a URL, expected one of the two, as "
                 "s3://bucket/folder; give a URL as a string, since pathlib turns two slashes into one"
             )
-        return Path(text).absolute()
+        try:
+            return Path(text).expanduser().absolute()
+        except RuntimeError as raised:
+            raise ConfigError(
+                f"finding the place {text!r}: {raised}; name a user who is there, or begin with ./"
+            ) from None
     scheme, rest = match["scheme"].lower(), match["rest"].rstrip("/")
     if "@" in rest.partition("/")[0]:
         raise ConfigError(

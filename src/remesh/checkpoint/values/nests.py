@@ -412,6 +412,19 @@ def _state_of(value: Any) -> Mapping[str, Any]:
     return found
 
 
+def fill_nest(given: Any, loaded: Any) -> Any:
+    """What was loaded, in the dicts and lists that were given, where there are some of the form: changed in place."""
+    if isinstance(given, dict) and isinstance(loaded, dict):
+        for key, value in loaded.items():
+            given[key] = fill_nest(given.get(key), value)
+        return given
+    if isinstance(given, list) and isinstance(loaded, list):
+        old = dict(enumerate(given))
+        given[:] = [fill_nest(old.get(index), value) for index, value in enumerate(loaded)]
+        return given
+    return loaded
+
+
 def with_versions(loaded: Any, asked: Any) -> Any:
     """What was loaded, in place, with the versions of modules beside the items of state dicts, as they were asked for.
 
