@@ -37,7 +37,7 @@ def _needs_vllm() -> None:
 
 
 @pytest.mark.timeout(700)
-@pytest.mark.parametrize(("tensor_parallel", "kind"), [(1, "tied"), (2, "untied")])
+@pytest.mark.parametrize(("tensor_parallel", "kind"), [(1, "tied"), (2, "untied"), (2, "mla"), (2, "biased")])
 def test_engines_that_get_the_weights_that_they_had_say_the_same(
     tmp_path: Path, tensor_parallel: int, kind: str
 ) -> None:

@@ -64,26 +64,32 @@ class Recorded:
         """Sources of which no target takes anything."""
         return frozenset(self.sources).difference(*self.places.values())
 
-    def bind(self, targets: Mapping[str, torch.Tensor]) -> BoundWeights:
-        """Pieces of the sources in the memory of these targets, of which there may be fewer than were recorded."""
-        bound = _Binding(self, {name: one.detach() for name, one in targets.items() if name not in self.same_as})
-        return BoundWeights(bound.pieces(), tuple(bound.copies))
+    def bind(self, targets: Mapping[str, torch.Tensor], only: Collection[str] | None = None) -> BoundWeights:
+        """Pieces of the sources, or ``only`` of some, in the memory of these targets, which may be some of all."""
+        binding = _Binding(self, targets)
+        return BoundWeights(binding.pieces(self.sources if only is None else only), tuple(binding.copies))
 
 
 @dataclass(frozen=True)
 class BoundWeights:
-    """What one rank takes from a `reshard`, and what it copies behind it; of a rank that gives, what it gives."""
+    """What one rank takes from a `reshard`, or gives, and what it copies beside it."""
 
     pieces: Mapping[str, Piece]
     """By name of the source."""
     copies: Sequence[tuple[torch.Tensor, torch.Tensor]]
-    """``(to, from)``: places of elements that have several, or of sources that fill several targets."""
+    """``(to, from)``: other places of elements that arrive in one of them."""
 
     def copy(self) -> None:
-        """Copy what has arrived once to the other places that it belongs to. Needs to be called behind every move."""
+        """Copy what has arrived once to the other places that it belongs to. To be called behind every move."""
         with torch.no_grad():
             for to, source in self.copies:
                 to.copy_(source)
+
+    def collect(self) -> None:
+        """The reverse, for a rank that gives these pieces: to be called in front of every move."""
+        with torch.no_grad():
+            for to, source in self.copies:
+                source.copy_(to)
 
 
 def record(
@@ -222,47 +228,50 @@ class _Binding:
 
     def __init__(self, recorded: Recorded, targets: Mapping[str, torch.Tensor]) -> None:
         self._recorded = recorded
-        self._targets = targets
+        # Of those that are one memory one is filled.
+        self._targets = {name: one.detach() for name, one in targets.items() if name not in _ties_of(targets)}
         self.copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         for name, one in targets.items():
-            if name not in recorded.places or tuple(one.shape) != recorded.targets[name]:
+            if name not in recorded.targets or tuple(one.shape) != recorded.targets[name]:
                 raise LayoutError(
                     f"binding a recorded loader: target {name!r} has shape {tuple(one.shape)}, expected "
                     f"{recorded.targets.get(name, 'one of the recorded targets')}; record it again"
                 )
 
-    def pieces(self) -> dict[str, Piece]:
+    def pieces(self, only: Collection[str]) -> dict[str, Piece]:
         """One for each source of which there is something."""
         held: dict[str, list[tuple[str, Shard]]] = {}
         for target in self._targets:
-            for source, shards in self._recorded.places[target].items():
-                held.setdefault(source, []).extend((target, shard) for shard in shards)
+            for source, shards in self._recorded.places[self._recorded.same_as.get(target, target)].items():
+                if source in only:
+                    held.setdefault(source, []).extend((target, shard) for shard in shards)
         return {source: self._piece(source, places) for source, places in held.items()}
 
     def _piece(self, source: str, places: Sequence[tuple[str, Shard]]) -> Piece:
-        shape = self._recorded.sources[source]
-        first = self._targets[places[0][0]]
-        boxes = BoxArray.of([shard.box for _, shard in places], len(shape))
-        if len({target for target, _ in places}) == 1 and is_disjoint(boxes):
-            return Piece(first, shape, tuple(shard for _, shard in places))
-        # Elements that lie in several memories, or several times in one, arrive once, and are copied from there.
-        kept: list[Shard] = []
-        staged = 0
-        for _, shard in places:
-            for box in _not_in(shard.box, [one.box for one in kept]):
-                kept.append(Shard(0, box, staged))
-                staged += box.size
-        memory = torch.empty(staged, dtype=first.dtype, device=first.device)
-        for (target, shard), one in itertools.product(places, kept):
+        shape, home = self._recorded.sources[source], places[0][0]
+        memory = self._targets[home]
+        at_home = [shard for target, shard in places if target == home]
+        others = [place for place in places if place[0] != home]
+        is_once = is_disjoint(BoxArray.of([shard.box for shard in at_home], len(shape)))
+        if is_once and not any(_not_in(shard.box, at_home) for _, shard in others):
+            kept = at_home
+        else:  # no memory has all: they arrive in one that is made for them
+            kept, size, others = [], 0, list(places)
+            for _, shard in places:
+                for box in _not_in(shard.box, kept):
+                    kept.append(Shard(0, box, size))
+                    size += box.size
+            memory = torch.empty(size, dtype=memory.dtype, device=memory.device)
+        for (target, shard), one in itertools.product(others, kept):
             if (shared := shard.box.intersect(one.box)) is not None:
                 self.copies.append((_view(self._targets[target], shard, shared), _view(memory, one, shared)))
         return Piece(memory, shape, tuple(kept))
 
 
-def _not_in(box: Box, others: Sequence[Box]) -> list[Box]:
+def _not_in(box: Box, others: Sequence[Shard]) -> list[Box]:
     rest = [box]
     for other in others:
-        rest = [part for one in rest for part in one.subtract(other)]
+        rest = [part for one in rest for part in one.subtract(other.box)]
     return rest
 
 
