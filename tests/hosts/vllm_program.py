@@ -1,6 +1,6 @@
 """A trainer beside real engines of vLLM: what these say of weights that they have loaded, and behind updates.
 
-    vllm_program.py FOLDER TENSOR_PARALLEL tied|untied|mla|biased
+    vllm_program.py FOLDER TENSOR_PARALLEL tied|untied|mla|biased SEED OTHER_SEED
 
 The engine loads the weights of a folder. It gets others, all at once, and then in two parts those that it had. Of what
 is packed behind a load nothing can be read, so words and their probabilities are compared, to the bit.
@@ -79,8 +79,8 @@ def _words(engine: Any) -> list[Any]:
     ]
 
 
-def main(folder: str, tensor_parallel: str, kind: str) -> None:
-    loaded, trained = (_model(seed, kind) for seed in (3, 4))
+def main(folder: str, tensor_parallel: str, kind: str, *seeds: str) -> None:
+    loaded, trained = (_model(int(seed), kind) for seed in seeds)
     loaded.save_pretrained(folder)
     register()
     engine = LLM(

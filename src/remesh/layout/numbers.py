@@ -168,8 +168,9 @@ class MovesOnly(TorchDispatchMode):  # type: ignore[misc]
         if func.is_view or name in ("detach", "alias", "_reshape_alias"):
             return func(*args, **kwargs)
         given = [one for one in _leaves((args, kwargs)) if one.device.type == "cpu"]
+        changed = [id(one) for one in _changed_by(func, args, kwargs)]
         for one in given:
-            self.touch(one, is_changed=func._schema.is_mutable and one is args[0])
+            self.touch(one, is_changed=id(one) in changed)
         is_move = func.namespace == "aten" and name in _MOVES
         if is_move or not any(map(self._has_numbers, given)):
             out = func(*args, **kwargs)
@@ -199,7 +200,7 @@ class MovesOnly(TorchDispatchMode):  # type: ignore[misc]
             self.stand_ins[target].fill_(UNWRITTEN)
             self.written.append(target)
         if (source := self._lazy.get(at)) is not None:
-            if is_changed:
+            if is_changed or one.dtype != torch.int64:
                 del self._lazy[at]
                 self.numbered.fill(self.numbered.tensors[source], source)
             else:
@@ -248,6 +249,13 @@ def _rows(one: torch.Tensor) -> Iterator[torch.Tensor]:
         yield one
     else:
         yield from torch.split(one, max(1, BLOCK * one.shape[0] // one.numel()))
+
+
+def _changed_by(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
+    """The tensors that an operation writes into."""
+    for at, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield from _leaves(args[at] if at < len(args) else kwargs.get(argument.name))
 
 
 def _leaves(value: Any) -> Iterator[torch.Tensor]:

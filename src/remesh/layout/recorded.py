@@ -103,6 +103,7 @@ def record(
 ) -> Recorded:
     """Run a loader on numbers, and tell from where each element of the targets comes. Calls no other rank.
 
+    The loader works in the thread that calls it: operations of another thread are not seen.
     ``sources`` are whole shapes; of ``targets`` only shapes count, so that they may be on ``meta``. ``dtypes`` are
     those of the sources, by which a cast is judged. With ``groups`` of names, such as those of one layer, the loader
     runs once for each, and memory is that of one group: 8 bytes for each number.
@@ -147,12 +148,12 @@ class _Recording:
 
     def result(self, may_lack: Collection[str]) -> Recorded:
         """What was recorded, if all targets are filled."""
-        lacking = {
-            name: one.numel()
-            - self._zeros[name]
-            - sum(shard.box.size for each in self._places[name].values() for shard in each)
-            for name, one in self._stand_ins.items()
+        found = {
+            name: sum(shard.box.size for each in of.values() for shard in each) for name, of in self._places.items()
         }
+        # Zeros alone are no weights: the loader may have read its sources where numbers are not filled in.
+        zeros = {name: number if found[name] else 0 for name, number in self._zeros.items()}
+        lacking = {name: one.numel() - zeros[name] - found[name] for name, one in self._stand_ins.items()}
         if wrong := [name for name, number in lacking.items() if number > 0 and name not in may_lack]:
             lines = (f"{name!r} of shape {tuple(self._targets[name].shape)}: {lacking[name]}" for name in wrong)
             raise LayoutError(
@@ -229,7 +230,8 @@ class _Binding:
     def __init__(self, recorded: Recorded, targets: Mapping[str, torch.Tensor]) -> None:
         self._recorded = recorded
         # Of those that are one memory one is filled.
-        self._targets = {name: one.detach() for name, one in targets.items() if name not in _ties_of(targets)}
+        ties = _ties_of(targets)
+        self._targets = {name: one.detach() for name, one in targets.items() if name not in ties}
         self.copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         for name, one in targets.items():
             if name not in recorded.targets or tuple(one.shape) != recorded.targets[name]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 import remesh
 from remesh.foundation.errors import LayoutError
 from remesh.layout.affine import find_runs, shards_of_runs
+from remesh.layout.numbers import NumberedSources
 from remesh.layout.recorded import Recorded, record
 
 Step = Callable[[torch.Tensor], torch.Tensor]
@@ -108,7 +110,9 @@ def _check_programs(seeds: range) -> None:
         values = {f"s{at}": torch.randn(shape) for at, shape in enumerate(shapes)}
         program = _program(rng, values)
         expected = {f"t{at}": one.clone() for at, one in enumerate(program(values))}
-        recorded = record(_load_of(program), {name: one.shape for name, one in values.items()}, expected)
+        recorded = record(
+            _load_of(program), {name: one.shape for name, one in values.items()}, expected, may_lack=expected
+        )
         found = _filled(recorded, values, expected)
         assert all(found[name].equal(expected[name]) for name in expected), (seed, shapes, recorded)
 
@@ -152,6 +156,39 @@ def test_loaders_that_run_group_by_group_are_recorded_as_one() -> None:
     assert record(load, shapes, targets, groups=groups).places == record(load, shapes, targets).places
 
 
+def test_of_a_source_only_what_is_read_gets_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    write = NumberedSources._write
+
+    def counted(self: NumberedSources, to: torch.Tensor, index: torch.Tensor) -> None:
+        made.append(to.numel())
+        write(self, to, index)
+
+    monkeypatch.setattr(NumberedSources, "_write", counted)
+    targets = {"rows": torch.zeros(8, 16), "columns": torch.zeros(64, 2), "spread": torch.zeros(3, 64)}
+
+    def load(given: dict[str, torch.Tensor], into: dict[str, torch.Tensor]) -> None:
+        into["rows"].copy_(given["s"].chunk(8)[3])
+        into["columns"].copy_(given["s"].chunk(8, 1)[5])
+        into["spread"].copy_(given["s"][:, 0].expand(3, 64))
+
+    record(load, {"s": (64, 16)}, targets)
+    assert made == [128, 128, 64]
+
+
+def test_a_source_that_the_loader_moves_within_itself_is_read_as_it_is_then() -> None:
+    def load(given: dict[str, torch.Tensor], into: dict[str, torch.Tensor]) -> None:
+        given["s"][0].copy_(given["s"][1])
+        torch.index_select(given["r"].clone(), 0, torch.tensor([2, 3, 0, 1]), out=given["r"])
+        into["t"].copy_(torch.cat([given["s"], given["r"]]))
+
+    values = {name: torch.randn(4, 2) for name in "sr"}
+    targets = {"t": torch.zeros(8, 2)}
+    found = _filled(record(load, dict.fromkeys(values, (4, 2)), targets), values, targets)
+    s, r = values.values()
+    assert found["t"].equal(torch.cat([s[[1, 1, 2, 3]], r[[2, 3, 0, 1]]]))
+
+
 def test_targets_that_are_one_memory_are_filled_once() -> None:
     embed = torch.zeros(4, 2)
     targets = {"embed": embed, "head": embed}
@@ -163,6 +200,11 @@ def test_targets_that_are_one_memory_are_filled_once() -> None:
 
 def _swap(given: dict[str, torch.Tensor], into: dict[str, torch.Tensor]) -> None:
     into["t"].copy_(given["s"].flip(0))
+
+
+def _in_a_thread(act: Callable[[], object]) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(act).result()
 
 
 REFUSED: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], object], str]] = {
@@ -178,6 +220,8 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], object], str]] =
     "sum past torch": (lambda s, t: t.copy_(torch.as_tensor(s.numpy() + 3)), "element \\(0, 0\\) of target 't' is"),
     "mean past torch": (lambda s, t: t.copy_(torch.as_tensor((s.numpy() + s.numpy()[::-1]) // 2)), "is computed"),
     "another constant": (lambda s, t: t.fill_(1), "is computed"),
+    "zeros alone": (lambda s, t: t.zero_(), "'t' of shape \\(2, 2\\): 4"),
+    "another thread": (lambda s, t: _in_a_thread(lambda: t.copy_(s.flip(0))), "'t' of shape"),
     "half": (lambda s, t: t[:1].copy_(s[:1]), "'t' of shape \\(2, 2\\): 2"),
     "own dtype": (lambda s, t: t.copy_(torch.empty(2, 2).copy_(s)), "dtype torch.float32 that the loader makes"),
     "lossy cast": (lambda s, t: t.copy_(s.to(torch.bfloat16).float()), "through torch.bfloat16, expected one cast"),
