@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -106,6 +107,36 @@ def _only_these_are_left(job: TorchJob, *names: str) -> None:
     while (left := sorted(path.name for path in JobFolder(job.folder).images.iterdir())) != [*names]:
         assert time.monotonic() < deadline_s, left
         time.sleep(0.05)
+
+
+def test_ranks_that_write_to_the_same_files_lose_nothing_and_write_nothing_twice(job: TorchJob, tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    job.run("one_log.py", str(tmp_path))
+    job.wait_for(2)
+    for number in range(1, 3):
+        _goes_on(job)
+        assert f"checkpoint {2 * number - 1}" in job.checkpoint()
+        _goes_on(job)
+        job.stop()
+        with log.open("a") as later:
+            later.write("what came after the checkpoint\n")
+        _restart(job)
+    job.stop()
+    lines = [line.split() for line in log.read_text().splitlines()]
+    for rank, what in itertools.product(("0", "1"), ("beat", "step")):
+        found = [int(line[2]) for line in lines if line[:2] == [rank, what]]
+        assert found == list(range(1, len(found) + 1)) and len(found) > 10
+    assert {tuple(line[1:2]) for line in lines} == {("beat",), ("step",)}
+    # Of two ranks that have a file, one finds it bad: no other is cut.
+    with log.open("a") as later:
+        later.write("more\n")
+    length = log.stat().st_size
+    with (tmp_path / "table.npy").open("r+b") as table:
+        table.truncate(100)
+    job.restart()
+    status, said = job.end()
+    assert status == 1 and "table.npy" in said and "shorter" in said
+    assert log.stat().st_size == length
 
 
 @pytest.mark.slow

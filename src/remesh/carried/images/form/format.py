@@ -34,7 +34,7 @@ from remesh.carried.images.form.layers import Layer, own_layer
 from remesh.carried.images.form.ranges import PageSet
 from remesh.foundation.linux.proc_text import Area, AreaKind
 
-VERSION: Final = 4
+VERSION: Final = 5
 HEADER_FILE: Final = "image.json"
 PROCESS_FILE: Final = "process.json"
 THREADS_FILE: Final = "threads.json"
@@ -212,7 +212,7 @@ class FileIdentity:
 
     num_bytes: int
     mtime_ns: int
-    sha256: str  # of all its bytes; compared when the time differs; "" in older images, of files mapped for writing
+    sha256: str  # of its bytes, or of samples (`identity.hash_of`); compared when the time differs
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +250,7 @@ class AreasState:
     def written_files(self) -> dict[str, FileIdentity]:
         """The files that the process may write to by its memory, where their time shows nothing."""
         paths = {each.path for each in self.areas if is_written(each)}
-        return {path: identity for path, identity in self.files.items() if path in paths and identity.sha256}
+        return {path: identity for path, identity in self.files.items() if path in paths}
 
 
 def is_written(area: Area | AreaState) -> bool:

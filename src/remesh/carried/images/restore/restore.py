@@ -44,7 +44,7 @@ _ALL_CHILDREN: Final = 0x40000000  # __WALL
 _PR_SET_DUMPABLE: Final = 4
 
 
-def bring_back(tree: StoredTree, policy: OpenFilePolicy) -> str:
+def bring_back(tree: StoredTree, policy: OpenFilePolicy | None) -> str:
     """Make the processes of the image descendants of this one; they run when this returns. On failure they are killed.
 
     Returns a note for their user on how they came back; "" if there is none.
@@ -55,15 +55,15 @@ def bring_back(tree: StoredTree, policy: OpenFilePolicy) -> str:
         _check_mapped_files(image)
         machine = image.header.machine
         check_fits(machine, this_machine(machine.xstate_bytes), str(image.folder))
-    open_files.check_open_files(tree, policy)
+    notes = [open_files.check_and_cut(tree, policy)]
     if tree.root.channel is not None:
         with open(CHANNEL_PATH, "r+b", buffering=0) as file:
             file.write(tree.root.channel.ljust(os.fstat(file.fileno()).st_size, b"\0"))
-    open_files.cut_open_files(tree, policy)
     stubs = _Stubs(tree)
     try:
         with opened_files(tree) as opened:
-            return _make_all(tree, stubs, opened)
+            notes.append(_make_all(tree, stubs, opened))
+            return "; ".join(filter(None, notes))
     except BaseException:
         stubs.kill()
         raise
@@ -76,7 +76,7 @@ def _check_mapped_files(image: StoredImage) -> None:
         if is_bound_by_the_site(path) or path in written:
             continue
         try:
-            good = has_identity(path, identity) if identity.sha256 else os.stat(path).st_size >= identity.num_bytes
+            good = has_identity(path, identity)
         except OSError as error:
             raise StorageError(
                 f"restoring {image.folder}: the program had {path} mapped, which cannot be read now: {error.strerror}; "
@@ -89,7 +89,7 @@ def _check_mapped_files(image: StoredImage) -> None:
 def _changed(image: StoredImage, path: str, identity: FileIdentity) -> str:
     return (
         f"restoring {image.folder}: the program had {path} mapped, which has changed: expected "
-        f"{identity.num_bytes} bytes with SHA-256 {identity.sha256[:12] or 'of any kind'}, found "
+        f"{identity.num_bytes} bytes with SHA-256 {identity.sha256[:12]}, found "
         f"{os.stat(path).st_size} bytes; restart on machines with the same system image"
     )
 

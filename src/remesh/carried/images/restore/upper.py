@@ -111,17 +111,18 @@ def restore_upper(
     image: Path,
     site: Site,
     *,
-    open_files: OpenFilePolicy = OpenFilePolicy.TRUNCATE,
+    open_files: OpenFilePolicy | None = OpenFilePolicy.TRUNCATE,
     starter: Starter | None = None,
     timeout_s: float = 600.0,
 ) -> Upper:
     """Bring the process of an image back, with the ids, memory, registers and open files it had; it runs on at once.
 
-    The bytes of its channel are written into ``site.channel_file`` first. ``starter`` as `start_upper` takes it. Raises
+    The bytes of its channel are written into ``site.channel_file`` first. ``starter`` as `start_upper` takes it.
+    ``open_files`` is None where all files that it writes to have been checked and cut (`form.written_files`). Raises
     `FormatError` when the image is damaged or does not fit this machine, `StorageError` when a file it had open is gone
     or changed.
     """
-    order = {"image": str(Path(image).absolute()), "open_files": open_files.value}
+    order = {"image": str(Path(image).absolute()), "open_files": open_files and open_files.value}
     return _start(order, site, starter, f"restoring {image}", timeout_s)
 
 

@@ -23,6 +23,7 @@ from remesh.carried.images.form.image_writer import ImageFolder
 from remesh.carried.images.form.kinds import CHANNEL_PATH, ImageReport, NotImageable
 from remesh.carried.images.form.locks import LocksState
 from remesh.carried.images.form.tree_format import TreeState
+from remesh.carried.images.form.written_files import find_place
 from remesh.carried.images.look.affinity import processors_of
 from remesh.carried.images.look.ahead import hash_ahead, start_hashing_beside
 from remesh.carried.images.look.descriptor_survey import Survey, describe_sockets, survey_tree
@@ -109,12 +110,15 @@ def _fill_folder(frozen: Frozen, order: ImageOrder, phases: Phases, folder: Imag
     with phases.phase("survey"):
         if refusals := check_frozen(frozen):
             raise NotImageable(f"dumping process {frozen.pid}", refusals)
+        seen_ns = time.time_ns()
         survey = survey_tree(frozen, IDENTITIES)
     with contextlib.closing(survey):
         with phases.phase("survey"):
             tree = _put_tree(frozen, survey, folder)
         names = tuple(sorted(name for file in tree.carried for name in file.names))
-        return replace(_report(_dump_members(frozen, order, survey, phases, folder), phases), shared_names=names)
+        written = [find_place(each, seen_from_here(frozen.pid, each.path), seen_ns) for each in survey.find_written()]
+        report = _report(_dump_members(frozen, order, survey, phases, folder), phases)
+        return replace(report, shared_names=names, written_files=tuple(written))
 
 
 def _dump_members(
