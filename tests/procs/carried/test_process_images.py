@@ -765,6 +765,7 @@ def test_an_image_is_for_its_owner_only(stage: Stage) -> None:
     image = stage.image_of(WAIT_FOR_GO)
     assert image.stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in image.iterdir()} == {0o600}
+    (stage.work / "go").unlink()
     with pytest.raises(StorageError, match="File exists"):
         dump_image(stage.start(WAIT_FOR_GO).pid, image)
 

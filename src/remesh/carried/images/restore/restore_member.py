@@ -32,7 +32,7 @@ from remesh.carried.images.form.processor_state import check_fits, this_machine
 from remesh.carried.images.look.polls import watch_again
 from remesh.carried.images.restore.open_files import OpenedFiles
 from remesh.carried.images.restore.process_namespaces import choose_next_pid
-from remesh.foundation.errors import FormatError, StorageError
+from remesh.foundation.errors import FormatError, PeerError, StorageError
 from remesh.foundation.linux.calls import (
     PAGE_BYTES,
     PR_SET_CHILD_SUBREAPER,
@@ -321,7 +321,8 @@ def let_go(image: StoredImage, stub: Stub, tracees: list[Tracee]) -> None:
         tracee.set_signal_mask(thread.signal_mask)
     for tracee in tracees:
         tracee.close()
-        tracee.detach()
+        if not tracee.detach():
+            raise PeerError(f"restoring {image.folder}: its process {image.header.pid} was killed before it ran")
 
 
 def resumed(registers: Registers) -> Registers:

@@ -18,13 +18,14 @@ from typing import Any, Final
 
 from remesh.carried.images.form.kinds import SITE_PATH, Command, OpenFilePolicy, Site
 from remesh.carried.images.form.platforms import check_platform
-from remesh.carried.images.look.frozen_registry import bury
+from remesh.carried.images.look.frozen_registry import bury, thaw_if_killed
 from remesh.carried.images.restore.starter import Starter
 from remesh.foundation.errors import ConfigError, FormatError, StorageError
 from remesh.foundation.linux import procfs
 from remesh.foundation.linux.calls import PR_SET_CHILD_SUBREAPER, prctl
 
 _END_GRACE_S: Final = 30.0
+_POLL_S: Final = 0.001
 
 
 class Upper:
@@ -47,6 +48,8 @@ class Upper:
 
     def poll(self) -> int | None:
         """Return None while the upper half runs; then its exit status, or minus the signal that ended it."""
+        if self._status is None:
+            thaw_if_killed(self.pid)
         if self._status is None and select.select([self._pidfd], [], [], 0)[0]:
             self._status = self._read_status()
         return self._status
@@ -82,8 +85,10 @@ class Upper:
         for line in _lines(self._news, _END_GRACE_S):
             if line.get("event") == "ended":
                 status = int(line["status"])
+        deadline_s = time.monotonic() + _END_GRACE_S
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(self._init_pid, 0)
+            while os.waitpid(self._init_pid, os.WNOHANG) == (0, 0) and time.monotonic() < deadline_s:
+                time.sleep(_POLL_S)
         return status
 
 

@@ -30,7 +30,7 @@ from remesh.carried.images.look.descriptor_survey import Survey, describe_socket
 from remesh.carried.images.look.frozen import Frozen, freeze
 from remesh.carried.images.look.frozen_process import FrozenProcess
 from remesh.carried.images.look.inspection import check_frozen, check_imageable
-from remesh.carried.images.look.process_tree import kin_of
+from remesh.carried.images.look.process_tree import kin_of, naming_the_ended
 from remesh.carried.images.look.switch_interval import short_switch_interval
 from remesh.carried.images.write.dump_member import (
     ImageOrder,
@@ -67,14 +67,14 @@ def dump_image(
     the earlier one must then be kept, beside the later one. Includes the bytes of its channel.
 
     Raises `NotImageable` when the process has something an image cannot hold (nothing is left then), `StorageError`
-    when the disk is full or the folder exists; the process goes on in both cases.
+    when the disk is full or the folder exists; the process goes on in both cases. `EndedError` when a process ends or is killed.
     """
     phases = Phases()
     order = ImageOrder(directory, previous, compress, track)
     if isinstance(process, Frozen):
         process.check_owner()
         return _dump_frozen(process, order, phases)
-    with phases.phase("inspect"):
+    with phases.phase("inspect"), naming_the_ended(f"dumping process {process}", lambda: [process]):
         if refusals := check_imageable(process):
             raise NotImageable(f"dumping process {process}", refusals)
         hash_ahead(process)
@@ -95,7 +95,9 @@ def dump_image(
 @short_switch_interval()
 def _dump_frozen(frozen: Frozen, order: ImageOrder, phases: Phases) -> ImageReport:
     try:
-        with ImageFolder(order.directory) as folder:
+        doing = f"dumping process {frozen.pid} to {order.directory}, which was removed"
+        held = [process.pid for process in frozen.processes]
+        with naming_the_ended(doing, lambda: held), ImageFolder(order.directory) as folder:
             return _fill_folder(frozen, order, phases, folder)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
