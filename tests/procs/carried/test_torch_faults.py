@@ -23,9 +23,11 @@ from remesh.carried.images.form.format import CHUNKS_FILE, PAGES_FILE
 from remesh.carried.images.form.image_reader import read_tree, stored_pages
 from remesh.carried.rounds.job_folder import JobFolder, rank_name
 from remesh.carried.torch import torch_job
+from remesh.carried.torch.successors import REFUSAL, prepare_successors
 from remesh.foundation.checksums import crc32
 from remesh.foundation.errors import Error
 from remesh.foundation.linux.procfs import children_of, start_of
+from remesh.foundation.settings import PROGRAM
 from tests.damage import damaged
 from tests.procs.carried.torch_jobs import NEEDS_IMAGES, PATIENCE_S, PROGRAMS, REMESH, TorchJob, run_natively
 
@@ -150,6 +152,38 @@ def test_a_program_that_is_killed_while_it_stands_for_its_image_ends_the_job_by_
         status, said = stopped.end()
     assert status == 128 + signal.SIGKILL and "the program of rank 1" in said and "was killed by signal 9" in said
     _restart(stopped)
+
+
+def test_a_script_that_starts_itself_again_is_carried(job: TorchJob) -> None:
+    job.run("again.py", "exec", "100000")
+    job.wait_for(5)
+    assert "checkpoint 1" in job.checkpoint()
+    job.stop()
+    _restart(job)
+    found = [line.split() for line in job.lines()]
+    assert [int(step) for step, _ in found] == list(range(len(found)))
+
+
+def test_a_python_of_a_program_finds_what_it_is_and_the_sitecustomize_of_the_site(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('own')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv(PROGRAM.name, "")
+    prepare_successors()
+    program = (
+        "import sys; from remesh.carried.torch.successors import find_lineage; print(find_lineage().value, sys.path)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("own\nchild") and "startup" not in done.stdout
+
+
+@pytest.mark.parametrize("how", ["child", "fork"])
+def test_ranks_that_a_program_makes_in_children_are_refused_at_their_first_call(job: TorchJob, how: str) -> None:
+    job.size = 1
+    job.run("again.py", how, "10")
+    assert job.end()[0] == 1
+    assert REFUSAL in "".join(path.read_text() for path in (job.folder / "logs").glob("*.err"))
 
 
 @pytest.mark.slow

@@ -231,5 +231,7 @@ def _make_room() -> None:
     """Make the folder that is covered in every upper half's mount namespace. Nothing is ever written into it."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(SITE_PATH, 0o755)
-    if not stat.S_ISDIR(os.lstat(SITE_PATH).st_mode):
-        raise ConfigError(f"starting an upper half: {SITE_PATH} is no folder; remove it")
+    found = os.lstat(SITE_PATH)
+    if not stat.S_ISDIR(found.st_mode):
+        what = f"{SITE_PATH} is no folder, but something of user {found.st_uid}"
+        raise ConfigError(f"starting an upper half: {what}; that user, or root, must remove it")

@@ -67,7 +67,8 @@ def dump_image(
     the earlier one must then be kept, beside the later one. Includes the bytes of its channel.
 
     Raises `NotImageable` when the process has something an image cannot hold (nothing is left then), `StorageError`
-    when the disk is full or the folder exists; the process goes on in both cases. `EndedError` when a process ends or is killed.
+    when the disk is full or the folder exists; the process goes on in both cases. `EndedError` when one ends or is
+    killed meanwhile.
     """
     phases = Phases()
     order = ImageOrder(directory, previous, compress, track)
