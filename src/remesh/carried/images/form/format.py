@@ -163,6 +163,7 @@ class ProcessState:
     is_subreaper: bool  # orphans among its descendants become its children
     death_signal: int  # that it gets when its parent ends; 0 for none
     interval_timers: dict[int, bytes] = field(default_factory=dict)  # struct itimerval by kind, of those that run
+    attributes: dict[str, int] = field(default_factory=dict)  # by name, see `attributes.OF_PROCESSES`
     seat: int = 1  # processors that it was given, bit n for number n; see `seat`
 
     def __post_init__(self) -> None:
@@ -187,6 +188,9 @@ class ThreadState:
     rseq_signature: int
     signal_stack: bytes  # stack_t
     processors: int  # that it may run on, bit n for number n
+    attributes: dict[str, int]  # by name, see `attributes.OF_THREADS`
+    timer_slack_ns: int
+    no_new_privs: bool
 
     def __post_init__(self) -> None:
         _check(self.processors > 0, f"thread {self.tid} has no processor to run on")

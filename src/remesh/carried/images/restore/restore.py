@@ -22,6 +22,7 @@ from remesh.carried.images.form.image_reader import StoredImage, StoredTree
 from remesh.carried.images.form.kinds import CHANNEL_PATH, OpenFilePolicy
 from remesh.carried.images.form.processor_state import check_fits, this_machine
 from remesh.carried.images.look.affinity import move_masks, processors_of, set_processors
+from remesh.carried.images.look.attributes import set_attributes
 from remesh.carried.images.look.inspection import is_bound_by_the_site
 from remesh.carried.images.restore import open_files
 from remesh.carried.images.restore.open_files import OpenedFiles, opened_files
@@ -103,18 +104,24 @@ def _make_all(tree: StoredTree, stubs: _Stubs, opened: OpenedFiles) -> str:
         choose_next_pid(_first_free_id(tree))
         threads[image.header.pid] = fill_stub(stubs.by_pid[image.header.pid], image, opened)
     stubs.end_the_ended()
-    note = _pin_threads(tree)
+    notes = [_pin_threads(tree), _set_attributes(tree)]
     for image in tree.members:
         set_pending_signals(image, stubs.by_pid[image.header.pid], threads[image.header.pid])
     for image in reversed(tree.members):
         let_go(image, stubs.by_pid[image.header.pid], threads[image.header.pid])
-    return note
+    return "; ".join(filter(None, notes))
 
 
 def _first_free_id(tree: StoredTree) -> int:
     """The first id behind all processes and threads that come back; beyond the kernel's limit, a small one again."""
     threads = [thread.tid for image in tree.members for thread in image.threads.threads]
     return max(*threads, *(each.pid for each in tree.state.kin)) + 1
+
+
+def _set_attributes(tree: StoredTree) -> str:
+    """Set how the kernel treats the processes and their threads; returns a note if some of it cannot be."""
+    threads = [(each.tid, each.attributes) for image in tree.members for each in image.threads.threads]
+    return set_attributes([*threads, *((image.header.pid, image.process.attributes) for image in tree.members)])
 
 
 def _pin_threads(tree: StoredTree) -> str:
