@@ -33,11 +33,8 @@ from remesh.carried.images import (
     Starter,
     Upper,
     WrittenFile,
-    check_written,
-    cut_written,
     restore_upper,
     start_upper,
-    tell_sampled,
 )
 from remesh.carried.mpi.arena import FILE, make_arena
 from remesh.carried.mpi.channel import SharedChannel
@@ -216,6 +213,12 @@ def _cut_files(mpi: Any, report: Message, policy: OpenFilePolicy) -> str:
 
     No file is cut before all are good, and no program writes before all are cut. Returns a note for the user.
     """
+    from remesh.carried.images.form.written_files import (  # noqa: PLC0415  not for ranks that begin
+        check_written,
+        cut_written,
+        tell_sampled,
+    )
+
     files = [WrittenFile(**each) for each in report.get("written_files", ())]
     sampled = check_written(files, policy, "restoring a program")
     _wait_for_all(mpi)
