@@ -23,7 +23,7 @@ from remesh.testbed.pool import RankPool
 from tests import profiles  # noqa: F401 - loads a profile of Hypothesis
 from tests.leftovers import watch
 
-_SPECIAL_TIERS = ("mpi", "netns", "gpu", "browser", "hosts", "slow", "long")
+_SPECIAL_TIERS = ("mpi", "netns", "gpu", "browser", "hosts", "stores", "slow", "long")
 """Those that are run when they are asked for; they get the marker ``special``, by which pyproject.toml and the Makefile
 leave them out."""
 
