@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import certifi
 import fsspec.config
 import pytest
 
@@ -61,7 +62,7 @@ def _write_files(folder: Path) -> None:
         "[team]\naws_access_key_id = second\naws_secret_access_key = two\naws_session_token = lent\n"
     )
     (folder / "config").write_text(
-        "[default]\nregion = eu-west-1\n"
+        f"[default]\nregion = eu-west-1\nca_bundle = {certifi.where()}\n"
         "[profile team]\nregion = eu-north-1\nendpoint_url = http://storage.example:9000\n"
         "[profile indirect]\nservices = ours\n"
     )
@@ -82,6 +83,13 @@ def test_the_files_of_the_aws_tools_give_credentials_region_and_endpoint(
     assert (lent["access_key_id"], options["region"], options.get("endpoint")) == (key, region, endpoint)
     assert lent["token"] == (None if profile is None else "lent")
     obstore_settings.open_bucket("s3", "bucket", 300.0)
+
+
+def test_certificates_of_the_environment_come_before_those_of_the_files(monkeypatch, tmp_path):
+    _write_files(tmp_path)
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "none.pem"))
+    with pytest.raises(FileNotFoundError, match=r"none\.pem"):
+        obstore_settings.open_bucket("s3", "bucket", 300.0)
 
 
 def test_the_environment_comes_before_the_files(monkeypatch, tmp_path):

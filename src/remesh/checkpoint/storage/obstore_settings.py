@@ -64,9 +64,9 @@ def open_bucket(scheme: str, bucket: str, timeout_s: float) -> Any:
         return GCSStore(bucket, **options)
     if family[0] == "az":
         return AzureStore(bucket, **options)
-    certificates = os.environ.get("AWS_CA_BUNDLE", os.environ.get("REQUESTS_CA_BUNDLE"))
     profile = _profile_of_aws()
-    if certificates := certificates or profile.pop("ca_bundle", None):
+    certificates = profile.pop("ca_bundle", None)
+    if certificates := os.environ.get("AWS_CA_BUNDLE", os.environ.get("REQUESTS_CA_BUNDLE", certificates)):
         options["client_options"]["root_certificate"] = Path(certificates).read_bytes()
     return S3Store(bucket, **options, **profile)
 
