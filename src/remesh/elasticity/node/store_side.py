@@ -179,7 +179,7 @@ class StoreSide:
         return self._settle(found, time.monotonic() - started_s, log)
 
     def send_goodbye(self) -> None:
-        """Wait until every other agent has finished or is dead: this one may host the store that all need to the end."""
+        """Wait until every other agent has finished or died: this one may host the store that all need to the end."""
         deadline_s, next_look_s = time.monotonic() + EXIT_BARRIER_TIMEOUT_S, 0.0
         with contextlib.suppress(RuntimeError):
             self.shared.put(f"bye/{self.index}", {})
