@@ -44,6 +44,9 @@ _RANKS = RankPool()
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
+# torch asks the resolver for the name of every address that it connects to. Where that loses a packet, each of these
+# costs the five seconds after which the C library asks again: as long as a host may be silent before it counts as lost.
+os.environ.setdefault("RES_OPTIONS", "timeout:1")
 _may_hold_processes = False
 """Whether tests of other tiers have run since garbage was collected."""
 

@@ -28,7 +28,7 @@ from remesh.testbed.quiet_limit import QuietLimit
 from remesh.wire.free_ports import free_port
 
 MEETINGS = ("standalone", "static", "c10d", "etcd")
-LAUNCHERS = {"remesh": "remesh.run", "torchrun": "torch.distributed.run"}
+LAUNCHERS = {"remesh": ("remesh.run", "--mode", "restart"), "torchrun": ("torch.distributed.run",)}
 MAX_RESTARTS = 3
 QUIET_S = 90.0
 NUM_RANKS = 2
@@ -67,7 +67,7 @@ def kill_once(launcher: str, meeting: str, *flags: str) -> Trial:
             # torch's own backend speaks version 2, which is off by default.
             port = stack.enter_context(etcd_server(folder, *(["--enable-v2"] if launcher == "torchrun" else [])))
         commands = [
-            [sys.executable, "-m", LAUNCHERS[launcher], *where, *flags, meets_script.__file__, str(told)]
+            [sys.executable, "-m", *LAUNCHERS[launcher], *where, *flags, meets_script.__file__, str(told)]
             for where in _places(launcher, meeting, port)
         ]
         returncodes, output = _run_all(commands, folder, told)

@@ -39,7 +39,7 @@ def rows(num_runs: int) -> list[Row]:
         for run in range(num_runs):
             for start, arguments in commands.items():
                 for launcher in list(LAUNCHERS)[:: (-1) ** run]:
-                    told.setdefault((start, launcher), []).append(processor_s(LAUNCHERS[launcher], arguments))
+                    told.setdefault((start, launcher), []).append(processor_s([*LAUNCHERS[launcher], *arguments]))
     return [row for start in STARTS for row in rows_of(start, told[start, "remesh"], told[start, "torchrun"])]
 
 
@@ -51,16 +51,16 @@ def _arguments(start: str, number: int, folder: Path) -> list[str]:
     return ["--standalone", "--nproc-per-node", str(NUM_RANKS), str(script)]
 
 
-def processor_s(module: str, arguments: Sequence[str]) -> float:
+def processor_s(command: Sequence[str]) -> float:
     """Seconds of processor time of a launcher and all that it has waited for; RuntimeError if it fails."""
     with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen([sys.executable, "-m", module, *arguments], stdout=output, stderr=output)
+        process = subprocess.Popen([sys.executable, "-m", *command], stdout=output, stderr=output)
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode != 0:
             output.seek(0)
             said = output.read().decode(errors="replace")
-            raise RuntimeError(f"starting {module} {' '.join(arguments)}: it ended with {process.returncode}\n{said}")
+            raise RuntimeError(f"starting {' '.join(command)}: it ended with {process.returncode}\n{said}")
     return used.ru_utime + used.ru_stime
 
 

@@ -49,7 +49,8 @@ class Agents:
 
     def start(self, *flags: str, actions: Sequence[str] = (), script: str = SCRIPT, **environment: str) -> int:
         """Start one agent; returns its place in :attr:`agents`."""
-        words = ["-m", self._launcher, *flags, script, str(self.told), *actions]
+        mode = ("--mode", "restart") if self._launcher == "remesh.run" else ()
+        words = ["-m", self._launcher, *mode, *flags, script, str(self.told), *actions]
         index = len(self.agents)
         log = self._log_of(index)
         log.touch()

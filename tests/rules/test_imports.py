@@ -134,7 +134,6 @@ _PURE_ELSEWHERE = {
     "remesh.elasticity.health.straggler_pace",
     "remesh.elasticity.health.verdicts",
     "remesh.elasticity.launch.flags",
-    "remesh.elasticity.launch.mode",
     "remesh.elasticity.membership.exclusion",
     "remesh.elasticity.membership.instructions",
     "remesh.elasticity.membership.membership_machine",

@@ -16,12 +16,10 @@ from torch.distributed.elastic.multiprocessing import SignalException
 
 from remesh.elasticity import node
 from remesh.elasticity.launch.flag_checks import wait_for_names
-from remesh.elasticity.launch.flags import FLAGS, LIST, REAL, SWITCH, TORCHRUN_FLAGS, WHOLE, Flag, complete_name
-from remesh.elasticity.launch.mode import Mode
+from remesh.elasticity.launch.flags import FLAGS, LIST, REAL, SWITCH, TORCHRUN_FLAGS, WHOLE, Flag, Mode, complete_name
 from remesh.elasticity.launch.request import (
     Request,
     check_request,
-    choose_mode,
     describe_uncovered,
     endpoints_of,
     in_process_job,
@@ -44,11 +42,11 @@ _TYPES = {WHOLE: click.INT, REAL: click.FLOAT}
 
 @click.pass_context
 def _run(context: click.Context, /, script: str, arguments: tuple[str, ...], **values: Any) -> None:
-    """Start SCRIPT on this node as part of a job of one node or many. Command lines of torchrun work unchanged.
+    """Start SCRIPT on this node as part of a job of one node or many. It takes torchrun's flags.
 
-    A script that calls remesh.elastic(train, mesh=...) runs in-process: when a worker or a node dies, the others keep
-    their processes, form a new mesh and go on. Any other script runs in restart mode, as under torchrun: all workers
-    are started anew.
+    The script calls remesh.elastic(train, mesh=...): when a worker or a node dies, the others keep their processes,
+    form a new mesh and go on. Any other script wants --mode restart, and runs as under torchrun: all workers are
+    started anew.
 
     Exit codes: 0 ended well, 1 a worker failed, 2 wrong input, 70 a defect of remesh, 75 infrastructure, 80 left on
     request, 81 left on request without its state.
@@ -79,14 +77,13 @@ def _end_by_signal(request: Request, ended: SystemExit) -> NoReturn:
 
 def run_request(request: Request) -> Outcome:
     """Run this node's agent to its end; raises what kept it from starting or running."""
-    mode = choose_mode(request).mode
-    check_request(request, mode)
+    check_request(request)
     metrics = Metrics()
     with contextlib.ExitStack() as stack:
         if request.values["metrics_port"] is not None:
             server = stack.enter_context(MetricsServer(request.values["metrics_port"], metrics.render))
             click.echo(f"remesh: metrics at http://127.0.0.1:{server.port}/metrics", err=True)
-        if mode is Mode.IN_PROCESS:
+        if request.mode is Mode.IN_PROCESS:
             values = dict(request.values)
             for flag in FLAGS:
                 if flag.in_process_default is not None and flag.dest not in request.given:
@@ -105,7 +102,7 @@ def run_request(request: Request) -> Outcome:
         _wait_for_names(request)
         log = EventLog(request.events_folder, f"agent-{request.node_name}", metrics.take)
         stack.callback(log.close)
-        log.write("agent", pid=os.getpid(), node=request.node_name, mode=mode.value)
+        log.write("agent", pid=os.getpid(), node=request.node_name, mode=request.mode.value)
         try:
             outcome = run_restart_job(restarted, log, _print).outcome
         except SignalException as error:

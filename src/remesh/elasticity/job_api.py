@@ -90,8 +90,8 @@ def elastic(
         raise
     if not link_path and "TORCHELASTIC_RUN_ID" in os.environ:
         raise ConfigError(
-            f"{_DOING}: the launcher runs this script in restart mode, since its file does not import remesh.elastic "
-            "(or torchrun started it); start it with `remesh run --mode in-process ...`"
+            f"{_DOING}: this process was started in restart mode, or by torchrun; start it with `remesh run`, without "
+            "--mode restart"
         )
     if not link_path:
         raise ConfigError(

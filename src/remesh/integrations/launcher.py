@@ -20,7 +20,7 @@ from typing import Any
 
 from torch.distributed.launcher.api import LaunchConfig
 
-from remesh.elasticity.launch.mode import Mode
+from remesh.elasticity.launch.flags import Mode
 from remesh.elasticity.launch.restart import RestartJob, run_restart_job
 from remesh.elasticity.store.admission import read_token
 from remesh.elasticity.store.card import JobCard

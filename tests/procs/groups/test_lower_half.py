@@ -18,6 +18,8 @@ from remesh.groups.lower import LowerHalf
 from remesh.testbed.pool import DIED, RankPool
 
 GROUP_TIMEOUT_S = 50.0
+CONNECT_TIMEOUT_S = 300.0
+"""Each of torch's connections asks the resolver for names, and one lost packet of its is five seconds."""
 AXES = {"dp": 2, "tp": 2}
 
 
@@ -65,19 +67,26 @@ def test_severing_wakes_a_rank_that_waits_for_a_living_neighbour(ranks: RankPool
     assert waited_s < GROUP_TIMEOUT_S / 2
 
 
+def _sever_once_it_waits(lower: LowerHalf, host: dist.TCPStore) -> None:
+    """Rank 0 puts its backend and its address into the store, then waits for those of rank 1."""
+    while host.num_keys() < 2:
+        time.sleep(0.01)
+    lower.sever()
+
+
 def _wake_a_rank_that_waits_in_the_store() -> tuple[bool, bool, float]:
     """Rank 1 of the new groups never comes; another thread severs. Then the store serves a new connection."""
     dist.destroy_process_group()
     host = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    line = StoreLine(f"127.0.0.1:{host.port}", patience_s=5.0, timeout_s=GROUP_TIMEOUT_S)
+    line = StoreLine(f"127.0.0.1:{host.port}", patience_s=CONNECT_TIMEOUT_S, timeout_s=GROUP_TIMEOUT_S)
     lower = LowerHalf("gloo", "cpu", GROUP_TIMEOUT_S)
-    threading.Timer(0.5, lower.sever).start()
+    threading.Thread(target=_sever_once_it_waits, args=(lower, host), daemon=True).start()
     begun_s = time.monotonic()
     with pytest.raises(RuntimeError) as raised:
         lower.grow(dist.PrefixStore("1", line.store), 0, {"dp": 2}, wake=line.cut)
     waited_s = time.monotonic() - begun_s
     lower.shed()
-    again = StoreLine(line.endpoint, patience_s=5.0, timeout_s=GROUP_TIMEOUT_S)
+    again = StoreLine(line.endpoint, patience_s=CONNECT_TIMEOUT_S, timeout_s=GROUP_TIMEOUT_S)
     lower.grow(dist.PrefixStore("2", again.store), 0, {"dp": 1}, wake=again.cut)
     lower.shed()
     host.set("still", "here")
@@ -140,7 +149,7 @@ def _wait_on_a_mesh_axis(folder: str) -> None:
     """Rank 1 never enters a collective of the mesh's own group."""
     rank = dist.get_rank()
     dist.destroy_process_group()
-    lower = LowerHalf("gloo", "cpu", 10.0)  # in which both must have come to the meeting
+    lower = LowerHalf("gloo", "cpu", 30.0)  # in which both must have come to the meeting
     lower.grow(dist.FileStore(f"{folder}/1"), rank, {"tp": 2})
     assert lower.mesh is not None
     if rank == 0:

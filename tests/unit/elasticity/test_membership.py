@@ -299,13 +299,17 @@ def make_machine() -> AgentMachine:
 def test_script_that_raises_or_exits_at_once_ends_the_job_and_uses_no_restart(code: int) -> None:
     """Before it called remesh.elastic, and after: with any exit code, for a job that goes on alone would be no job."""
     report = WorkerReport(0, 100, make_template({"dp": -1}).to_json())
-    for called_in, told in ((False, "ended before it called remesh.elastic"), (True, "raised or exited")):
+    hint = ", or give --mode restart for a script that torchrun starts"
+    for called_in, told, ending in (
+        (False, "ended before it called remesh.elastic", hint),
+        (True, "raised or exited", ""),
+    ):
         machine = make_machine()
         if called_in:
             machine.handle(WorkerReady(report), 0.1)
         (end,) = machine.handle(WorkerExited(0, code), 0.2)
         assert isinstance(end, Publish) and end.key == "end"
-        assert end.value["text"] == f"worker 0 of a {told} (exit code {code}); see its log"
+        assert end.value["text"] == f"worker 0 of a {told} (exit code {code}); see its log{ending}"
         assert end.value["category"] == "worker"
 
 

@@ -13,7 +13,7 @@ from remesh.groups.lower import LowerHalf
 @pytest.mark.procs  # it may wait a moment for a loop of gloo
 def test_a_member_lost_before_the_groups_are_made_is_not_forgotten() -> None:
     """The news of a death may come between the decision for a mesh and the making of its groups."""
-    lower = LowerHalf("gloo", "cpu", 5.0)
+    lower = LowerHalf("gloo", "cpu", 60.0)
     lower.sever()
     with pytest.raises(PeerError, match="lost meanwhile"):
         lower.grow(dist.HashStore(), 0, {"dp": 1})
@@ -30,7 +30,7 @@ class Meanwhile(LowerHalf):
     """Another thread of the program opens sockets while the groups are made."""
 
     def __init__(self) -> None:
-        super().__init__("gloo", "cpu", 5.0)
+        super().__init__("gloo", "cpu", 60.0)
         self.near, self.far = socket.socketpair()
         self.opened = [self.near, self.far]
 
@@ -86,7 +86,7 @@ def test_sockets_that_were_opened_before_gloos_own_are_left_alone() -> None:
 
 @pytest.mark.procs
 def test_groups_that_were_dropped_end_aside_and_are_gone_for_good() -> None:
-    lower = LowerHalf("gloo", "cpu", 5.0)
+    lower = LowerHalf("gloo", "cpu", 60.0)
     loops, before = gloo_loops(), look_around()
     for _ in range(3):
         lower.grow(dist.HashStore(), 0, {"dp": 1})

@@ -6,11 +6,21 @@ Names are spelled with ``-``; ``_`` is taken too. Each of torchrun's flags can b
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from typing import Any
 
 SWITCH = "switch"
 TEXT, WHOLE, REAL, LIST = "text", "whole", "real", "list"
+
+
+class Mode(enum.Enum):
+    """How workers are looked after."""
+
+    IN_PROCESS = "in-process"
+    """The script calls :func:`remesh.elastic`; survivors of a failure keep their processes."""
+    RESTART = "restart"
+    """Any script that torchrun can start; all workers are started anew after a failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +178,9 @@ OUR_FLAGS = (
     Flag(
         "mode",
         TEXT,
-        "auto",
-        "Mode of the job; auto takes in-process if SCRIPT mentions remesh.elastic, else restart.",
-        choices=("auto", "in-process", "restart"),
+        Mode.IN_PROCESS.value,
+        "In-process mode is for a SCRIPT that calls remesh.elastic, restart mode for any that torchrun starts.",
+        choices=tuple(mode.value for mode in Mode),
     ),
     Flag("node-name", TEXT, "", "Name of this node in logs and reports (default: host name)."),
     Flag("events-dir", TEXT, None, "Folder for the event logs (JSON lines)."),

@@ -27,13 +27,11 @@ from remesh.elasticity.launch.flag_checks import (
     check_script,
     check_signals,
     check_writable,
-    find_main,
     split_endpoints,
     unquoted,
     with_port,
 )
-from remesh.elasticity.launch.flags import FLAGS, TORCHRUN_FLAGS, find_flag
-from remesh.elasticity.launch.mode import Mode, ModeChoice, decide_mode
+from remesh.elasticity.launch.flags import FLAGS, TORCHRUN_FLAGS, Mode, find_flag
 from remesh.elasticity.launch.restart import RestartJob
 from remesh.elasticity.membership.exclusion import ExclusionRules, StragglerRules
 from remesh.elasticity.membership.rules import AgentRules
@@ -71,6 +69,10 @@ class Request:
     arguments: tuple[str, ...]
 
     @property
+    def mode(self) -> Mode:
+        return Mode(self.values["mode"])
+
+    @property
     def node_name(self) -> str:
         return self.values["node_name"] or socket.gethostname()
 
@@ -80,25 +82,15 @@ class Request:
         return Path(folder).absolute() if folder else None
 
 
-def choose_mode(request: Request) -> ModeChoice:
-    """The mode that was asked for, or the one that the script's text asks for."""
-    asked = request.values["mode"]
-    if asked != "auto":
-        return ModeChoice(Mode(asked), "asked for")
-    if request.values["no_python"]:
-        return ModeChoice(Mode.RESTART, "a program is started without Python")
-    return decide_mode(_read_script(request))
-
-
-def check_request(request: Request, mode: Mode) -> None:
+def check_request(request: Request) -> None:
     """Raise ConfigError for what can be seen to be wrong before anything starts."""
-    values = request.values
+    values, mode = request.values, request.mode
     parse_nnodes(values["nnodes"])
     strange = sorted(dest for dest in request.given if mode.value not in find_flag(dest).modes)
     if strange:
         flags = ", ".join(f"--{find_flag(dest).name}" for dest in strange)
         raise ConfigError(
-            f"reading the flags: {mode.value} mode, which was chosen for {request.script}, has no {flags}"
+            f"reading the flags: {mode.value} mode has no {flags}"
             + (", since its agents and stores are torch's, which do not support TLS" if "tls" in flags else "")
             + "; leave them out, or choose the other mode with --mode"
         )
@@ -320,23 +312,3 @@ def _streams(text: str) -> Std:
 def _card_of(request: Request, mode: Mode) -> JobCard:
     min_nodes, max_nodes = parse_nnodes(request.values["nnodes"])
     return JobCard(mode.value, min_nodes, max_nodes, Path(request.script).name)
-
-
-def _read_script(request: Request) -> str:
-    """The text of the script; empty where there is none that can be read."""
-    path = _find_module(request.script) if request.values["module"] else find_main(request.script)
-    try:
-        return path.read_text(errors="replace") if path else ""
-    except OSError:
-        return ""
-
-
-def _find_module(name: str) -> Path | None:
-    """The file that ``python -m name`` runs. Looked for by name alone: importing a parent package may do anything."""
-    parts = name.split(".")
-    for root in ("", *sys.path):
-        base = Path(root, *parts)
-        for path in (base.with_name(f"{base.name}.py"), base / "__main__.py"):
-            if path.is_file():
-                return path
-    return None

@@ -473,7 +473,8 @@ class AgentMachine:
             return out if self._roster.alive() else [*out, *self._depart(now_s)]
         if code >= 0:
             what = "raised or exited" if had_called_in else "ended before it called remesh.elastic"
-            text = f"worker {slot} of {self.name} {what} (exit code {code}); see its log"
+            hint = "" if had_called_in else ", or give --mode restart for a script that torchrun starts"
+            text = f"worker {slot} of {self.name} {what} (exit code {code}); see its log{hint}"
             return [self._end_of_worker(slot, text)]
         name = signal.Signals(-code).name
         out = [Note("worker-killed", {"slot": slot, "signal": name})]

@@ -4,8 +4,9 @@ A client of torch's store waits for a key in C++ until its timeout, and nothing 
 connects it waits for ever, if the host takes the connection and sends nothing. Its socket is the one to the store's
 port that appeared while it connected.
 
-A host that is slow for a moment is tried again, until it refuses connections, which proves that the store is gone, or
-until the caller has lost interest:
+torch asks the resolver for the name of the address, five seconds where a packet of that is lost: one attempt proves
+nothing. A host that is slow for a moment is tried again, until it refuses connections, which proves that the store is
+gone, or until the caller has lost interest:
 
     try, cut after TRY_TIMEOUT_S ──> answered: done
                              refused, or is_over(): raise

@@ -14,11 +14,10 @@ from torch.distributed.run import config_from_args, get_args_parser
 
 from remesh.cli.run import run
 from remesh.elasticity.launch.flag_checks import wait_for_names
-from remesh.elasticity.launch.mode import Mode
+from remesh.elasticity.launch.flags import Mode
 from remesh.elasticity.launch.request import (
     Request,
     check_request,
-    choose_mode,
     complete_endpoint,
     describe_uncovered,
     in_process_job,
@@ -59,9 +58,9 @@ def test_quotes_around_the_options_of_a_rendezvous_are_taken_away(script: str) -
     """torch's own tests and examples have them where no shell does."""
     line = ["--nnodes", "1:2", "--rdzv-conf", "'join_timeout=7,last_call_timeout=2'"]
     place = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "head:1", "--rdzv-id", "x"]
-    request = request_of(script, *line, *place)
     for mode in Mode:
-        check_request(request, mode)
+        request = request_of(script, "--mode", mode.value, *line, *place)
+        check_request(request)
     meeting = in_process_job(request).rules.meeting
     assert (meeting.join_timeout_s, meeting.last_call_s) == (7.0, 2.0)
     configs = restart_job(request, Path(script).parent).config.rdzv_configs
@@ -90,7 +89,7 @@ def test_endpoint_gets_torchruns_port_or_a_free_one() -> None:
         (Mode.RESTART, ["--no-python", "-m"], "--no-python"),
         (Mode.RESTART, ["--no-python"], "not a program on the PATH"),
         (Mode.RESTART, ["--tls-cert", "a"], "has no --tls-cert, since its agents and stores are torch's"),
-        (Mode.RESTART, ["--last-call", "3"], "restart mode, which was chosen for .*, has no --last-call;"),
+        (Mode.RESTART, ["--last-call", "3"], "restart mode has no --last-call;"),
         (
             Mode.IN_PROCESS,
             ["--role", "r", "--start-method", "fork"],
@@ -100,7 +99,7 @@ def test_endpoint_gets_torchruns_port_or_a_free_one() -> None:
 )
 def test_senseless_flags_are_named(script: str, mode: Mode, line: list[str], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
-        check_request(request_of(script, *line), mode)
+        check_request(request_of(script, "--mode", mode.value, *line))
 
 
 @pytest.mark.parametrize("mode", list(Mode))
@@ -108,13 +107,13 @@ def test_senseless_flags_are_named(script: str, mode: Mode, line: list[str], nam
 def test_folder_that_cannot_be_written_is_named(script: str, flag: str, mode: Mode) -> None:
     """A file stands where a folder of logs should be: holds for every user, root too."""
     with pytest.raises(ConfigError, match=f"{flag} .*train.py/logs cannot be written"):
-        check_request(request_of(script, flag, f"{script}/logs"), mode)
+        check_request(request_of(script, "--mode", mode.value, flag, f"{script}/logs"))
 
 
 @pytest.mark.parametrize("factor", ["-1", "0.5", "1"])
 def test_factor_that_would_leave_out_anybody_is_refused(script: str, factor: str) -> None:
     with pytest.raises(ConfigError, match="--exclude-slower"):
-        check_request(request_of(script, "--exclude-slower", factor), Mode.IN_PROCESS)
+        check_request(request_of(script, "--exclude-slower", factor))
 
 
 @pytest.mark.parametrize(
@@ -202,11 +201,11 @@ def test_job_of_one_node_gets_a_free_port_unless_it_names_one(script: str, tmp_p
     assert (fixed.rdzv_backend, fixed.rdzv_endpoint) == ("static", "127.0.0.1:1234")
 
 
-def test_mode_can_be_asked_for(script: str) -> None:
-    assert choose_mode(request_of(script)).mode is Mode.RESTART
-    assert choose_mode(request_of(script, "--mode", "in-process")).mode is Mode.IN_PROCESS
-    assert choose_mode(request_of("remesh.testbed.local_job", "-m")).mode is Mode.IN_PROCESS
-    assert choose_mode(request_of("no.such.module", "-m")).mode is Mode.RESTART
+@pytest.mark.parametrize("text", ["import torch\n", "import remesh\nremesh.elastic(train, mesh={'dp': -1})\n"])
+def test_the_mode_is_what_is_asked_for_whatever_the_script_says(script: str, text: str) -> None:
+    Path(script).write_text(text)
+    assert request_of(script).mode is Mode.IN_PROCESS
+    assert request_of(script, "--mode", "restart").mode is Mode.RESTART
 
 
 def test_token_comes_from_a_file_or_the_environment_and_never_shows(
@@ -266,7 +265,7 @@ def test_wrong_values_of_flags_are_input_errors_before_anything_starts(
     others += ["--rdzv-backend", "c10d"] if flag == "--rdzv-endpoint" and mode == "restart" else []
     request = request_of(script, "--mode", mode, *others, f"{flag}={text}")
     with pytest.raises(ConfigError):
-        check_request(request, Mode(mode))
+        check_request(request)
         in_process_job(request) if mode == "in-process" else restart_job(request, tmp_path)
 
 
@@ -275,13 +274,11 @@ def test_a_folder_with_a_main_is_a_script_as_for_python(tmp_path: Path, is_there
     folder = tmp_path / "program"
     folder.mkdir()
     if is_there:
-        (folder / "__main__.py").write_text("import remesh\nremesh.elastic(train, mesh={'dp': -1})\n")
-        request = request_of(str(folder))
-        assert choose_mode(request).mode is Mode.IN_PROCESS
-        check_request(request, Mode.IN_PROCESS)
+        (folder / "__main__.py").touch()
+        check_request(request_of(str(folder)))
     else:
         with pytest.raises(ConfigError, match="a folder without __main__.py"):
-            check_request(request_of(str(folder)), Mode.RESTART)
+            check_request(request_of(str(folder)))
 
 
 def test_a_host_that_nobody_knows_is_told_at_once_and_waited_for_in_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
