@@ -74,11 +74,9 @@ def test_a_request_that_fails_for_a_while_is_made_again(server, place, operation
     _check_loads(state, place)
 
 
-@pytest.mark.parametrize(
-    "operation", [pytest.param("UploadPart", marks=short), "PutObject", "GetObject", "HeadObject", "CopyObject"]
-)
+@pytest.mark.parametrize("operation", ["UploadPart", "PutObject", "GetObject", "HeadObject", "CopyObject"])
 def test_a_request_that_hangs_once_is_made_again(server, place, monkeypatch, operation):
-    monkeypatch.setenv(STORE_TIMEOUT_S.name, "15")
+    monkeypatch.setenv(STORE_TIMEOUT_S.name, "45")
     server.fail(operation, Fault.HANG, times=1, match=r"__0_0|metadata\.json")
     state = _state(_PART_BYTES + (1 << 20))
     remesh.save(state, place)
@@ -106,9 +104,9 @@ def test_a_store_that_never_answers_ends_a_save_with_the_file_and_the_setting(
 @short
 def test_a_store_that_never_answers_ends_a_load(server, place, monkeypatch):
     remesh.save(_state(), place)
-    monkeypatch.setenv(STORE_TIMEOUT_S.name, "4")
+    monkeypatch.setenv(STORE_TIMEOUT_S.name, "15")
     server.fail("GetObject", Fault.HANG, match="__0_0")
-    with pytest.raises(StorageError, match=r"reading.*__0_0\.distcp.*(timed out|no answer for 4 s)"):
+    with pytest.raises(StorageError, match=r"reading.*__0_0\.distcp.*(timed out|no answer for 15 s)"):
         _check_loads(_state(), place)
 
 
@@ -170,13 +168,13 @@ def test_a_forked_process_is_refused_the_store_of_its_parent(server, place):
 
 
 def test_a_slow_store_is_waited_for_while_it_moves(server, place, monkeypatch):
-    """Each part takes most of what a request may: the save as a whole takes longer than that."""
-    monkeypatch.setenv(STORE_TIMEOUT_S.name, "15")
-    server.fail("UploadPart", Fault.DELAY, seconds=3.5)
+    """Each part takes more than half of what a request may: the save as a whole takes longer than that."""
+    monkeypatch.setenv(STORE_TIMEOUT_S.name, "30")
+    server.fail("UploadPart", Fault.DELAY, seconds=6.0)
     state = _state(40 * _PART_BYTES)
     started = time.monotonic()
     remesh.save(state, place)
-    assert time.monotonic() - started > 15.0
+    assert time.monotonic() - started > 30.0
     _check_loads(state, place)
 
 
