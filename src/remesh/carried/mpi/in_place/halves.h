@@ -40,6 +40,9 @@ typedef struct {
     Place first;            /* of the thread that starts the lower half */
     int64_t place_offset;   /* from a thread pointer of the lower half to a word: the Place that it is of, or NULL */
     Lending lending;
+    void (*end)(void);      /* to be entered, not called: what a program does at its end, with this thread pointer ... */
+    uint64_t ending_fs;
+    void *stack;            /* ... and on this stack */
 } Handover;
 
 /* cross.S */

@@ -4,7 +4,7 @@
  *     ...
  *     int code = CROSS("MPI_Send", functions->send(data, count, dest, tag));
  *     ...
- *     error = drop_lower();
+ *     error = end_lower();
  *
  * There is one lower half at a time. Any thread of the program may cross, as many as there are; load and drop are called
  * by one thread while no other one is inside.
@@ -19,7 +19,9 @@
 const char *what_is_lacking(void);
 /* Load a program that was linked with lower_half.c. NULL, or what went wrong; then nothing is left of it. */
 const char *load_lower(const char *program, const char *library_path, char *const *environment, const void **functions);
-/* All of it goes. NULL, or what stays and why; then it can be called again. */
+/* It ends as a program does, with what its libraries do then, and all of it goes. For an MPI that is finalized. */
+const char *end_lower(void);
+/* All of it is gone at once. Both return NULL, or what stays and why; then drop_lower() can be called again. */
 const char *drop_lower(void);
 
 /* A thread of the program, as the halves see it. */

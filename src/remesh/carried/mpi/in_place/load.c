@@ -177,6 +177,15 @@ const char *load_lower(const char *program, const char *library_path, char *cons
     return error;
 }
 
+const char *end_lower(void) {
+    if (!my_crossing.place) borrow_place();
+    handover.ending_fs = my_crossing.fs;
+    set_way_back(&handover.upper);
+    enter_program(&handover.upper, handover.stack, (void *)(uintptr_t)handover.end);
+    set_way_back(NULL);
+    return drop_lower();
+}
+
 const char *drop_lower(void) {
     int left = drop_region(PATIENCE_MS);
     if (left) return tell("%d threads of the lower half did not end within %d s; it stays", left, PATIENCE_MS / 1000);

@@ -13,7 +13,10 @@
 
 #include "lower_half.h"
 
-enum { LENT_STACK_BYTES = 256 << 10 }; /* a lent thread sleeps; its stack has its thread-local storage, too */
+enum {
+    LENT_STACK_BYTES = 256 << 10, /* a lent thread sleeps; its stack has its thread-local storage, too */
+    END_BELOW_BYTES = 16 << 10    /* far below main() */
+};
 
 static Handover *handover;
 static _Thread_local Place *place; /* of a thread that lends; NULL for any other */
@@ -55,6 +58,12 @@ static void *make_places(void *nothing) {
     }
 }
 
+/* Functions for the end of a program and of its libraries run; the call that would end the process is not made. */
+static void end(void) {
+    set_thread_pointer(handover->ending_fs);
+    exit(0);
+}
+
 int main(int count, char **arguments) {
     pthread_t lender;
     if (count != 2) return EINVAL;
@@ -63,6 +72,9 @@ int main(int count, char **arguments) {
     place->fs = thread_pointer();
     handover->place_offset = (int64_t)((uint64_t)&place - place->fs);
     handover->functions = lower_functions();
+    handover->end = end;
+    /* As a function finds it that was called: below what stands here. */
+    handover->stack = (void *)((((uintptr_t)__builtin_frame_address(0) - END_BELOW_BYTES) & ~(uintptr_t)15) - 8);
     int error = pthread_create(&lender, NULL, make_places, NULL);
     if (error) return error;
     go_on(&handover->upper);

@@ -1,7 +1,7 @@
 /* The region of addresses that the lower half lives in, and what else belongs to it.
  *
  * Whatever the lower half gets from the kernel is known here: its memory by its addresses, its descriptors, threads and
- * System V segments by lists. For that the system calls that bring or take away something are served here (sites.c makes
+ * System V segments by lists. Memory that must be at one address, since processes share pointers in it, is a stray. For that the system calls that bring or take away something are served here (sites.c makes
  * its code call us). So all of it can be left out of an image, or dropped, and the program is what it was before.
  *
  * What belongs to a thread of the program stays the program's: what a C library tells the kernel of a new thread, and
@@ -36,6 +36,10 @@ typedef struct {
     uint64_t handler, flags, restorer, mask;
 } Action;
 
+typedef struct {
+    uint64_t at, num_bytes;
+} Stray;
+
 /* A part of the region: its addresses are given out in turn, so that few are asked for twice. */
 typedef struct {
     uint64_t start, end, next;
@@ -52,6 +56,7 @@ static struct {
     _Atomic uint64_t descriptors[MAX_DESCRIPTORS]; /* what it is, not 0, where it is the lower half's */
     _Atomic int end_of_descriptors;                /* behind the highest that was ever noted */
     int segments[MAX_SEGMENTS], num_segments;
+    Stray strays[MAX_STRAYS]; /* those of 0 bytes are none */
     Action actions[65]; /* of the lower half for signals: told to it, and never done */
 } region;
 
@@ -74,7 +79,7 @@ static const uint16_t brings_descriptor[] = {
     __NR_timerfd_create, __NR_inotify_init, __NR_inotify_init1, __NR_pidfd_open, __NR_pidfd_getfd, __NR_userfaultfd,
     __NR_perf_event_open, __NR_io_uring_setup, __NR_open_by_handle_at, __NR_fanotify_init, __NR_memfd_secret, __NR_bpf};
 static const uint16_t others[] = {
-    __NR_mmap, __NR_brk, __NR_mremap, __NR_shmat, __NR_shmget, __NR_socketpair, __NR_pipe, __NR_pipe2, __NR_fcntl,
+    __NR_mmap, __NR_munmap, __NR_brk, __NR_mremap, __NR_shmat, __NR_shmget, __NR_socketpair, __NR_pipe, __NR_pipe2, __NR_fcntl,
     __NR_recvmsg, __NR_recvmmsg, __NR_close, __NR_close_range, __NR_rt_sigprocmask, __NR_rt_sigaction, __NR_sigaltstack,
     __NR_set_tid_address, __NR_set_robust_list, __NR_rseq, __NR_exit_group, __NR_clone, __NR_clone3};
 
@@ -139,14 +144,58 @@ int rewrite_code(unsigned char *code, size_t num_bytes) {
     return count;
 }
 
+/* Memory at an address outside of the region that the lower half wishes for; it fails where something lies, or where there
+ * are too many.
+ */
+static long map_stray(const long *call) {
+    lock();
+    Stray *stray = NULL;
+    for (int i = 0; i < MAX_STRAYS && !stray; i++)
+        if (region.strays[i].num_bytes == 0) stray = &region.strays[i];
+    if (stray) *stray = (Stray){(uint64_t)call[1], PAGE_UP((uint64_t)call[2])};
+    unlock();
+    if (!stray) return -ENOMEM;
+    long result = raw6(__NR_mmap, call[1], call[2], call[3], call[4] | MAP_FIXED_NOREPLACE, call[5], call[6]);
+    if (result != call[1]) stray->num_bytes = 0;
+    return result;
+}
+
+static bool is_in_stray(uint64_t at, size_t num_bytes) {
+    for (int i = 0; i < MAX_STRAYS; i++) {
+        const Stray *stray = &region.strays[i];
+        if (at >= stray->at && at + num_bytes <= stray->at + stray->num_bytes) return true;
+    }
+    return false;
+}
+
+static long serve_munmap(const long *call) {
+    uint64_t from = (uint64_t)call[1], end = from + PAGE_UP((uint64_t)call[2]);
+    long result = raw(__NR_munmap, call[1], call[2], 0, 0);
+    if (result < 0 || is_in_region(from)) return result;
+    lock();
+    for (int i = 0; i < MAX_STRAYS; i++) {
+        Stray *stray = &region.strays[i];
+        uint64_t end_of_stray = stray->at + stray->num_bytes;
+        if (!stray->num_bytes || from >= end_of_stray || end <= stray->at) continue;
+        /* One that loses its middle keeps its head alone: its tail could become the program's. */
+        if (from <= stray->at) stray->at = end < end_of_stray ? end : end_of_stray;
+        else end_of_stray = from;
+        stray->num_bytes = end_of_stray - stray->at;
+    }
+    unlock();
+    return result;
+}
+
 static long serve_mmap(const long *call) {
     uint64_t at = (uint64_t)call[1];
     size_t num_bytes = (size_t)call[2];
     int protection = (int)call[3], flags = (int)call[4], fd = (int)call[5];
     long result;
     if (flags & (MAP_FIXED | MAP_FIXED_NOREPLACE)) {
-        if (!is_in_region(at)) return flags & MAP_FIXED_NOREPLACE ? -EEXIST : -ENOMEM;
+        if (!is_in_region(at) && !is_in_stray(at, num_bytes)) return flags & MAP_FIXED_NOREPLACE ? -EEXIST : -ENOMEM;
         result = raw6(__NR_mmap, call[1], call[2], call[3], call[4], call[5], call[6]);
+    } else if (at && !is_in_region(at) && (result = map_stray(call)) == (long)at) {
+        return result;
     } else {
         /* A library is mapped as a whole first, readable, then part after part over it: it has to be near from the start. */
         bool near = !(flags & MAP_ANONYMOUS) && !(flags & MAP_SHARED) && call[2] < NEAR_MOST_BYTES;
@@ -395,6 +444,7 @@ long serve_lower(const long *call);
 long serve_lower(const long *call) {
     switch (call[0]) {
     case __NR_mmap: return serve_mmap(call);
+    case __NR_munmap: return serve_munmap(call);
     case __NR_brk: return (long)REGION_START; /* nothing: malloc takes mmap then */
     case __NR_mremap: return serve_mremap(call);
     case __NR_shmat: return serve_shmat(call);
@@ -439,7 +489,8 @@ void set_way_back(Context *back) {
 int status_of_end(void) { return region.status; }
 
 Belongings count_belongings(void) {
-    Belongings found = {0, 0, region.num_segments};
+    Belongings found = {0, 0, region.num_segments, 0};
+    for (int i = 0; i < MAX_STRAYS; i++) found.num_strays += region.strays[i].num_bytes != 0;
     for (int i = 0; i < MAX_THREADS; i++) found.num_threads += region.threads[i].tid && is_alive(region.threads[i].tid);
     for (int fd = 0; fd < region.end_of_descriptors; fd++) {
         uint64_t what = atomic_load_explicit(&region.descriptors[fd], memory_order_relaxed);
@@ -487,6 +538,10 @@ int drop_region(int64_t patience_ms) {
         atomic_store(&region.descriptors[fd], 0);
     }
     raw(__NR_munmap, REGION_START, REGION_BYTES, 0, 0);
+    for (int i = 0; i < MAX_STRAYS; i++) {
+        if (region.strays[i].num_bytes) raw(__NR_munmap, region.strays[i].at, region.strays[i].num_bytes, 0, 0);
+        region.strays[i].num_bytes = 0;
+    }
     for (int i = 0; i < region.num_segments; i++) raw(__NR_shmctl, region.segments[i], IPC_RMID, 0, 0);
     region.num_segments = 0;
     for (int i = 1; i <= 64; i++) region.actions[i] = (Action){0, 0, 0, 0};

@@ -14,7 +14,7 @@
 #define PAGE 4096ul
 #define PAGE_UP(bytes) (((bytes) + PAGE - 1) & ~(PAGE - 1))
 
-enum { MAX_DESCRIPTORS = 1 << 20, MAX_THREADS = 4096, MAX_SEGMENTS = 256 };
+enum { MAX_DESCRIPTORS = 1 << 20, MAX_THREADS = 4096, MAX_SEGMENTS = 256, MAX_STRAYS = 64 };
 
 /* Take the addresses; false if something of the program lies there, or nothing can be mapped with code that is made. */
 bool open_region(void);
@@ -32,7 +32,7 @@ int status_of_end(void);
 
 /* What there is of the lower half now. */
 typedef struct {
-    int num_threads, num_descriptors, num_segments;
+    int num_threads, num_descriptors, num_segments, num_strays;
 } Belongings;
 Belongings count_belongings(void);
 /* All of it goes: threads, memory, descriptors, segments. How many threads did not end within the time; then all stays. */

@@ -7,6 +7,8 @@
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 
+#include "region.h"
+
 static void begin_audit(void) {
     static const int served[] = {
         SYS_open, SYS_openat, SYS_openat2, SYS_creat, SYS_socket, SYS_accept, SYS_accept4, SYS_dup, SYS_dup2, SYS_dup3, SYS_eventfd,

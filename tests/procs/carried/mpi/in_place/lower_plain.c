@@ -101,10 +101,17 @@ static int set_handler(void) {
 
 static int run_command(void) { return system("exit 7") >> 8; }
 static int *volatile nowhere = (int *)8;
+static int *told_of_end;
+static void at_end(void) { ++*told_of_end; }
+static int tell_of_end(int *word) {
+    told_of_end = word;
+    return atexit(at_end);
+}
+
 static int crash(void) { return *nowhere; }
 static int wait_ms(int ms) { return usleep((unsigned)ms * 1000); }
 
 const void *lower_functions(void) {
-    static const Plain plain = {count, fail, take_memory, take_descriptors, take_threads, set_handler, run_command, crash, wait_ms};
+    static const Plain plain = {count, fail, take_memory, take_descriptors, take_threads, set_handler, run_command, crash, wait_ms, tell_of_end};
     return &plain;
 }

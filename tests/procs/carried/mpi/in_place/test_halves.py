@@ -1,4 +1,4 @@
-"""Two halves in one process: a second program with a C library of its own is loaded, used by threads, and dropped whole."""
+"""Two halves in one process: a second program with its own C library is loaded, used by threads, and dropped whole."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from remesh.carried.mpi.in_place.build import HERE as SOURCES, build_lower, build_upper, compile_program
+from remesh.carried.mpi.in_place.halves import HERE as SOURCES, build_lower, build_upper, compile_program
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 120

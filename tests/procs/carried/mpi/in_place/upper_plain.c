@@ -21,10 +21,11 @@ extern char **environ;
 static const Plain *lower;
 static const char *program;
 
-#define MUST(condition)                                                              \
-    do {                                                                             \
-        if (!(condition)) fprintf(stderr, "line %d: %s\n", __LINE__, #condition), exit(1); \
-    } while (0)
+static _Noreturn void fail(int line, const char *condition) {
+    fprintf(stderr, "line %d: %s\n", line, condition);
+    _exit(1);
+}
+#define MUST(condition) ((condition) ? (void)0 : fail(__LINE__, #condition))
 
 static void load(void) {
     const void *functions;
@@ -99,7 +100,9 @@ static void two_libraries(void) {
     drop();
     load();
     MUST(CROSS("", lower->count()) == 1);
-    drop();
+    int num_ends = 0, *word = &num_ends;
+    MUST(CROSS("", lower->tell_of_end(word)) == 0 && num_ends == 0);
+    MUST(end_lower() == NULL && num_ends == 1);
     printf("two\n");
 }
 
