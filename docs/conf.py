@@ -98,6 +98,7 @@ site_trees = {
         /elastic/protocol
         /mpi/protocol
         /mpi/images
+        /mpi/in_place
         /checkpoint/format
         Decisions </decisions/README>""",
     "decisions/README": "\n".join(sorted(f"/decisions/{page.stem}" for page in (HERE / "decisions").glob("0*.md"))),

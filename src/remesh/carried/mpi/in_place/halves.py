@@ -38,9 +38,7 @@ def build_lower_mpi(face: str, target: Path) -> Path:
     """Build the lower half for MPIs of a face: ``mpich``, ``openmpi`` or ``abi``."""
     with tempfile.TemporaryDirectory() as folder:
         _run([sys.executable, str(LIBRARY / "generate.py"), face, folder])
-        return build_lower(
-            target, "-fPIC", "-I", folder, "-I", LIBRARY, HERE / "lower_mpi.c", BUILT / LIBRARIES[face]
-        )
+        return build_lower(target, "-fPIC", "-I", folder, "-I", LIBRARY, HERE / "lower_mpi.c", BUILT / LIBRARIES[face])
 
 
 def build_seat(target: Path) -> Path:

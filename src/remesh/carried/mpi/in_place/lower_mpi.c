@@ -63,8 +63,9 @@ static void tell(const MPI_Status *status, Arrival *arrival) {
     *arrival = (Arrival){status->MPI_SOURCE, status->MPI_TAG, num_bytes, true, is_cancelled};
 }
 
-static int start(World *world) {
-    int length = 0, error = MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &world->thread_level);
+static int start(int asked, World *world) {
+    int wanted = asked == 3 ? MPI_THREAD_MULTIPLE : MPI_THREAD_SERIALIZED;
+    int length = 0, error = MPI_Init_thread(NULL, NULL, wanted, &world->thread_level);
     if (error) return class_of(error);
     world->thread_level = world->thread_level == MPI_THREAD_MULTIPLE     ? 3
                           : world->thread_level == MPI_THREAD_SERIALIZED ? 2

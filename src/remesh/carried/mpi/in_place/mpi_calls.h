@@ -24,7 +24,8 @@ typedef struct {
 } Arrival;
 
 typedef struct {
-    int (*start)(World *world);
+    /* `asked`: the program's thread level. It gets SERIALIZED at least, so that a thread of ours may drain for one that computes. */
+    int (*start)(int asked, World *world);
     int (*finish)(void);
     int (*abort)(int code);
     int (*send)(const void *data, int64_t num_bytes, int dest, int tag);

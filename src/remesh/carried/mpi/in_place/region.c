@@ -544,6 +544,7 @@ int drop_region(int64_t patience_ms) {
     }
     for (int i = 0; i < region.num_segments; i++) raw(__NR_shmctl, region.segments[i], IPC_RMID, 0, 0);
     region.num_segments = 0;
+    atomic_store(&region.lock, 0); /* a thread may have left with it */
     for (int i = 1; i <= 64; i++) region.actions[i] = (Action){0, 0, 0, 0};
     return 0;
 }

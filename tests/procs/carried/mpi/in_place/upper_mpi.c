@@ -149,7 +149,7 @@ int main(int count, char **arguments) {
         if (error) return fprintf(stderr, "%s\n", error), 1;
         if (seat.descriptor >= 0) give_descriptor(seat.descriptor);
         mpi = functions;
-        MUST(CROSS("MPI_Init_thread", mpi->start(&world)) == 0);
+        MUST(CROSS("MPI_Init_thread", mpi->start(3, &world)) == 0);
         MUST(world.rank == atoi(arguments[1]));
         ring();
         long_messages();
