@@ -30,6 +30,21 @@ static void ping(void) {
     else if (world.rank == 1) receive_from(0, small), send_to(0, small);
 }
 
+/* As a receive that a cut may ask to step out. */
+static void await_from(int source, char *small) {
+    static const _Atomic uint32_t leave;
+    uint64_t request;
+    Arrival arrival;
+    CROSS("MPI_Recv", mpi->start_receive(small, 8, source, 0, &request));
+    CROSS("MPI_Recv", mpi->wait(&request, &leave, &arrival));
+}
+
+static void ping_stepping(void) {
+    char small[8] = {0};
+    if (world.rank == 0) send_to(1, small), await_from(1, small);
+    else if (world.rank == 1) await_from(0, small), send_to(0, small);
+}
+
 static void sum(void) {
     double one = 1, result;
     CROSS("MPI_Allreduce", mpi->sum_doubles(&one, &result, 1));
@@ -63,6 +78,7 @@ int main(int count, char **arguments) {
     if (CROSS("MPI_Init_thread", mpi->start(0, &world))) return 1;
     if (world.rank == 0) printf("loading %.12g\n", loaded - begun);
     measure("latency", ping, atoi(arguments[3]), 0.5);
+    measure("stepping", ping_stepping, atoi(arguments[3]), 0.5);
     measure("allreduce", sum, atoi(arguments[3]), 1);
     CROSS("MPI_Finalize", mpi->finish());
     fflush(stdout);

@@ -60,6 +60,11 @@ def compare(case: str, runs: dict[str, list[Measured]]) -> list[Row]:
             at_most(f"{said}, in place", in_place / native, "ratio", _RATIO, peer="native"),
             Row(f"{said}, added with two processes a rank", (beside - native) * 1e6, "us"),
         ]
+    stepping, blocking = (
+        sorted(run[name] for run in runs["in place"])[len(runs["in place"]) // 2] for name in ("stepping", "latency")
+    )
+    said = f"{case}: latency of 8 bytes in place, added by receives that a cut may ask to step out"
+    found.append(Row(said, (stepping - blocking) * 1e6, "us"))
     loading = [run["loading"] for run in runs["in place"]]
     return [*found, Row(f"{case}: loading a lower half", sorted(loading)[len(loading) // 2], "s")]
 

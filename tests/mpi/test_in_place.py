@@ -107,6 +107,9 @@ def expected_sums(num_stays: int) -> list[list[int]]:
         for i in range(0, 3 << 20, 4096):  # what the peer has sent
             got = [(((i * factor) & whole) >> 8) & 0xFF for factor in factors]
             sums = [(own * 31 + byte) & whole for own, byte in zip(sums, got, strict=True)]
+        sums = [
+            (own * 31 + other) & whole for own, other in zip(sums, reversed(sums), strict=True)
+        ]  # after stepping out
         for tag in [10, 11] * 3:  # threads
             own = tag
             for i in range(20):

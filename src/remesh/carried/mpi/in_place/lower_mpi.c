@@ -134,6 +134,13 @@ static int test(uint64_t *request, Arrival *arrival) {
     return 0;
 }
 
+static int wait_or_leave(uint64_t *request, const _Atomic uint32_t *leave, Arrival *arrival) {
+    int error;
+    do error = test(request, arrival);
+    while (!error && *request && !atomic_load_explicit(leave, memory_order_relaxed));
+    return error;
+}
+
 static int cancel(uint64_t request) {
     MPI_Request handle;
     handle_of(request, &handle, sizeof handle);
@@ -171,7 +178,7 @@ static int sum_doubles(const double *from, double *to, int count) {
 }
 
 const void *lower_functions(void) {
-    static const MpiCalls calls = {start, finish, end_job, send, receive, start_send, start_receive, test, cancel, probe,
+    static const MpiCalls calls = {start, finish, end_job, send, receive, start_send, start_receive, test, wait_or_leave, cancel, probe,
                                    receive_probed, barrier, sum_doubles};
     return &calls;
 }

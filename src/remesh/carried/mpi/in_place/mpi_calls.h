@@ -6,6 +6,7 @@
 #ifndef REMESH_MPI_CALLS_H
 #define REMESH_MPI_CALLS_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -35,6 +36,8 @@ typedef struct {
     int (*start_receive)(void *at, int64_t room, int source, int tag, uint64_t *request);
     /* Whether it is over; then the request is 0. */
     int (*test)(uint64_t *request, Arrival *arrival);
+    /* Waits until it is over, or until `*leave` is not 0: a cut asks all that wait to step out, and the request goes on. */
+    int (*wait)(uint64_t *request, const _Atomic uint32_t *leave, Arrival *arrival);
     int (*cancel)(uint64_t request);
     /* Of a message that is taken out of the queue, `*message` is not 0; receive_probed() gets its content. */
     int (*probe)(int source, int tag, Arrival *arrival, uint64_t *message);

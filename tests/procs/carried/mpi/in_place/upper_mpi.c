@@ -72,6 +72,31 @@ static void long_messages(void) {
     free(data), free(got);
 }
 
+static _Atomic uint32_t leave;
+static void *ask_to_leave(void *nothing) {
+    usleep(1000);
+    leave = 1;
+    return nothing;
+}
+
+/* A receive that waits steps out when it is asked to, and goes on later. */
+static void stepping_out(void) {
+    int peer = world.rank ^ 1;
+    uint64_t request, own = sum, got = 0;
+    Arrival arrival;
+    pthread_t thread;
+    leave = 0;
+    MUST(CROSS("MPI_Irecv", mpi->start_receive(&got, 8, peer, 4, &request)) == 0);
+    MUST(pthread_create(&thread, NULL, ask_to_leave, NULL) == 0);
+    MUST(CROSS("MPI_Wait", mpi->wait(&request, &leave, &arrival)) == 0 && request && !arrival.is_there);
+    MUST(pthread_join(thread, NULL) == 0);
+    MUST(CROSS("MPI_Barrier", mpi->barrier()) == 0);
+    MUST(send_bytes(&own, 8, peer, 4) == 0);
+    leave = 0;
+    MUST(CROSS("MPI_Wait", mpi->wait(&request, &leave, &arrival)) == 0 && !request && arrival.num_bytes == 8);
+    sum = sum * 31 + got;
+}
+
 static long num_handled;
 static _Thread_local long handled;
 static void on_timer(int number) {
@@ -153,6 +178,7 @@ int main(int count, char **arguments) {
         MUST(world.rank == atoi(arguments[1]));
         ring();
         long_messages();
+        stepping_out();
         if (getenv("CRASH")) {
             if (world.rank == 1) CROSS("MPI_Send", mpi->send((void *)8, 100, 0, 9));
             else receive_bytes(&after, sizeof after, 1, 9);
