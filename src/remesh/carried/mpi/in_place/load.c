@@ -41,7 +41,8 @@ static const char *tell(const char *format, ...) {
 const char *what_is_lacking(void) {
     unsigned long shadow = 0;
     if (!(getauxval(AT_HWCAP2) & HWCAP2_FSGSBASE))
-        return "the kernel does not let programs set their thread pointer (FSGSBASE: Linux 5.9 or later, on a processor that has it)";
+        return "the kernel does not let programs set their thread pointer (FSGSBASE: Linux 5.9 or later, on a processor "
+               "that has it)";
     if (syscall(SYS_arch_prctl, 0x5005 /* ARCH_SHSTK_STATUS */, &shadow) == 0 && shadow & 1)
         return "the program has a shadow stack (GLIBC_TUNABLES=glibc.cpu.hwcaps=-SHSTK starts it without)";
     if (access(LOADER, R_OK)) return tell("%s: %s", LOADER, strerror(errno));
@@ -60,7 +61,8 @@ static unsigned char *map_loader(Elf64_Ehdr *head) {
         goto end;
     }
     for (int i = 0; i < head->e_phnum; i++)
-        if (parts[i].p_type == PT_LOAD && parts[i].p_vaddr + parts[i].p_memsz > bytes) bytes = parts[i].p_vaddr + parts[i].p_memsz;
+        if (parts[i].p_type == PT_LOAD && parts[i].p_vaddr + parts[i].p_memsz > bytes)
+            bytes = parts[i].p_vaddr + parts[i].p_memsz;
     long at = map_in_region(PAGE_UP(bytes), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0, true);
     if (at < 0) {
         tell("mapping %s: %s", LOADER, strerror((int)-at));
@@ -72,8 +74,10 @@ static unsigned char *map_loader(Elf64_Ehdr *head) {
         if (part->p_type != PT_LOAD) continue;
         int protection = (part->p_flags & PF_R ? PROT_READ : 0) | (part->p_flags & PF_W ? PROT_WRITE : 0) |
                          (part->p_flags & PF_X ? PROT_EXEC : 0);
-        uint64_t from = part->p_vaddr & ~(PAGE - 1), end = part->p_vaddr + part->p_filesz, whole = part->p_vaddr + part->p_memsz;
-        bool is_mapped = mmap(base + from, end - from, protection, MAP_PRIVATE | MAP_FIXED, fd, (off_t)(part->p_offset & ~(PAGE - 1))) != MAP_FAILED;
+        uint64_t from = part->p_vaddr & ~(PAGE - 1), end = part->p_vaddr + part->p_filesz;
+        uint64_t whole = part->p_vaddr + part->p_memsz;
+        off_t offset = (off_t)(part->p_offset & ~(PAGE - 1));
+        bool is_mapped = mmap(base + from, end - from, protection, MAP_PRIVATE | MAP_FIXED, fd, offset) != MAP_FAILED;
         if (is_mapped && whole > end) {
             memset(base + end, 0, PAGE_UP(end) - end);
             if (PAGE_UP(whole) > PAGE_UP(end))
@@ -106,7 +110,8 @@ static char *push(Stack *stack, const void *bytes, size_t count) {
 static char *push_text(Stack *stack, const char *text) { return push(stack, text, strlen(text) + 1); }
 
 /* What a program finds on its stack: argc, arguments, environment, auxiliary vector. NULL if there is too much of it. */
-static char *fill_stack(Stack *stack, const char *const *arguments, char *const *environment, const uint64_t (*auxiliary)[2], size_t num_auxiliary) {
+static char *fill_stack(Stack *stack, const char *const *arguments, char *const *environment,
+                        const uint64_t (*auxiliary)[2], size_t num_auxiliary) {
     size_t num_arguments = 0, num_variables = 0;
     while (arguments[num_arguments]) num_arguments++;
     while (environment[num_variables]) num_variables++;
@@ -129,7 +134,8 @@ static const char *start(const char *program, const char *library_path, char *co
     Elf64_Ehdr head;
     unsigned char *base = map_loader(&head);
     if (!base) return words;
-    long bottom = map_in_region(STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0, false);
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    long bottom = map_in_region(STACK_BYTES, PROT_READ | PROT_WRITE, flags, -1, 0, false);
     if (bottom < 0) return tell("a stack for the lower half: %s", strerror((int)-bottom));
     Stack stack = {(char *)bottom, (char *)bottom + STACK_BYTES, false};
     /* Both halves get one secret, by which a C library guards stacks (fs:0x28) and addresses that it keeps (fs:0x30): a
@@ -138,7 +144,8 @@ static const char *start(const char *program, const char *library_path, char *co
     uint64_t secrets[2];
     __asm__("mov %%fs:0x28,%0" : "=r"(secrets[0]));
     __asm__("mov %%fs:0x30,%0" : "=r"(secrets[1]));
-    char *random = push(&stack, secrets, sizeof secrets), *name = push_text(&stack, program), *platform = push_text(&stack, "x86_64");
+    char *random = push(&stack, secrets, sizeof secrets);
+    char *name = push_text(&stack, program), *platform = push_text(&stack, "x86_64");
     char address[32];
     snprintf(address, sizeof address, "%lx", (unsigned long)&handover);
     const char *arguments[] = {LOADER, "--library-path", library_path, program, address, NULL};
@@ -156,14 +163,17 @@ static const char *start(const char *program, const char *library_path, char *co
     enter_program(&handover.upper, top, base + head.e_entry);
     set_way_back(NULL);
     if (handover.functions == NULL)
-        return tell("the lower half %s ended with status %d before it was there; what it said stands above", program, status_of_end());
+        return tell("the lower half %s ended with status %d before it was there; what it said stands above", program,
+                    status_of_end());
     return NULL;
 }
 
 const char *load_lower(const char *program, const char *library_path, char *const *environment, const void **functions) {
     const char *lacking = what_is_lacking();
     if (lacking) return lacking;
-    if (!open_region()) return tell("addresses %#lx to %#lx are not free in this process, or take no code", REGION_START, REGION_START + REGION_BYTES);
+    if (!open_region())
+        return tell("addresses %#lx to %#lx are not free in this process, or take no code", REGION_START,
+                    REGION_START + REGION_BYTES);
     /* While it starts, nobody knows how to come back from it. */
     sigset_t all, before;
     sigfillset(&all);

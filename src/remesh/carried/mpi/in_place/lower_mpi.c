@@ -178,7 +178,7 @@ static int sum_doubles(const double *from, double *to, int count) {
 }
 
 const void *lower_functions(void) {
-    static const MpiCalls calls = {start, finish, end_job, send, receive, start_send, start_receive, test, wait_or_leave, cancel, probe,
-                                   receive_probed, barrier, sum_doubles};
+    static const MpiCalls calls = {start,         finish, end_job,       send,   receive, start_send,     start_receive,
+                                   test,          wait_or_leave, cancel, probe,  receive_probed, barrier, sum_doubles};
     return &calls;
 }

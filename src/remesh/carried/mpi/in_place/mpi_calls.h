@@ -25,7 +25,9 @@ typedef struct {
 } Arrival;
 
 typedef struct {
-    /* `asked`: the program's thread level. It gets SERIALIZED at least, so that a thread of ours may drain for one that computes. */
+    /* `asked`: the program's thread level. It gets SERIALIZED at least, so that a thread of ours may drain for one that
+     * computes.
+     */
     int (*start)(int asked, World *world);
     int (*finish)(void);
     int (*abort)(int code);

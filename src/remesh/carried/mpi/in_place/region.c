@@ -1,8 +1,9 @@
 /* The region of addresses that the lower half lives in, and what else belongs to it.
  *
  * Whatever the lower half gets from the kernel is known here: its memory by its addresses, its descriptors, threads and
- * System V segments by lists. Memory that must be at one address, since processes share pointers in it, is a stray. For that the system calls that bring or take away something are served here (sites.c makes
- * its code call us). So all of it can be left out of an image, or dropped, and the program is what it was before.
+ * System V segments by lists. Memory that must be at one address, since processes share pointers in it, is a stray. For
+ * that the system calls that bring or take away something are served here (sites.c makes its code call us). So all of
+ * it can be left out of an image, or dropped, and the program is what it was before.
  *
  * What belongs to a thread of the program stays the program's: what a C library tells the kernel of a new thread, and
  * handlers of signals, are not taken from the lower half.
@@ -49,7 +50,7 @@ static struct {
     _Atomic int lock;
     Part code, data;
     Stubs stubs;
-    int num_rewritten, pid;
+    int pid;
     Context *way_back;
     int status;
     Thread threads[MAX_THREADS]; /* of the lower half; some have ended */
@@ -138,7 +139,6 @@ int rewrite_code(unsigned char *code, size_t num_bytes) {
     if (raw(__NR_mprotect, from, whole, PROT_READ | PROT_WRITE, 0) < 0) return -1;
     lock();
     int count = rewrite_sites(&region.stubs, code, num_bytes);
-    region.num_rewritten += count > 0 ? count : 0;
     unlock();
     if (raw(__NR_mprotect, from, whole, PROT_READ | PROT_EXEC, 0) < 0) return -1;
     return count;
@@ -216,7 +216,10 @@ static long serve_mmap(const long *call) {
 
 static long serve_mremap(const long *call) {
     long from = call[1], old_bytes = call[2], num_bytes = call[3], flags = call[4];
-    if (flags & MREMAP_FIXED) return is_in_region((uint64_t)call[5]) ? raw6(call[0], from, old_bytes, num_bytes, flags, call[5], 0) : -ENOMEM;
+    if (flags & MREMAP_FIXED) {
+        if (!is_in_region((uint64_t)call[5])) return -ENOMEM;
+        return raw6(__NR_mremap, from, old_bytes, num_bytes, flags, call[5], 0);
+    }
     if (!(flags & MREMAP_DONTUNMAP)) {
         long result = raw(__NR_mremap, from, old_bytes, num_bytes, 0);
         if (result != -ENOMEM || !(flags & MREMAP_MAYMOVE)) return result;
@@ -304,9 +307,9 @@ static void note_received(const Message *message) {
     for (uint64_t at = 0; at + sizeof(Control) <= message->control_bytes;) {
         const Control *control = (const Control *)(const void *)(message->control + at);
         if (control->num_bytes < sizeof *control) return;
-        if (control->level == SOCKET_LEVEL && control->type == RIGHTS)
-            for (const int *fd = (const int *)(control + 1); (const char *)(fd + 1) <= (const char *)control + control->num_bytes; fd++)
-                note_descriptor(*fd);
+        const int *fds = (const int *)(control + 1);
+        size_t count = (control->num_bytes - sizeof *control) / sizeof *fds;
+        for (size_t i = 0; control->level == SOCKET_LEVEL && control->type == RIGHTS && i < count; i++) note_descriptor(fds[i]);
         at += (control->num_bytes + 7) & ~7ul;
     }
 }
@@ -470,18 +473,17 @@ bool open_region(void) {
     if (raw6(__NR_mmap, REGION_START, REGION_BYTES, PROT_NONE, flags, -1, 0) != (long)REGION_START) return false;
     raw(__NR_munmap, REGION_START, REGION_BYTES, 0, 0);
     int protection = PROT_READ | PROT_WRITE | PROT_EXEC;
-    if (raw6(__NR_mmap, REGION_START, STUB_BYTES, protection, flags & ~MAP_NORESERVE, -1, 0) != (long)REGION_START) return false;
+    flags &= ~MAP_NORESERVE;
+    if (raw6(__NR_mmap, REGION_START, STUB_BYTES, protection, flags, -1, 0) != (long)REGION_START) return false;
     Ways *ways = (Ways *)REGION_START;
     *ways = (Ways){enter_serve_lower, enter_before_clone, enter_after_clone};
     region.stubs = (Stubs){(unsigned char *)(ways + 1), (unsigned char *)(REGION_START + STUB_BYTES),
                            &ways->serve, &ways->before, &ways->after, served};
     region.code = (Part){REGION_START + STUB_BYTES, REGION_START + CODE_BYTES, REGION_START + STUB_BYTES};
     region.data = (Part){REGION_START + CODE_BYTES, REGION_START + REGION_BYTES, REGION_START + CODE_BYTES};
-    region.num_rewritten = 0;
     return true;
 }
 
-int num_rewritten(void) { return region.num_rewritten; }
 void set_way_back(Context *back) {
     region.way_back = back;
     if (back) region.status = -1;

@@ -22,8 +22,6 @@ bool open_region(void);
 long map_in_region(size_t num_bytes, int protection, int flags, int fd, long offset, bool near);
 /* Rewrite what makes system calls in code that was just mapped; -1 if there is no room for it. */
 int rewrite_code(unsigned char *code, size_t num_bytes);
-/* How many sites of a call were rewritten; a C library without any is one that is not known. */
-int num_rewritten(void);
 /* A descriptor that the program gives to the lower half: it goes with it. */
 void give_descriptor(int fd);
 /* Where a lower half that ends while it starts goes on; NULL when it has started. */

@@ -36,10 +36,14 @@ int main(int count, char **arguments) {
     const char *rank = find_rank(), *descriptor = getenv("PMI_FD");
     char path[sizeof((struct sockaddr_un *)0)->sun_path];
     if (count != 2 || !rank) return fprintf(stderr, "remesh seat: expected a folder, and a rank in the environment\n"), 2;
-    if ((size_t)snprintf(path, sizeof path, "%s/%s", arguments[1], rank) >= sizeof path) return errno = ENAMETOOLONG, fail("reaching", arguments[1]);
+    if ((size_t)snprintf(path, sizeof path, "%s/%s", arguments[1], rank) >= sizeof path) {
+        errno = ENAMETOOLONG;
+        return fail("reaching", arguments[1]);
+    }
     int line = reach_seat_line(path);
     if (line < 0) return fail("reaching the program at", path);
-    if (!hand_over_seat(line, environ, descriptor ? atoi(descriptor) : -1)) return fail("handing over to the program at", path);
+    if (!hand_over_seat(line, environ, descriptor ? atoi(descriptor) : -1))
+        return fail("handing over to the program at", path);
     unsigned char status = 1;
     while (read(line, &status, 1) < 0 && errno == EINTR) continue;
     return status;

@@ -112,7 +112,8 @@ static bool receive_head(int line, Head *head, int *descriptor) {
     struct cmsghdr *control = count < 0 ? NULL : CMSG_FIRSTHDR(&message);
     *descriptor = -1;
     if (control && control->cmsg_type == SCM_RIGHTS) memcpy(descriptor, CMSG_DATA(control), sizeof *descriptor);
-    bool is_whole = count == (ssize_t)sizeof *head && head->num_bytes <= MAX_BYTES && head->has_descriptor == (*descriptor >= 0);
+    bool is_whole = count == (ssize_t)sizeof *head && head->num_bytes <= MAX_BYTES &&
+                    head->has_descriptor == (*descriptor >= 0);
     if (!is_whole && count >= 0) errno = EPROTO;
     return is_whole;
 }

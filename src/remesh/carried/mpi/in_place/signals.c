@@ -218,14 +218,18 @@ static const char *rewrite_library(unsigned char *code, size_t num_bytes, bool a
     bool is_done = rewrite_sites_alive(&stubs, code, num_bytes, alone, num_sites);
     mprotect(code, num_bytes, PROT_READ | PROT_EXEC);
     mprotect(memory, STUB_BYTES, PROT_READ | PROT_EXEC);
-    if (!is_done) return "the program has threads already, and its C library's call for handlers cannot be changed in one step; start MPI first";
+    if (!is_done)
+        return "the program has threads already, and its C library's call for handlers cannot be changed in one step; "
+               "start MPI first";
     return NULL;
 }
 
 static bool is_c_library(const char *path) {
     const char *name = strrchr(path, '/');
-    return name && (strncmp(name, "/libc.so", 8) == 0 || strncmp(name, "/libc-2.", 8) == 0 || strncmp(name, "/libpthread", 11) == 0 ||
-                    strncmp(name, "/ld-musl", 8) == 0 || strncmp(name, "/libc.musl", 10) == 0);
+    static const char *const names[] = {"/libc.so", "/libc-2.", "/libpthread", "/ld-musl", "/libc.musl"};
+    for (size_t i = 0; name && i < sizeof names / sizeof *names; i++)
+        if (strncmp(name, names[i], strlen(names[i])) == 0) return true;
+    return false;
 }
 
 /* Rewrites what lies outside of the region, and takes over what is set. */

@@ -10,9 +10,10 @@
  *
  * Where the number is one that is served, the first five bytes (of the third kind: from the second `mov` on) become a
  * jump to a stub, which has the instructions of the site again, calls what serves the call, and goes on behind the site.
- * The other bytes stay, so code that jumps into the middle of one of the first kind does what it did before, unserved. Instructions in between are told apart by a small table; a site
- * with one that it lacks is left as it is. A byte sequence that only looks like a site cannot pass: everything up to
- * the `syscall` must be instructions, of which none jumps or sets the number again.
+ * The other bytes stay, so code that jumps into the middle of one of the first kind does what it did before, unserved.
+ * Instructions in between are told apart by a small table; a site with one that it lacks is left as it is. A byte
+ * sequence that only looks like a site cannot pass: everything up to the `syscall` must be instructions, of which none
+ * jumps or sets the number again.
  *
  * None of this may use memory of a C library or a register that a system call leaves alone: it runs inside of one.
  */
@@ -119,7 +120,8 @@ typedef struct {
 /* Whether a register was given the number of a served call shortly before. */
 static bool holds_served(const Stubs *stubs, const unsigned char *code, const unsigned char *before, int reg) {
     for (const unsigned char *at = before - JUMP_BYTES; at >= code && before - at <= FARTHEST / 2; at--)
-        if (at[0] == 0xb8 + reg && is_served(stubs, word_at(at + 1)) && (at == code || (at[-1] & 0xf0) != 0x40)) return true;
+        if (at[0] == 0xb8 + reg && is_served(stubs, word_at(at + 1)) && (at == code || (at[-1] & 0xf0) != 0x40))
+            return true;
     return false;
 }
 
@@ -138,7 +140,8 @@ static Site site_of(const Stubs *stubs, unsigned char *code, size_t num_bytes, s
     }
     const unsigned char *move = call - 2;
     bool is_compared = at + 8 <= num_bytes && call[2] == 0x48 && call[3] == 0x3d;
-    if (at >= 2 && is_compared && move[0] == 0x89 && (move[1] & 0xc7) == 0xc0 && holds_served(stubs, code, move, move[1] >> 3 & 7))
+    bool is_moved = at >= 2 && move[0] == 0x89 && (move[1] & 0xc7) == 0xc0;
+    if (is_moved && is_compared && holds_served(stubs, code, move, move[1] >> 3 & 7))
         return (Site){call - 2, call, call + 8, -1};
     return (Site){NULL, NULL, NULL, 0};
 }
