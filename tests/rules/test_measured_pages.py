@@ -16,6 +16,11 @@ _NEEDED = (r"Commit [0-9a-f]{7}", r"\d+ cores", r"load \d", r"Runs: \w")
 PAGES = sorted(set(re.findall(r"\]\(([^)#]+\.md)", (_DOCS / "measured.md").read_text())))
 
 
+def _cells(text: str) -> list[list[str]]:
+    """The lines of all tables of a page."""
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_a_measured_page_says_what_its_figures_need_to_be_judged(page: str) -> None:
     heads = _HEAD.findall((_DOCS / page).read_text())
@@ -35,12 +40,22 @@ def test_every_page_that_a_benchmark_writes_is_listed() -> None:
     )
 
 
+def test_each_ratio_stands_on_its_page_in_the_line_of_its_case() -> None:
+    ratios = _cells((_DOCS / "measured.md").read_text().partition("## Ratios")[2].partition("## Pages")[0])[2:]
+    assert ratios
+    for what, figure, case, link in ratios:
+        page = re.findall(r"\(([^)]+)\)", link)[0]
+        lines = [line for line in _cells((_DOCS / page).read_text()) if {*re.findall(r"`([^`]+)`", case)} <= {*line}]
+        assert any(figure in {cell.strip("*").partition(" ")[0].strip("*") for cell in line} for line in lines), (
+            f"docs/measured.md: {what}: found {figure}, expected what docs/{page} has of {case}"
+        )
+
+
 def test_the_readme_has_the_recoveries_as_they_were_measured() -> None:
     names = {"Remesh": "remesh", "torchrun": "torchrun", "torchft 0.2.0": "torchft", "NVRx 0.4.1": "nvrx"}
     page = (_DOCS / "elastic" / "measured.md").read_text()
     assert all(release in page for release in ("torchft 0.2.0", "nvrx 0.4.1"))
-    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| ")]
-    measured = {(row[0], row[1]): row for row in cells if len(row) == 9}
+    measured = {(row[0], row[1]): row for row in _cells(page) if len(row) == 9}
     readme = (ROOT / "README.md").read_text().partition("<!-- recovery")[2].splitlines()[2:7]
     heading, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in readme]
     assert rows and {*heading[1:]} == {*names}
