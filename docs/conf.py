@@ -24,7 +24,7 @@ extensions = [
     "links",
     "trees",
     "command_pages",
-    "sphinxcontrib.mermaid",
+    "diagrams",
     "name_pages",
     "versions",
 ]
@@ -117,7 +117,7 @@ html_theme_options = {
     "switcher": {"json_url": "../versions.json", "version_match": release},
     "check_switcher": False,
     "show_toc_level": 1,
-    "header_links_before_dropdown": 6,
+    "header_links_before_dropdown": 7,
     "footer_start": ["copyright"],
     "footer_end": [],
 }

@@ -2,7 +2,8 @@
 
 A link to another page stays one. A folder stands for its ``index.md`` or ``README.md``. What lies outside of the
 documentation (a test, an example, a source) leads to the repository, and is plain text where none is named.
-The home page is the README of the repository, and after it what ``index.md`` has.
+The home page is the README of the repository: what ``index.md`` has above ``<!-- README -->`` stands behind its title
+and first paragraph, what it has below that stands at the end.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ def _rewrite(app: Sphinx, docname: str, source: list[str]) -> None:
     if docname == "index":
         readme = docs.parent / "README.md"
         app.env.note_included(readme)
-        text = _with_links(readme.read_text(encoding="utf-8"), docs.parent, page.parent, app) + "\n" + text
+        told = _with_links(readme.read_text(encoding="utf-8"), docs.parent, page.parent, app)
+        title, opening, rest = told.split("\n\n", 2)
+        start, _, guides = text.partition("<!-- README -->")
+        text = "\n\n".join((title, opening, start, rest, guides))
     source[0] = text
 
 
