@@ -4,7 +4,6 @@ Values, frozen and validated; NumPy and the standard library only. Torch enters 
 :mod:`remesh.layout.from_torch`, which is imported by name by those who need it.
 """
 
-from remesh.layout.blocks import FlatRange, GridBlock, layout_from_flat_ranges, layout_from_grid, layout_from_ragged
 from remesh.layout.box import Box, row_major_strides
 from remesh.layout.cover import subtract_all
 from remesh.layout.dtypes import itemsize_bytes
@@ -37,8 +36,6 @@ from remesh.layout.spec import Packed, Spec, layout_from_spec, parse_spec
 
 __all__ = [
     "Box",
-    "FlatRange",
-    "GridBlock",
     "Holder",
     "Layout",
     "LocalBox",
@@ -64,11 +61,8 @@ __all__ = [
     "flat_range_of_box",
     "has_own_places",
     "itemsize_bytes",
-    "layout_from_flat_ranges",
-    "layout_from_grid",
     "layout_from_json",
     "layout_from_placements",
-    "layout_from_ragged",
     "layout_from_spec",
     "layout_to_json",
     "local_shape_at",
