@@ -9,14 +9,7 @@ from remesh.layout.cover import subtract_all
 from remesh.layout.dtypes import itemsize_bytes
 from remesh.layout.flat import boxes_of_flat_range, flat_range_of_box
 from remesh.layout.intervals import LocalBox
-from remesh.layout.json_form import (
-    box_from_json,
-    box_to_json,
-    layout_from_json,
-    layout_to_json,
-    mesh_from_json,
-    mesh_to_json,
-)
+from remesh.layout.json_form import layout_from_json, layout_to_json
 from remesh.layout.layout import Layout
 from remesh.layout.mesh import Mesh
 from remesh.layout.overlap import Overlap, Slice, compute_missing, compute_overlap, compute_overlaps
@@ -50,8 +43,6 @@ __all__ = [
     "Spec",
     "Split",
     "StridedSplit",
-    "box_from_json",
-    "box_to_json",
     "boxes_at",
     "boxes_of_flat_range",
     "check_places",
@@ -66,8 +57,6 @@ __all__ = [
     "layout_from_spec",
     "layout_to_json",
     "local_shape_at",
-    "mesh_from_json",
-    "mesh_to_json",
     "parse_spec",
     "row_major_strides",
     "subtract_all",
