@@ -46,7 +46,7 @@ class QueuedCopy(NamedTuple):
 
 
 class Devices:
-    """What is needed of the CUDA devices of this process, and nothing of a device before a tensor of it comes.
+    """The CUDA devices of this process; none is touched before a tensor of it comes.
 
     RuntimeError from any method means that nothing can be relied on.
     """
