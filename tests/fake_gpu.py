@@ -18,6 +18,8 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 
 import torch
 
+from remesh.device.queued_copies import Devices
+
 
 class LateEvent:
     """A place in a stream of the device."""
@@ -75,7 +77,7 @@ class _DeviceMemory:
         self.kept_for: list[LateStream] = []
 
 
-class MakeBelieveDevice:
+class MakeBelieveDevice(Devices):
     """One device, its streams and its memory. ``refuses`` names what fails: ``lock``, ``queue``, ``arrive``."""
 
     def __init__(self, chance: random.Random, refuses: Iterable[str] = ()) -> None:

@@ -6,19 +6,21 @@ shards is not, and has a row of its own. All slices are made (their arrays, not 
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.report import Row, at_least, at_most, spread_of
 from remesh.layout import (
-    FlatRange,
+    Box,
     Layout,
     Mesh,
+    Shard,
     Split,
     StridedSplit,
+    boxes_of_flat_range,
     compute_overlap,
-    layout_from_flat_ranges,
     layout_from_placements,
     layout_from_spec,
 )
@@ -49,6 +51,17 @@ def overlap_of_fresh(src: Layout, dst: Layout) -> int:
     return len(compute_overlap(replace(src), replace(dst)))
 
 
+def flat_ranges(shape: tuple[int, ...], cuts: Sequence[int], dtype: str) -> Layout:
+    """The flattened tensor cut here, a range for each rank, which keeps its boxes one after the other."""
+    shards = []
+    for rank, (start, stop) in enumerate(itertools.pairwise(cuts)):
+        at = 0
+        for box in boxes_of_flat_range(Box.of_shape(shape), start, stop):
+            shards.append(Shard(rank, box, at))
+            at += box.size
+    return Layout(shape, tuple(shards), dtype)
+
+
 def pairs(side: int) -> dict[str, tuple[Layout, Layout]]:
     """Pairs of layouts of ``side ** 2`` ranks on a square mesh; the last two are not regular."""
     num_ranks = side * side
@@ -58,7 +71,7 @@ def pairs(side: int) -> dict[str, tuple[Layout, Layout]]:
     grid = layout_from_spec("S0S1", shape, mesh, "float32")
     uneven = (num_ranks - 7, num_ranks - 5)
     cuts = [0, *(rank * num_ranks + 3 for rank in range(1, num_ranks)), num_ranks * num_ranks]
-    ranges = [FlatRange(rank, cuts[rank], cuts[rank + 1]) for rank in range(num_ranks)]
+    flat = flat_ranges(shape, cuts, "float32")
     found = {
         "same rows": (rows, rows),
         "grid to its transpose": (grid, layout_from_spec("S1S0", shape, mesh, "float32")),
@@ -72,8 +85,8 @@ def pairs(side: int) -> dict[str, tuple[Layout, Layout]]:
             layout_from_placements(shape, mesh, (StridedSplit(0, side), Split(0)), "float32"),
             layout_from_spec("S1R", shape, mesh, "float32"),
         ),
-        "flat ranges to rows": (layout_from_flat_ranges(shape, ranges, "float32"), rows),
-        "flat ranges to grid": (layout_from_flat_ranges(shape, ranges, "float32"), grid),
+        "flat ranges to rows": (flat, rows),
+        "flat ranges to grid": (flat, grid),
     }
     if num_ranks <= 1024:
         # A million slices; for 16,384 ranks it would be 268 million.

@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks.report import Row, at_most, write_report
 from benchmarks.reshard.planning import TABLE_2, pair_of_specs
-from remesh.resharding import TensorMove, compute_tasks, plan_reshard
+from remesh.layout import compute_overlap
+from remesh.resharding import TensorMove, plan_reshard
 from remesh.resharding.planning.simulate import simulate_plan
 from remesh.resharding.schedule.chunks import Part, SliceStream
 from remesh.resharding.schedule.paper import ALGORITHMS, MulticastTask, multicast_task
@@ -63,10 +64,12 @@ def orders_of_random_pairs(num_pairs: int) -> dict[str, list[float]]:
 
 def host_tasks(move: TensorMove, hosts: Mapping[int, str]) -> list[MulticastTask]:
     """The slices of a move, as the published algorithms see them."""
-    return [
-        multicast_task(SliceStream(task.givers, task.takers, [Part(0, task.box, task.nbytes)], task.nbytes), hosts)
-        for task in compute_tasks([move])
-    ]
+    tasks = []
+    for part in compute_overlap(move.src, move.dst):
+        givers, takers = (tuple(sorted({int(shard.holder) for shard in side})) for side in (part.givers, part.takers))
+        nbytes = part.box.size * move.src.itemsize_bytes
+        tasks.append(multicast_task(SliceStream(givers, takers, [Part(0, part.box, nbytes)], nbytes), hosts))
+    return tasks
 
 
 def _random_spec(chance: random.Random) -> str:

@@ -7,14 +7,13 @@ multiple of the time that a plain send and receive of the bound's bytes takes be
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from benchmarks.layout.overlap import flat_ranges
 from benchmarks.reshard.planning import TABLE_2, pair_of_specs, rows_to_columns
 from remesh.layout import Box, Layout, Mesh, Shard, layout_from_spec
-from remesh.layout.blocks import FlatRange, layout_from_flat_ranges, layout_from_ragged
 from remesh.resharding import TensorMove
 
 SEED = 7
@@ -115,8 +114,8 @@ def triangle(num_bytes: int) -> Case:
 def uneven_rows(num_bytes: int) -> Case:
     """Rows in parts of 7 : 5 to rows in parts of 2 : 3 : 7, the same matrix."""
     shape = (12 * 16, num_bytes // (12 * 16 * 4))
-    src = layout_from_ragged(shape, 0, {0: 7 * 16, 1: 5 * 16}, "int32")
-    dst = layout_from_ragged(shape, 0, {2: 2 * 16, 3: 3 * 16, 4: 7 * 16}, "int32")
+    src = layout_from_spec("S0R", shape, Mesh.of({"x": 2}), "int32", uneven={0: (7 * 16, 5 * 16)})
+    dst = layout_from_spec("S0R", shape, Mesh.of({"x": 3}, [2, 3, 4]), "int32", uneven={0: (2 * 16, 3 * 16, 7 * 16)})
     return Case("N3a: uneven rows", [TensorMove("x", src, dst)], _hosts(2, 3), 1.06)
 
 
@@ -131,8 +130,7 @@ def flat_to_tensor_parallel(num_bytes: int) -> Case:
     shape = (509, num_bytes // (509 * 4) // 2 * 2)
     size = shape[0] * shape[1]
     cuts = [0, size // 3 + 1, 2 * size // 3 + 5, size]
-    ranges = [FlatRange(rank, start, stop) for rank, (start, stop) in enumerate(itertools.pairwise(cuts))]
-    src = layout_from_flat_ranges(shape, ranges, "int32")
+    src = flat_ranges(shape, cuts, "int32")
     dst = layout_from_spec("RS0", shape, Mesh.of({"tp": 2}, range(3, 5)), "int32")
     return Case("N3c: FSDP flat -> TP", [TensorMove("x", src, dst)], _hosts(3, 2), 1.06)
 
@@ -149,7 +147,7 @@ def state_dict(num_bytes: int) -> Case:
 def growing(num_bytes: int) -> Case:
     """Two hosts become three; two thirds of the bytes stay where they are."""
     shape = (6 * 32, num_bytes // (6 * 32 * 4))
-    src = layout_from_ragged(shape, 0, {0: 3 * 32, 1: 3 * 32}, "int32")
+    src = layout_from_spec("S0R", shape, Mesh.of({"x": 2}), "int32")
     # Every host keeps what it can: the new one gets a part of each.
     kept = [Shard(0, Box((0, 0), (64, shape[1]))), Shard(1, Box((128, 0), (192, shape[1])))]
     dst = _layout(shape, (*kept, Shard(2, Box((64, 0), (128, shape[1])))))

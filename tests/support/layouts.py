@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 
 from remesh.layout import (
     Box,
-    FlatRange,
     Holder,
     Layout,
     Mesh,
@@ -30,9 +29,8 @@ from remesh.layout import (
     Spec,
     Split,
     StridedSplit,
-    layout_from_flat_ranges,
+    boxes_of_flat_range,
     layout_from_placements,
-    layout_from_ragged,
     layout_from_spec,
 )
 
@@ -181,10 +179,19 @@ def flat_layouts(draw: st.DrawFn, shape: tuple[int, ...]) -> Layout:
     """Layouts of consecutive flat ranges; complete and disjoint."""
     lengths = draw(compositions(Box.of_shape(shape).size, draw(st.integers(1, 5))))
     stops = list(itertools.accumulate(lengths))
-    ranges = [
-        FlatRange(i, stop - n, stop, buffer_start=i) for i, (n, stop) in enumerate(zip(lengths, stops, strict=True))
-    ]
-    return layout_from_flat_ranges(shape, ranges, "int32")
+    shards: list[Shard] = []
+    for rank, (length, stop) in enumerate(zip(lengths, stops, strict=True)):
+        shards += shards_of_flat_range(rank, Box.of_shape(shape), (stop - length, stop), rank)
+    return Layout(shape, tuple(shards), "int32")
+
+
+def shards_of_flat_range(rank: int, box: Box, flat: tuple[int, int], buffer_start: int = 0) -> list[Shard]:
+    """A range of a flattened box, as its holder keeps it: one box after the other."""
+    shards = []
+    for part in boxes_of_flat_range(box, *flat):
+        shards.append(Shard(rank, part, buffer_start))
+        buffer_start += part.size
+    return shards
 
 
 @st.composite
@@ -196,19 +203,9 @@ def arbitrary_layouts(draw: st.DrawFn, shape: tuple[int, ...]) -> Layout:
     return Layout(shape, tuple(draw(st.lists(shards, max_size=6))), "int32")
 
 
-@st.composite
-def ragged_layouts(draw: st.DrawFn, shape: tuple[int, ...]) -> Layout:
-    """Layouts with ragged lengths in one dim; of a 0-d tensor, a replicated one."""
-    if not shape:
-        return draw(placed_layouts(shape))
-    dim = draw(st.integers(0, len(shape) - 1))
-    lengths = draw(compositions(shape[dim], draw(st.integers(1, 5))))
-    return layout_from_ragged(shape, dim, dict(enumerate(lengths)), "int32")
-
-
 def complete_layouts(shape: tuple[int, ...]) -> st.SearchStrategy[Layout]:
     """Layouts that hold every element, by disjoint boxes and their replicas."""
-    return st.one_of(placed_layouts(shape), spec_layouts(shape), flat_layouts(shape), ragged_layouts(shape))
+    return st.one_of(placed_layouts(shape), spec_layouts(shape), flat_layouts(shape))
 
 
 def layouts(shape: tuple[int, ...]) -> st.SearchStrategy[Layout]:

@@ -21,7 +21,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 _ROOMS = ("dist_checkpointing", "elasticity", "foundation", "layout", "pipeline", "resharding", "testbed")
 _VERBS = ("elastic", "reshard")
 # They import the host that they plug into: tests/hosts has them.
-_HOSTS = ("accelerate", "lightning", "torchtitan", "transformers", "verl", "verl_shards", "vllm", "vllm_source")
+_HOSTS = ("accelerate", "lightning", "torchtitan", "transformers", "verl", "verl_shards", "vllm")
 _OF_HOSTS = tuple(f"remesh.integrations.{host}" for host in _HOSTS)
 _DOTTED = re.compile(r"(?<![\w./])remesh\.([a-z_]+|[A-Z]\w+)(?:\.(\w+))?(?=[(\[\s`,.:;)]|$)", re.MULTILINE)
 _IMPORTED = re.compile(r"^from (remesh[\w.]*) import ([\w, ]+|\([\w,\s]+\))", re.MULTILINE)

@@ -17,19 +17,17 @@ from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from remesh.layout import (
     Box,
-    FlatRange,
     Layout,
     Mesh,
     Packed,
     Shard as BoxShard,
     Split,
     StridedSplit,
-    layout_from_flat_ranges,
     layout_from_placements,
     layout_from_spec,
     layout_to_json,
 )
-from tests.support.layouts import missing_by_index, overlap_by_index
+from tests.support.layouts import missing_by_index, overlap_by_index, shards_of_flat_range
 
 FOLDER = Path(__file__).parent
 
@@ -76,8 +74,9 @@ def placements() -> list[dict[str, Any]]:
 def _pairs() -> list[tuple[str, Layout, Layout]]:
     line, square = Mesh.of({"x": 4}), Mesh.of({"x": 2, "y": 2}, [4, 5, 6, 7])
     rows = layout_from_spec("S0R", (4, 6), line, "int8")
-    flat = layout_from_flat_ranges((4, 6), [FlatRange(0, 0, 7), FlatRange(1, 7, 24)], "int8")
-    whole = Layout((4, 6), (BoxShard("file:whole", Box.of_shape((4, 6))),), "int8")
+    box = Box.of_shape((4, 6))
+    flat = Layout((4, 6), (*shards_of_flat_range(0, box, (0, 7)), *shards_of_flat_range(1, box, (7, 24))), "int8")
+    whole = Layout((4, 6), (BoxShard("file:whole", box),), "int8")
     strided = layout_from_placements((4, 6), square, (StridedSplit(0, 2), Split(0)), "int8")
     packed = layout_from_spec("S0R", (4, 6), Mesh.of({"x": 2}), "int8", packed=[Packed(0, (2, 2))])
     scalar = layout_from_spec("", (), Mesh.of({"x": 2}), "int8")

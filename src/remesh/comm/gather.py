@@ -30,7 +30,7 @@ import json
 import logging
 import os
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
@@ -393,21 +393,8 @@ def _all_gather_padded(mine: torch.Tensor, lengths: Sequence[int], group: Group,
     return [raw[:length] for raw, length in zip(theirs, lengths, strict=True)]
 
 
-@dataclass(frozen=True, slots=True)
-class _RankFailure:
-    """An error as another rank sent it."""
-
-    types: list[list[str]]
-    """``[module, name]`` of the type and its bases, nearest first."""
-    text: str
-    """What was being done there, and what ``str()`` gave."""
-    reason: str | None
-    """The code of a `FormatError`, else None."""
-    leaving: bool
-    """Whether it is an interrupt or exit rather than a failure."""
-
-
 def _describe(error: BaseException, doing: str) -> dict[str, Any]:
+    """An error as it travels: what was done there, and what ``str()`` gave; types are the nearest first."""
     reason = getattr(error, "reason", None)
     text = str(error) or type(error).__name__
     if isinstance(error, KeyError):
@@ -438,12 +425,12 @@ def _raise_first(failed: dict[int, Any], mine: BaseException | None, group: Grou
     if mine is not None and not isinstance(mine, Exception):
         raise mine
     first = min(failed)
-    failure = _RankFailure(**failed[first])
+    failure = failed[first]
     where = f"rank {_world_rank(first, group)}"
     if len(failed) > 1:
         others = [str(_world_rank(rank, group)) for rank in sorted(failed)[1:9]]
         where += f", and others: {', '.join(others)}{', ...' if len(failed) > 9 else ''}"
-    raise _rebuild(failure, f"{failure.text} (raised on {where})") from _what_adds_to(failure.text, mine)
+    raise _rebuild(failure, f"{failure['text']} (raised on {where})") from _what_adds_to(failure["text"], mine)
 
 
 def _what_adds_to(text: str, error: BaseException | None) -> BaseException | None:
@@ -453,15 +440,15 @@ def _what_adds_to(text: str, error: BaseException | None) -> BaseException | Non
     return error
 
 
-def _rebuild(failure: _RankFailure, text: str) -> Exception:
-    if failure.leaving:
-        return PeerError(f"{text}; the rank is leaving on {failure.types[0][1]}, meet again without it")
+def _rebuild(failure: Mapping[str, Any], text: str) -> Exception:
+    if failure["leaving"]:
+        return PeerError(f"{text}; the rank is leaving on {failure['types'][0][1]}, meet again without it")
     known = {(cls.__module__, cls.__qualname__): cls for cls in _descendants(Error)}
-    for module, name in failure.types:
+    for module, name in failure["types"]:
         cls = getattr(builtins, name, None) if module == "builtins" else known.get((module, name))
         if not isinstance(cls, type) or not issubclass(cls, Exception):
             continue
-        for arguments in ((text,), (failure.reason, text)):
+        for arguments in ((text,), (failure["reason"], text)):
             try:
                 rebuilt = cls(*arguments)
             except TypeError:  # a type that needs other arguments, such as UnicodeDecodeError

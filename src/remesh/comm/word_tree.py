@@ -115,11 +115,8 @@ class _Mailbox:
 
 
 def _post(packed: bytes, peer: int, group: dist.ProcessGroup | None) -> Any:
-    return dist.isend(_as_tensor(packed), group=group, group_dst=peer, tag=_GATHER_TAG)
-
-
-def _as_tensor(text: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    packed_bytes = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
+    return dist.isend(packed_bytes, group=group, group_dst=peer, tag=_GATHER_TAG)
 
 
 def _pack(words: dict[int, bytes]) -> bytes:
@@ -156,34 +153,24 @@ class Farewell:
         Raises RuntimeError when a peer is gone.
         """
         word = torch.tensor([trouble], dtype=torch.uint8, device="cpu")
-        for expected in self._done_below:
-            word |= expected.wait()
+        for byte, work in self._done_below:
+            work.wait()
+            word |= byte
         if self._place.above is not None:
             self._send(self._place.above, word).wait()
-        for expected in self._done_everywhere:
-            word |= expected.wait()
+        for byte, work in self._done_everywhere:
+            work.wait()
+            word |= byte
         for work in [self._send(child, word) for child in self._place.below]:
             work.wait()
         return bool(word)
 
-    def _expect(self, peer: int) -> _Word:
-        return _Word(self._group, peer, self._tag)
+    def _expect(self, peer: int) -> tuple[torch.Tensor, Any]:
+        byte = torch.zeros(1, dtype=torch.uint8, device="cpu")
+        return byte, dist.irecv(byte, group=self._group, group_src=peer, tag=self._tag)
 
     def _send(self, peer: int, word: torch.Tensor) -> Any:
         return dist.isend(word, group=self._group, group_dst=peer, tag=self._tag)
-
-
-class _Word:
-    """One byte that is waited for."""
-
-    def __init__(self, group: dist.ProcessGroup | None, peer: int, tag: int) -> None:
-        self._byte = torch.zeros(1, dtype=torch.uint8, device="cpu")
-        self._work = dist.irecv(self._byte, group=group, group_src=peer, tag=tag)
-
-    def wait(self) -> torch.Tensor:
-        if self._work is not None:
-            self._work.wait()
-        return self._byte
 
 
 @dataclass(slots=True)

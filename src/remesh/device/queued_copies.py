@@ -23,7 +23,8 @@ import contextlib
 import weakref
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 
@@ -31,23 +32,8 @@ from remesh.foundation.errors import DeviceError
 
 _FAULTS = (RuntimeError, OSError, MemoryError)
 """What torch and the driver raise."""
-
-
-class DeviceEvent(Protocol):
-    """A place in a stream."""
-
-    def synchronize(self) -> None:
-        """Let the host wait until the device has come there; RuntimeError when the device cannot."""
-
-
-class DeviceStream(Protocol):
-    """A queue of work of a device, done in order. Named as torch names it."""
-
-    def record_event(self) -> Any:
-        """The place behind what is queued now."""
-
-    def wait_event(self, event: Any) -> None:
-        """Queue a wait for a place in another stream."""
+_FOR_ALL_DEVICES = 1
+"""cudaHostRegisterPortable"""
 
 
 class QueuedCopy(NamedTuple):
@@ -59,29 +45,50 @@ class QueuedCopy(NamedTuple):
     """On the device, of any strides."""
 
 
-class Devices(Protocol):
-    """What is needed of the devices of a machine. RuntimeError from any of it means that nothing can be relied on."""
+class Devices:
+    """The CUDA devices of this process; none is touched before a tensor of it comes.
 
-    def device_of(self, tensor: torch.Tensor) -> Hashable | None:
+    RuntimeError from any method means that nothing can be relied on.
+    """
+
+    def device_of(self, tensor: torch.Tensor) -> Any:
         """The device that holds it; None for memory that the host copies by itself."""
+        return tensor.device if tensor.is_cuda else None
 
-    def current_stream(self, device: Hashable) -> DeviceStream:
+    def current_stream(self, device: Any) -> Any:
         """Where the program queues its work now."""
+        return torch.cuda.current_stream(device)
 
-    def copying_stream(self, device: Hashable) -> DeviceStream:
+    def copying_stream(self, device: Any) -> Any:
         """Another one, for copies alone; always the same."""
+        return _copying_stream(device)
 
-    def keep(self, tensor: torch.Tensor, stream: DeviceStream) -> None:
+    def keep(self, tensor: torch.Tensor, stream: Any) -> None:
         """Keep the tensor's memory from being used again before all that the stream will have been given is done."""
+        tensor.record_stream(stream)
 
-    def queue(self, copies: Sequence[QueuedCopy], stream: DeviceStream) -> None:
+    def queue(self, copies: Sequence[QueuedCopy], stream: Any) -> None:
         """Let the stream copy; the host does not wait."""
+        with torch.cuda.stream(stream), torch.no_grad():
+            for into, tensor in copies:
+                # On the device: of a queued copy torch would conjugate or negate what is on the host before it arrives.
+                into.copy_(tensor.resolve_conj().resolve_neg(), non_blocking=True)
 
     def lock(self, raw: torch.Tensor) -> None:
-        """Lock the pages of bytes of the host, so that devices can copy into them."""
+        """Lock the pages of bytes of the host, so that devices can copy into them.
+
+        Where they lie, and not out of torch's locked memory: copies lie in files in memory, which other processes map.
+        """
+        driver: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        _check(driver.cudaHostRegister(raw.data_ptr(), raw.nbytes, _FOR_ALL_DEVICES))
 
     def unlock(self, raw: torch.Tensor) -> None:
         """Undo it."""
+        driver: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        _check(driver.cudaHostUnregister(raw.data_ptr()))
+
+
+CUDA = Devices()
 
 
 class LockedMemory:
@@ -94,7 +101,7 @@ class LockedMemory:
         """Lock the pages of ``raw``; `DeviceError` when the system or the driver refuses."""
         self._devices = devices
         self._num_bytes = raw.nbytes
-        self._ends: list[DeviceEvent] = []
+        self._ends: list[Any] = []
         """Behind the copies that were begun last, one for each device."""
         self._loss: DeviceError | None = None
         """Why what was begun will never be there."""
@@ -157,10 +164,29 @@ class LockedMemory:
         return self._loss
 
 
-def _unlock(devices: Devices, raw: torch.Tensor, ends: Sequence[DeviceEvent]) -> None:
+def _unlock(devices: Devices, raw: torch.Tensor, ends: Sequence[Any]) -> None:
     """Give memory back to the system, behind the last copy into it. A device that is lost copies nothing any more."""
     for end in ends:
         with contextlib.suppress(*_FAULTS):
             end.synchronize()
     with contextlib.suppress(*_FAULTS):
         devices.unlock(raw)
+
+
+def _check(answer: Any) -> None:
+    """Raise what the driver answered, unless that was well.
+
+    CUDA keeps the error of a call for the next query in this thread, and that is torch's after its next kernel: the
+    program would get it a second time, from a kernel that has nothing to do with it. So one that does nothing asks.
+    """
+    try:
+        torch.cuda.check_error(int(answer))
+    except RuntimeError:
+        with contextlib.suppress(RuntimeError):
+            torch.empty(1, dtype=torch.uint8, device="cuda").fill_(0)
+        raise
+
+
+@cache
+def _copying_stream(device: torch.device) -> Any:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

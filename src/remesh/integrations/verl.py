@@ -33,8 +33,7 @@ from remesh.groups.beside import join_beside, leave_beside
 from remesh.integrations.host_programs import check_host
 from remesh.layout import Box, Shard
 from remesh.layout.flat import boxes_of_flat_range
-from remesh.layout.from_torch import Piece, dtype_name, placements_from_torch, torch_dtype
-from remesh.layout.placement import boxes_at
+from remesh.layout.from_torch import Piece, dtype_name, piece_at, placements_from_torch, torch_dtype
 from remesh.resharding import Resharder
 
 check_host("verl", (0, 9))
@@ -208,8 +207,7 @@ def _shards(held: Iterable[tuple[str, torch.Tensor, Any]]) -> Iterator[tuple[str
             yield name, Piece(local.detach().reshape(shape), shape, (Shard(0, Box.of_shape(shape)),))
             continue
         placements = placements_from_torch(spec.placements)
-        boxes = boxes_at(shape, tuple(spec.mesh.shape), tuple(spec.mesh.get_coordinate()), placements)
-        yield name, Piece(local.detach(), shape, tuple(Shard(0, *one) for one in boxes))
+        yield name, piece_at(local, shape, spec.mesh.shape, spec.mesh.get_coordinate(), placements)
 
 
 def _num_bytes(piece: Piece) -> int:

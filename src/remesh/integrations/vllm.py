@@ -17,27 +17,33 @@ what the source yields: with `ShardedModule.only`, adapted layers alone or what 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from remesh.comm.gather import step_together
 from remesh.foundation.errors import ConfigError, Error
 from remesh.groups.beside import join_beside, leave_beside
 from remesh.integrations.host_programs import check_host
 from remesh.integrations.store_meeting import act_while_asking, store_at
-from remesh.layout.from_torch import Piece, dtype_name, torch_dtype
+from remesh.layout.from_torch import Piece, dtype_name, piece_at, torch_dtype
+from remesh.layout.placement import Replicate, Split
 from remesh.layout.recorded import BoundWeights, Recorded, record
 from remesh.resharding import Resharder
 
 check_host("vllm", (0, 33))
 
 from vllm.distributed.weight_transfer.base import (  # noqa: E402 - what is missing is reported first
+    ModuleSource,
+    ParamMeta,
+    Shard,
     TrainerInitInfo,
     TrainerWeightTransferEngine,
     WeightTransferEngine,
@@ -54,7 +60,6 @@ from remesh.integrations.vllm_layers import (  # noqa: E402
     recompute_attention,
     standing_in,
 )
-from remesh.integrations.vllm_source import ShardedModule, held_by  # noqa: E402
 
 __all__ = ["RemeshTrainerEngine", "RemeshTrainerInitInfo", "RemeshWorkerEngine", "ShardedModule"]
 
@@ -101,6 +106,27 @@ class RemeshWorkerInitInfo(WeightTransferInitInfo):
 @dataclass
 class RemeshUpdateInfo(WeightTransferUpdateInfo):
     """An update needs no information besides the weights."""
+
+
+class ShardedModule(ModuleSource):
+    """A ``ModuleSource`` of vLLM that gathers nothing, for any placements: FSDP2 with tensor parallelism, partial."""
+
+    only: Collection[str] | None = None
+    """Names of the tensors that the next updates bring, the same on every trainer rank; None for all."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__(module)
+        self._sharded = module
+
+    def iter_local(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Parameters as they are, DTensors with their layouts."""
+        held = dict(self._sharded.named_parameters())
+        if strange := sorted(set(self.only or ()) - held.keys()):
+            raise ConfigError(f"updating weights: the source has no parameters {strange}, expected names of its module")
+        for name, parameter in held.items():
+            is_here = not isinstance(parameter, DTensor) or parameter.device_mesh.get_coordinate() is not None
+            if is_here and (self.only is None or name in self.only):
+                yield name, parameter
 
 
 class RemeshTrainerEngine(TrainerWeightTransferEngine[RemeshTrainerInitInfo]):
@@ -164,7 +190,7 @@ class RemeshTrainerEngine(TrainerWeightTransferEngine[RemeshTrainerInitInfo]):
 
     def _given(self) -> dict[str, torch.Tensor | Piece]:
         metas = {meta.name: meta for meta in self.source.metadata}
-        return {name: held_by(tensor, metas[name], self.rank) for name, tensor in self.source.iter_local()}
+        return {name: _held_by(tensor, metas[name], self.rank) for name, tensor in self.source.iter_local()}
 
 
 class RemeshWorkerEngine(WeightTransferEngine[RemeshWorkerInitInfo, RemeshUpdateInfo]):
@@ -268,3 +294,12 @@ def _by_layer(names: Iterable[str]) -> list[list[str]]:
 def _meet(info: RemeshWorkerInitInfo, store: dist.Store, rank: int) -> dist.ProcessGroup:
     size = info.num_trainers + info.num_workers
     return join_beside(store, rank, size, meeting=str(info.meeting), timeout_s=info.timeout_s)
+
+
+def _held_by(tensor: torch.Tensor, meta: ParamMeta, rank: int) -> torch.Tensor | Piece:
+    """A tensor that a source yields, with its box by the source's metadata."""
+    if isinstance(tensor, DTensor) or meta.owners is None or meta.placements is None:
+        return tensor
+    coordinate = [int(at) for at in np.unravel_index(meta.owners.index(rank), meta.mesh_shape)]
+    placements = tuple(Split(one.dim) if isinstance(one, Shard) else Replicate() for one in meta.placements)
+    return piece_at(tensor, meta.shape, meta.mesh_shape, coordinate, placements)

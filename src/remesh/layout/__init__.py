@@ -4,20 +4,12 @@ Values, frozen and validated; NumPy and the standard library only. Torch enters 
 :mod:`remesh.layout.from_torch`, which is imported by name by those who need it.
 """
 
-from remesh.layout.blocks import FlatRange, GridBlock, layout_from_flat_ranges, layout_from_grid, layout_from_ragged
 from remesh.layout.box import Box, row_major_strides
 from remesh.layout.cover import subtract_all
 from remesh.layout.dtypes import itemsize_bytes
 from remesh.layout.flat import boxes_of_flat_range, flat_range_of_box
 from remesh.layout.intervals import LocalBox
-from remesh.layout.json_form import (
-    box_from_json,
-    box_to_json,
-    layout_from_json,
-    layout_to_json,
-    mesh_from_json,
-    mesh_to_json,
-)
+from remesh.layout.json_form import layout_from_json, layout_to_json
 from remesh.layout.layout import Layout
 from remesh.layout.mesh import Mesh
 from remesh.layout.overlap import Overlap, Slice, compute_missing, compute_overlap, compute_overlaps
@@ -37,8 +29,6 @@ from remesh.layout.spec import Packed, Spec, layout_from_spec, parse_spec
 
 __all__ = [
     "Box",
-    "FlatRange",
-    "GridBlock",
     "Holder",
     "Layout",
     "LocalBox",
@@ -53,8 +43,6 @@ __all__ = [
     "Spec",
     "Split",
     "StridedSplit",
-    "box_from_json",
-    "box_to_json",
     "boxes_at",
     "boxes_of_flat_range",
     "check_places",
@@ -64,16 +52,11 @@ __all__ = [
     "flat_range_of_box",
     "has_own_places",
     "itemsize_bytes",
-    "layout_from_flat_ranges",
-    "layout_from_grid",
     "layout_from_json",
     "layout_from_placements",
-    "layout_from_ragged",
     "layout_from_spec",
     "layout_to_json",
     "local_shape_at",
-    "mesh_from_json",
-    "mesh_to_json",
     "parse_spec",
     "row_major_strides",
     "subtract_all",

@@ -131,6 +131,18 @@ def piece_of(tensor: torch.Tensor | Piece) -> Piece:
     return Piece(local, shape, held.shards, held.partial)
 
 
+def piece_at(
+    local: torch.Tensor,
+    shape: Sequence[int],
+    mesh_shape: Sequence[int],
+    coordinate: Sequence[int],
+    placements: Sequence[Placement],
+) -> Piece:
+    """A local tensor as what a coordinate of a mesh has of a tensor of this shape."""
+    held = _held_at(tuple(shape), tuple(mesh_shape), tuple(coordinate), tuple(placements))
+    return Piece(local.detach(), tuple(shape), held.shards, held.partial)
+
+
 @dataclass(frozen=True, slots=True)
 class _HeldByCoordinate:
     """The shards of a DTensor on one coordinate of a mesh."""

@@ -1,12 +1,11 @@
-"""JSON form of boxes, meshes and layouts, and its strict reader.
+"""JSON form of layouts, and its strict reader.
 
 The input is untrusted (another rank, a file): every type, key, size and bound is checked, nothing is guessed, and every
 fault is a LayoutError. Layouts that are read lie in bounds; their user checks whether they are disjoint and complete.
 
-The form: a box is ``{"start": [..], "stop": [..]}``; a mesh is ``{"axes": [[name, size], ..], "world_ranks": [..],
-"hosts": [..]}``; a layout is ``{"global_shape": [..], "dtype": name, "shards": [..]}`` with ``"partial": op`` when
-it is partial. A shard has ``holder``, ``start``, ``stop`` and, when they differ from the defaults, ``offset``
-(0), ``strides`` (row-major of the box) and ``addend`` (0). So equal values have equal JSON.
+The form: a layout is ``{"global_shape": [..], "dtype": name, "shards": [..]}`` with ``"partial": op`` when it is
+partial. A shard has ``holder``, ``start``, ``stop`` and, when they differ from the defaults, ``offset`` (0),
+``strides`` (row-major of the box) and ``addend`` (0). So equal values have equal JSON.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from typing import Any
 from remesh.foundation.errors import LayoutError
 from remesh.layout.box import Box, row_major_strides
 from remesh.layout.layout import MAX_ELEMENTS, Layout
-from remesh.layout.mesh import Mesh
 from remesh.layout.shard import Holder, Shard
 
 Json = dict[str, Any]
@@ -26,40 +24,6 @@ _MAX_DIMS = 64
 _MAX_NAME = 4096
 _MAX_SHARDS = 1 << 24
 """Far above any real job; a reader must not be made to build more."""
-
-
-def box_to_json(box: Box) -> Json:
-    """The JSON form of a box."""
-    return {"start": list(box.start), "stop": list(box.stop)}
-
-
-def box_from_json(obj: object) -> Box:
-    """The box that this JSON value describes; LayoutError if it describes none."""
-    fields = _fields(obj, "box", ("start", "stop"))
-    return Box(_ints(fields["start"], "box start"), _ints(fields["stop"], "box stop"))
-
-
-def mesh_to_json(mesh: Mesh) -> Json:
-    """The JSON form of a mesh."""
-    return {
-        "axes": [[name, size] for name, size in zip(mesh.axis_names, mesh.shape, strict=True)],
-        "world_ranks": list(mesh.world_ranks),
-        "hosts": list(mesh.hosts),
-    }
-
-
-def mesh_from_json(obj: object) -> Mesh:
-    """The mesh that this JSON value describes; LayoutError if it describes none."""
-    fields = _fields(obj, "mesh", ("axes", "world_ranks", "hosts"))
-    axes = [_list(axis, "mesh axis", 2) for axis in _list(fields["axes"], "mesh axes", _MAX_DIMS)]
-    if any(len(axis) != 2 for axis in axes):
-        raise LayoutError("reading a mesh: every axis must be a pair [name, size]; correct the axes")
-    return Mesh(
-        tuple(_text(axis[0], "axis name") for axis in axes),
-        tuple(_int(axis[1], "axis size") for axis in axes),
-        _ints(fields["world_ranks"], "mesh world_ranks", _MAX_SHARDS),
-        tuple(_text(host, "host") for host in _list(fields["hosts"], "mesh hosts", _MAX_SHARDS)),
-    )
 
 
 def layout_to_json(layout: Layout) -> Json:
@@ -79,10 +43,10 @@ def layout_from_json(obj: object) -> Layout:
     fields = _fields(obj, "layout", ("global_shape", "dtype", "shards"), ("partial",))
     partial = fields.get("partial")
     layout = Layout(
-        _ints(fields["global_shape"], "global_shape"),
-        tuple(_shard_from_json(each) for each in _list(fields["shards"], "shards", _MAX_SHARDS)),
-        _text(fields["dtype"], "dtype"),
-        None if partial is None else _text(partial, "partial"),
+        read_ints(fields["global_shape"], "global_shape"),
+        tuple(_shard_from_json(each) for each in read_list(fields["shards"], "shards")),
+        read_text(fields["dtype"], "dtype"),
+        None if partial is None else read_text(partial, "partial"),
     )
     layout.check_in_bounds("layout from JSON")
     return layout
@@ -90,7 +54,7 @@ def layout_from_json(obj: object) -> Layout:
 
 def _shard_to_json(shard: Shard) -> Json:
     assert shard.strides is not None
-    form: Json = {"holder": shard.holder, **box_to_json(shard.box)}
+    form: Json = {"holder": shard.holder, "start": list(shard.box.start), "stop": list(shard.box.stop)}
     if shard.offset:
         form["offset"] = shard.offset
     if shard.strides != row_major_strides(shard.box.shape):
@@ -103,10 +67,12 @@ def _shard_to_json(shard: Shard) -> Json:
 def _shard_from_json(obj: object) -> Shard:
     fields = _fields(obj, "shard", ("holder", "start", "stop"), ("offset", "strides", "addend"))
     holder = fields["holder"]
-    named: Holder = _text(holder, "holder") if isinstance(holder, str) else _int(holder, "holder")
-    strides = _ints(fields["strides"], "strides") if "strides" in fields else None
-    box = Box(_ints(fields["start"], "shard start"), _ints(fields["stop"], "shard stop"))
-    return Shard(named, box, _int(fields.get("offset", 0), "offset"), strides, _int(fields.get("addend", 0), "addend"))
+    named: Holder = read_text(holder, "holder") if isinstance(holder, str) else read_int(holder, "holder")
+    strides = read_ints(fields["strides"], "strides") if "strides" in fields else None
+    box = Box(read_ints(fields["start"], "shard start"), read_ints(fields["stop"], "shard stop"))
+    return Shard(
+        named, box, read_int(fields.get("offset", 0), "offset"), strides, read_int(fields.get("addend", 0), "addend")
+    )
 
 
 def _fields(obj: object, what: str, needed: tuple[str, ...], optional: tuple[str, ...] = ()) -> Mapping[str, object]:
@@ -122,7 +88,8 @@ def _fields(obj: object, what: str, needed: tuple[str, ...], optional: tuple[str
     return obj
 
 
-def _list(value: object, what: str, max_length: int) -> list[Any]:
+def read_list(value: object, what: str, max_length: int = _MAX_SHARDS) -> list[Any]:
+    """A list; LayoutError for anything else. As the others below."""
     if not isinstance(value, list):
         raise LayoutError(f"reading {what}: found {type(value).__name__}, expected a list")
     if len(value) > max_length:
@@ -130,11 +97,13 @@ def _list(value: object, what: str, max_length: int) -> list[Any]:
     return value
 
 
-def _ints(value: object, what: str, max_length: int = _MAX_DIMS) -> tuple[int, ...]:
-    return tuple(_int(each, what) for each in _list(value, what, max_length))
+def read_ints(value: object, what: str, max_length: int = _MAX_DIMS) -> tuple[int, ...]:
+    """A list of integers."""
+    return tuple(read_int(each, what) for each in read_list(value, what, max_length))
 
 
-def _int(value: object, what: str) -> int:
+def read_int(value: object, what: str) -> int:
+    """An integer from 0 on."""
     # bool is an int in Python, and true is no number in JSON.
     if not isinstance(value, int) or isinstance(value, bool):
         raise LayoutError(f"reading {what}: found {type(value).__name__}, expected an integer")
@@ -145,7 +114,8 @@ def _int(value: object, what: str) -> int:
     return value
 
 
-def _text(value: object, what: str) -> str:
+def read_text(value: object, what: str) -> str:
+    """A string."""
     if not isinstance(value, str):
         raise LayoutError(f"reading {what}: found {type(value).__name__}, expected a string")
     if len(value) > _MAX_NAME:

@@ -28,6 +28,7 @@ from remesh.foundation.errors import LayoutError
 from remesh.layout.affine import AffineRuns, find_runs, join_runs, shards_of_runs
 from remesh.layout.box import Box
 from remesh.layout.box_array import BoxArray, is_disjoint
+from remesh.layout.cover import subtract_all
 from remesh.layout.from_torch import Piece
 from remesh.layout.numbers import BLOCK, UNWRITTEN, ZERO, MovesOnly, NumberedSources, holds_all_of, make_untouched
 from remesh.layout.shard import Shard
@@ -254,13 +255,14 @@ class _Binding:
         memory = self._targets[home]
         at_home = [shard for target, shard in places if target == home]
         others = [place for place in places if place[0] != home]
-        is_once = is_disjoint(BoxArray.of([shard.box for shard in at_home], len(shape)))
-        if is_once and not any(_not_in(shard.box, at_home) for _, shard in others):
+        boxes = [shard.box for shard in at_home]
+        is_once = is_disjoint(BoxArray.of(boxes, len(shape)))
+        if is_once and not any(subtract_all(shard.box, boxes) for _, shard in others):
             kept = at_home
         else:  # no memory has all: they arrive in one that is made for them
             kept, size, others = [], 0, list(places)
             for _, shard in places:
-                for box in _not_in(shard.box, kept):
+                for box in subtract_all(shard.box, [one.box for one in kept]):
                     kept.append(Shard(0, box, size))
                     size += box.size
             memory = torch.empty(size, dtype=memory.dtype, device=memory.device)
@@ -268,13 +270,6 @@ class _Binding:
             if (shared := shard.box.intersect(one.box)) is not None:
                 self.copies.append((_view(self._targets[target], shard, shared), _view(memory, one, shared)))
         return Piece(memory, shape, tuple(kept))
-
-
-def _not_in(box: Box, others: Sequence[Shard]) -> list[Box]:
-    rest = [box]
-    for other in others:
-        rest = [part for one in rest for part in one.subtract(other.box)]
-    return rest
 
 
 def _view(memory: torch.Tensor, shard: Shard, box: Box) -> torch.Tensor:

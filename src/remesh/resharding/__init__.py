@@ -11,16 +11,19 @@ from remesh.foundation.first_use import names_at_first_use
 
 if TYPE_CHECKING:
     from remesh.resharding.faces import redistribute_across as redistribute_across, reshard_tensor as reshard_tensor
-    from remesh.resharding.model.bound import Bound as Bound, compute_lower_bound as compute_lower_bound
+    from remesh.resharding.model.bound import Bound as Bound
     from remesh.resharding.model.network import HostLink as HostLink, Network as Network
-    from remesh.resharding.model.program import Copy as Copy, Message as Message, Program as Program
+    from remesh.resharding.model.program import (
+        Copy as Copy,
+        Message as Message,
+        Program as Program,
+        Timing as Timing,
+    )
     from remesh.resharding.model.tasks import (
         Missing as Missing,
         SumOrder as SumOrder,
         TensorMove as TensorMove,
-        UnitTask as UnitTask,
         compute_missing_boxes as compute_missing_boxes,
-        compute_tasks as compute_tasks,
     )
     from remesh.resharding.planning.plan import Plan as Plan
     from remesh.resharding.planning.planner import (
@@ -42,7 +45,6 @@ if TYPE_CHECKING:
         gather_timings as gather_timings,
         run_plan as run_plan,
     )
-    from remesh.resharding.running.telemetry import Timing as Timing
     from remesh.resharding.schedule.senders import assign_whole as assign_whole, split_senders as split_senders
     from remesh.resharding.target import Target as Target
     from remesh.resharding.windows import WindowedReshard as WindowedReshard, reshard_by_windows as reshard_by_windows

@@ -20,9 +20,9 @@ from torch.distributed.tensor.placement_types import Placement
 
 from remesh.comm.gather import Group, gather_from
 from remesh.foundation.errors import PlanError
-from remesh.layout import Shard, Split, StridedSplit, boxes_at, local_shape_at
-from remesh.layout.from_torch import Piece, placements_from_torch
-from remesh.layout.placement import Placement as PurePlacement, addend_at, reduce_op_of
+from remesh.layout import Split, StridedSplit, local_shape_at
+from remesh.layout.from_torch import Piece, piece_at, placements_from_torch
+from remesh.layout.placement import Placement as PurePlacement
 from remesh.resharding.planning.transfer import PlanOptions
 from remesh.resharding.reshard_api import reshard
 from remesh.resharding.running.cache import Resharder
@@ -77,11 +77,7 @@ class _Side:
     def piece(self, buf: torch.Tensor, global_shape: tuple[int, ...]) -> Piece:
         """This rank's shard in the buffer."""
         assert self.coordinate is not None
-        mesh_shape = tuple(self.mesh.shape)
-        addend = addend_at(mesh_shape, self.coordinate, self.placements)
-        boxes = boxes_at(global_shape, mesh_shape, self.coordinate, self.placements)
-        shards = tuple(Shard(0, box, offset, strides, addend) for box, offset, strides in boxes)
-        return Piece(buf.detach().reshape(-1), global_shape, shards, reduce_op_of(self.placements))
+        return piece_at(buf.reshape(-1), global_shape, self.mesh.shape, self.coordinate, self.placements)
 
 
 def reshard_tensor(  # noqa: PLR0913 - the shape of the RFC

@@ -76,7 +76,9 @@ def make_targets(to: Targets, shapes: Shapes) -> dict[str, DTensor]:
     made: dict[str, DTensor] = {}
     for name, (target, shape, dtype) in _wanted(to, shapes).items():
         with reporting_lack_of_memory(partial(lack, name)):
-            made[name] = empty_on(target, shape, dtype)
+            local = torch.empty(_local_shape(target, shape), dtype=dtype, device=target.mesh.device_type)
+            placements = normalise(target.placements, len(shape))
+            made[name] = dtensor_of(local, target.mesh, placements, shape, row_major_strides(shape))
     return made
 
 
@@ -105,13 +107,6 @@ def _wanted(to: Targets, shapes: Shapes) -> dict[str, tuple[Target, tuple[int, .
             dtype, shape = shapes[name]
             wanted[name] = (target, shape, target.dtype or torch_dtype(dtype))
     return wanted
-
-
-def empty_on(target: Target, shape: Sequence[int], dtype: torch.dtype) -> DTensor:
-    """A DTensor of this global shape on its target, with undefined elements. Calls no other rank."""
-    local = torch.empty(_local_shape(target, shape), dtype=dtype, device=target.mesh.device_type)
-    placements = normalise(target.placements, len(shape))
-    return dtensor_of(local, target.mesh, placements, shape, row_major_strides(tuple(shape)))
 
 
 def _local_shape(target: Target, shape: Sequence[int]) -> tuple[int, ...]:

@@ -13,8 +13,7 @@ from functools import partial
 import pytest
 import torch
 
-from remesh.device.cuda_devices import CUDA
-from remesh.device.queued_copies import Devices
+from remesh.device.queued_copies import CUDA, Devices
 from remesh.elasticity.snapshots import snapshot_keeper as keeper_module
 from remesh.elasticity.snapshots.choice import SnapshotChoice
 from remesh.elasticity.snapshots.opened import read_snapshot

@@ -15,7 +15,7 @@ import remesh
 from remesh.checkpoint.background import saving_thread, staging
 from remesh.checkpoint.background.staging import StagingBuffers
 from remesh.device import queued_copies
-from remesh.device.cuda_devices import CUDA
+from remesh.device.queued_copies import CUDA
 from remesh.foundation.errors import DeviceError
 from tests.fake_gpu import MakeBelieveDevice
 from tests.unit.checkpoint.device_programs import DeviceProgram

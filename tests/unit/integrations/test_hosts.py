@@ -21,7 +21,6 @@ _HOSTS = (
     ("verl", "verl", "0.9"),
     ("verl_shards", "verl", "0.9"),
     ("vllm", "vllm", "0.33"),
-    ("vllm_source", "vllm", "0.33"),
     ("megatron_core", "megatron-core", "0.12"),
 )
 """Module, package, and the oldest version that it takes."""

@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 import pytest
 from hypothesis import given, strategies as st
 
-from remesh.resharding import compute_tasks, plan_reshard
-from remesh.resharding.schedule.chunks import Part, SliceStream
+from benchmarks.reshard.ablation import host_tasks
+from remesh.resharding import plan_reshard
 from remesh.resharding.schedule.paper.baselines import ALGORITHMS, MulticastTask, Order, dfs, load_balance, naive, place
-from remesh.resharding.schedule.paper.strategies import multicast_task
 from tests.unit.resharding.cases import pair_of_specs
 from tests.unit.resharding.test_plan import TABLE_2
 
@@ -32,11 +31,7 @@ def tasks_of(case: str) -> tuple[list[MulticastTask], int]:
     """The slices of a case, and the lower bound of their move."""
     shape, src, dst, _ = TABLE_2[case]
     move, hosts = pair_of_specs(shape, src, dst)
-    tasks = [
-        multicast_task(SliceStream(task.givers, task.takers, [Part(0, task.box, task.nbytes)], task.nbytes), hosts)
-        for task in compute_tasks([move])
-    ]
-    return tasks, plan_reshard([move], hosts).lower_bound_bytes
+    return host_tasks(move, hosts), plan_reshard([move], hosts).lower_bound_bytes
 
 
 @pytest.mark.parametrize("case", FINISH_OVER_BOUND, ids=[f"case {name}" for name in FINISH_OVER_BOUND])

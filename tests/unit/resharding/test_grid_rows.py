@@ -15,9 +15,7 @@ from remesh.foundation.errors import PlanError
 from remesh.layout import Box, Layout, Mesh, Packed, Shard, Spec, layout_from_spec
 from remesh.layout.box_array import BoxArray, find_pairs, join_grids, sum_over_boxes
 from remesh.resharding import Plan, TensorMove, Transfer, plan_reshard
-from remesh.resharding.model.bound import compute_lower_bound
 from remesh.resharding.model.program import Copy
-from remesh.resharding.model.tasks import compute_tasks
 from remesh.resharding.planning import planner
 from remesh.resharding.planning.rank_steps import Act
 from remesh.resharding.planning.simulate import simulate_plan
@@ -26,6 +24,7 @@ from remesh.resharding.schedule.chunks import Chunks
 from remesh.resharding.schedule.grid_rows import GridRows
 from remesh.resharding.schedule.rows import Rows
 from tests.unit.resharding.cases import expected_of, networks, pair_of_specs, simulate, written_out
+from tests.unit.resharding.unit_tasks import compute_lower_bound, compute_tasks
 
 _UNCHECKED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.filter_too_much]
 

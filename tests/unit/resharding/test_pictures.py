@@ -9,18 +9,19 @@ import pytest
 from hypothesis import given, strategies as st
 
 from remesh.resharding import plan_reshard
+from remesh.resharding.model.program import Timing
 from remesh.resharding.pictures.draw import Lanes, collect_bars, draw_svg, draw_text
 from remesh.resharding.pictures.trace import build_trace
-from remesh.resharding.planning.simulate import SimulatedMessage, simulate_plan
+from remesh.resharding.planning.simulate import simulate_plan
 from tests.unit.resharding.cases import host_maps, move_lists
 
 HOSTS = {0: "a", 1: "a", 2: "b", 3: "c & d"}
 MESSAGES = [
-    SimulatedMessage(0, 0, 2, 100, 0.0, 1.0),
-    SimulatedMessage(1, 1, 2, 100, 1.0, 2.0),
-    SimulatedMessage(1, 2, 3, 100, 1.0, 2.0),
-    SimulatedMessage(2, 0, 1, 50, 2.0, 2.0),
-    SimulatedMessage(3, 2, 3, 100, 3.0, 4.0),
+    Timing(1, 0, 0, 2, 100, 0.0, 1.0),
+    Timing(1, 1, 1, 2, 100, 1.0, 2.0),
+    Timing(1, 1, 2, 3, 100, 1.0, 2.0),
+    Timing(1, 2, 0, 1, 50, 2.0, 2.0),
+    Timing(1, 3, 2, 3, 100, 3.0, 4.0),
 ]
 
 
@@ -59,7 +60,7 @@ def test_svg_is_well_formed_and_says_what_it_shows() -> None:
 
 def test_a_legend_names_a_few_and_counts_the_rest() -> None:
     hosts = {rank: f"h{rank}" for rank in range(30)}
-    messages = [SimulatedMessage(n, n, n + 1, 100, float(n), n + 1.0) for n in range(29)]
+    messages = [Timing(1, n, n, n + 1, 100, float(n), n + 1.0) for n in range(29)]
     root = ElementTree.fromstring(draw_svg(messages, hosts))
     texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert {"h0", "h23", "and 6 more"} <= set(texts)
@@ -72,7 +73,7 @@ def test_nothing_to_draw_is_said() -> None:
 
 
 def test_a_trace_lays_planned_beside_measured() -> None:
-    late = [SimulatedMessage(m.round, m.giver, m.taker, m.nbytes, m.start_s + 1, m.finish_s + 2) for m in MESSAGES]
+    late = [Timing(1, m.round, m.giver, m.taker, m.nbytes, m.start_s + 1, m.finish_s + 2) for m in MESSAGES]
     trace = json.loads(json.dumps(build_trace({"planned": MESSAGES, "measured": late}, HOSTS)))
     events = trace["traceEvents"]
     processes = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
@@ -106,7 +107,7 @@ def test_any_plan_can_be_drawn(data: st.DataObject) -> None:
 def test_pictures_of_large_plans_stay_small() -> None:
     hosts = {rank: f"h{rank:03d}" for rank in range(100)}
     messages = [
-        SimulatedMessage(turn, rank, (rank + 1 + turn % 97) % 100, 1, float(turn), turn + 1.0)
+        Timing(1, turn, rank, (rank + 1 + turn % 97) % 100, 1, float(turn), turn + 1.0)
         for turn in range(1000)
         for rank in range(0, 100, 10)
     ]

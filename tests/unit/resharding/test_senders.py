@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from remesh.foundation.errors import PlanError
-from remesh.layout import Box
-from remesh.resharding import UnitTask, assign_whole, compute_lower_bound, split_senders
+from remesh.resharding import assign_whole, split_senders
 from remesh.resharding.model.bound import HostGroup
 from remesh.resharding.model.flow import Work, spread
+from tests.unit.resharding.unit_tasks import UnitTask, compute_lower_bound
 
 HOSTS = ("a", "b", "c", "d", "e")
 
@@ -91,11 +91,11 @@ def test_routes_tile_the_bytes_and_reach_every_receiver_within_the_load(groups: 
 def test_the_bound_is_the_larger_of_what_must_come_in_and_what_must_go_out(groups: list[tuple[HostGroup, int]]) -> None:
     rank_of = {host: rank for rank, host in enumerate(HOSTS)}
     tasks = []
-    for number, (group, nbytes) in enumerate(groups):
+    for group, nbytes in groups:
         givers = tuple(rank_of[host] for host in group.owners)
         # Some owners want it too: they are not receivers.
         takers = tuple(sorted({*(rank_of[host] for host in group.receivers), givers[0]}))
-        tasks.append(UnitTask("x", Box((number,), (number + 1,)), givers, takers, nbytes))
+        tasks.append(UnitTask(givers, takers, nbytes))
     bound = compute_lower_bound(tasks, dict(enumerate(HOSTS)))
     crossing = [(group, nbytes) for group, nbytes in groups if group.receivers]
     coming_in = max((sum(n for group, n in crossing if host in group.receivers) for host in HOSTS), default=0)
@@ -106,13 +106,12 @@ def test_the_bound_is_the_larger_of_what_must_come_in_and_what_must_go_out(group
 
 def test_the_bound_says_who_forces_it() -> None:
     hosts = {0: "trainer0", 1: "trainer1", 2: "gen0", 3: "gen1"}
-    box = Box((0,), (100,))
-    receiving = compute_lower_bound([UnitTask("w", box, (0, 1), (2,), 100)], hosts)
+    receiving = compute_lower_bound([UnitTask((0, 1), (2,), 100)], hosts)
     assert (receiving.bytes, "gen0" in receiving.reason) == (100, True)
-    tasks = [UnitTask("w", box, (0,), (2,), 100), UnitTask("v", box, (0,), (3,), 100)]
+    tasks = [UnitTask((0,), (2,), 100), UnitTask((0,), (3,), 100)]
     sending = compute_lower_bound(tasks, hosts)
     assert (sending.bytes, "trainer0" in sending.reason) == (200, True)
-    assert compute_lower_bound([UnitTask("w", box, (0,), (1,), 100)], dict.fromkeys(range(4), "one")).bytes == 0
+    assert compute_lower_bound([UnitTask((0,), (1,), 100)], dict.fromkeys(range(4), "one")).bytes == 0
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.sets(st.integers(0, 3), min_size=1)), max_size=8))

@@ -24,8 +24,7 @@ from dataclasses import dataclass
 import torch
 
 from remesh.checkpoint.checkpoint_errors import CheckpointingException, CheckpointMismatchError, as_checkpoint_errors
-from remesh.device.cuda_devices import CUDA
-from remesh.device.queued_copies import Devices, LockedMemory, QueuedCopy
+from remesh.device.queued_copies import CUDA, Devices, LockedMemory, QueuedCopy
 
 _ALIGNMENT_BYTES = 64
 _ROOM_TIMEOUT_S = 1800.0

@@ -23,8 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from remesh.device.cuda_devices import CUDA
-from remesh.device.queued_copies import Devices, LockedMemory, QueuedCopy
+from remesh.device.queued_copies import CUDA, Devices, LockedMemory, QueuedCopy
 from remesh.elasticity.snapshots.choice import SnapshotChoice
 from remesh.elasticity.snapshots.form import SnapshotDescription, TensorEntry, plan_starts, write_description
 from remesh.elasticity.snapshots.snapshot_memory import SnapshotBuffer

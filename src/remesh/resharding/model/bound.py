@@ -34,10 +34,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from remesh.foundation.errors import PlanError
 from remesh.resharding.model.flow import Work, spread
 from remesh.resharding.model.network import Network
-from remesh.resharding.model.tasks import UnitTask
 
 _MAX_LISTED = 4
 _OUTSIDE = "\0"
@@ -68,35 +66,6 @@ class HostGroup:
     """Hosts with a taker and no giver, ascending; empty when everything stays inside hosts."""
 
 
-def host_group(givers: Iterable[int], takers: Iterable[int], host_of: Mapping[int, str]) -> HostGroup:
-    """The host group of anything that these ranks give and these want; `PlanError` for a rank without a host."""
-    try:
-        owners = {host_of[rank] for rank in givers}
-        return HostGroup(tuple(sorted(owners)), tuple(sorted({host_of[rank] for rank in takers} - owners)))
-    except KeyError as missing:
-        raise PlanError(
-            f"finding the hosts of a move: rank {missing} takes part but host_of names only {len(host_of)} ranks; give "
-            "a host for every rank of the group"
-        ) from missing
-
-
-def compute_lower_bound(tasks: Iterable[UnitTask], host_of: Mapping[int, str], network: Network | None = None) -> Bound:
-    """The bound for these tasks.
-
-    ``host_of`` maps ranks to host names; ranks with equal names share a NIC. All NICs count as equal unless a
-    ``network`` describes others; with one, the bound is also given in seconds.
-    """
-    groups: dict[HostGroup, int] = {}
-    by_ranks: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
-    for task in tasks:
-        key = (task.givers, task.takers)
-        by_ranks[key] = by_ranks.get(key, 0) + task.nbytes
-    for (givers, takers), nbytes in by_ranks.items():
-        group = host_group(givers, takers, host_of)
-        groups[group] = groups.get(group, 0) + nbytes
-    return bound_of_groups(groups, network)
-
-
 def bound_of_groups(groups: Mapping[HostGroup, int], network: Network | None = None) -> Bound:
     """The bound for host groups and their bytes."""
     plain = _bound_of_lines(groups, None, "host")
@@ -104,8 +73,7 @@ def bound_of_groups(groups: Mapping[HostGroup, int], network: Network | None = N
         return Bound(math.ceil(plain.time), plain.reason)
     hosts = _bound_of_lines(groups, network.host_rates(), "host")
     racks = _bound_of_lines(groups_of_racks(groups, network), network.rack_rates(), "rack")
-    worst = max(hosts, racks, key=lambda bound: bound.time)
-    return Bound(math.ceil(plain.time), worst.reason, float(worst.time), worst.time)
+    return _bound_in_time(plain, hosts, racks)
 
 
 def bound_of_loads(
@@ -128,8 +96,7 @@ def bound_of_loads(
     leaving = [((rack,), nbytes) for (rack, way), nbytes in sorted((uplinks or {}).items()) if way == "out"]
     entering = {rack: nbytes for (rack, way), nbytes in (uplinks or {}).items() if way == "in"}
     racks = _bound_of_work(entering, leaving, network.rack_rates(), "rack")
-    worst = max(hosts, racks, key=lambda bound: bound.time)
-    return Bound(math.ceil(plain.time), worst.reason, float(worst.time), worst.time)
+    return _bound_in_time(plain, hosts, racks)
 
 
 def groups_of_racks(groups: Mapping[HostGroup, int], network: Network) -> dict[HostGroup, int]:
@@ -156,6 +123,11 @@ class _LineBound:
     time: Fraction
     """In seconds; in bytes when all rates are 1."""
     reason: str
+
+
+def _bound_in_time(plain: _LineBound, hosts: _LineBound, racks: _LineBound) -> Bound:
+    worst = max(hosts, racks, key=lambda bound: bound.time)
+    return Bound(math.ceil(plain.time), worst.reason, float(worst.time), worst.time)
 
 
 def _bound_of_lines(groups: Mapping[HostGroup, int], rates: Mapping[str, Fraction] | None, what: str) -> _LineBound:

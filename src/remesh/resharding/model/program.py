@@ -1,4 +1,4 @@
-"""Program of one rank in a plan: its messages and copies.
+"""Program of one rank in a plan, its messages and copies, and the times of messages.
 
 Definitions. A *message* carries one chunk from one rank to another in one round. A *copy* is a slice that a taker
 holds itself. The *program* of a rank is its part of a plan: its copies, and what it gives and takes, by round.
@@ -55,3 +55,20 @@ class Leg:
     rank: int
     addends: tuple[int, ...]
     """Addends of the chunk that the rank joins, in this order. Invariant: at least one; the rank holds them."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Timing:
+    """The times of a message, and its size: simulated, or measured by a run."""
+
+    stage: int
+    """0 while partial sums are summed, 1 while whole values move."""
+    round: int
+    """Round of the stage's schedule."""
+    giver: int
+    taker: int
+    nbytes: int
+    start_s: float
+    """When the giver began to send it; on a taker's own list: when it began to wait for it. Simulated: in the plan."""
+    finish_s: float
+    """When the taker had it; on a giver's own list: when the giver knew that it was sent."""

@@ -1,8 +1,8 @@
-"""Moves of tensors and their unit tasks: slices, with everyone who can give them and everyone who wants them.
+"""Moves of tensors, and their slices with everyone who can give them and everyone who wants them.
 
 Definitions. A *move* takes one tensor from the layout that is to the layout that is wanted. A *unit task* is one
 slice of the common refinement of the two: its *givers* hold all of it, its *takers* want all of it. A taker that
-is a giver copies inside its own memory; only the other takers (those that are not `UnitTask.copiers`) cause traffic.
+is a giver copies inside its own memory; only the other takers cause traffic.
 
 Algorithm, for each move:
 
@@ -31,7 +31,7 @@ Source: Zhuang et al., arXiv 2211.05322, appendix B.2.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -131,27 +131,6 @@ def number_layouts(moves: Sequence[TensorMove]) -> tuple[list[Layout], list[tupl
     return list(number_of), [(by_id[id(move.src)], by_id[id(move.dst)]) for move in moves]
 
 
-@dataclass(frozen=True, slots=True)
-class UnitTask:
-    """One slice, who can send it, who wants it."""
-
-    tensor: str
-    """Name of the tensor."""
-    box: Box
-    """The slice, in global indices. Invariant: not empty; disjoint from the tensor's other tasks."""
-    givers: tuple[int, ...]
-    """Ranks that hold all of it, ascending. Invariant: at least one."""
-    takers: tuple[int, ...]
-    """Ranks that want all of it, ascending. Invariant: at least one; may share ranks with ``givers``."""
-    nbytes: int
-    """Size of the slice in bytes."""
-
-    @property
-    def copiers(self) -> tuple[int, ...]:
-        """Takers that hold it themselves and copy it within their memory, ascending."""
-        return tuple(rank for rank in self.takers if rank in self.givers)
-
-
 def slices_of(moves: Sequence[TensorMove], missing: Missing = Missing.REFUSE) -> Slices:
     """The slices of all moves.
 
@@ -170,23 +149,6 @@ def slices_of(moves: Sequence[TensorMove], missing: Missing = Missing.REFUSE) ->
                 unasked = [other.name for other in moves if other.src.shards and not other.dst.shards]
                 raise _missing_error(move, slices.blocks[number].missing, unasked)
     return slices
-
-
-def compute_tasks(moves: Sequence[TensorMove], missing: Missing = Missing.REFUSE) -> tuple[UnitTask, ...]:
-    """The unit tasks of all moves, in the order of the moves.
-
-    Raises `PlanError` naming tensor and boxes when no rank holds something that is wanted, unless it may be left.
-    """
-    return tuple(_tasks_of(moves, slices_of(moves, missing)))
-
-
-def _tasks_of(moves: Sequence[TensorMove], slices: Slices) -> Iterator[UnitTask]:
-    sets = slices.rank_sets
-    for move, number in zip(moves, slices.block_of, strict=True):
-        block, itemsize = slices.blocks[number], move.src.itemsize_bytes
-        columns = (block.starts, block.stops, block.sizes, block.givers, block.takers)
-        for start, stop, size, givers, takers in zip(*(column.tolist() for column in columns), strict=True):
-            yield UnitTask(move.name, Box(tuple(start), tuple(stop)), sets[givers], sets[takers], size * itemsize)
 
 
 def compute_missing_boxes(moves: Sequence[TensorMove]) -> dict[str, tuple[Box, ...]]:

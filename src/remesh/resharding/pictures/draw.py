@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from xml.sax.saxutils import escape
 
-from remesh.resharding.planning.simulate import TimedMessage
+from remesh.resharding.model.program import Timing
 
 _SYMBOLS = string.digits + string.ascii_letters
 _IDLE = "."
@@ -63,9 +63,20 @@ class Bar:
     first_round: int
     last_round: int
 
+    def joined(self, later: Bar) -> Bar:
+        """Both as one."""
+        return Bar(
+            self.other if self.other == later.other else _SEVERAL,
+            self.start_s,
+            max(self.finish_s, later.finish_s),
+            self.nbytes + later.nbytes,
+            min(self.first_round, later.first_round),
+            max(self.last_round, later.last_round),
+        )
+
 
 def collect_bars(
-    messages: Sequence[TimedMessage], host_of: Mapping[int, str], lanes: Lanes = Lanes.HOSTS
+    messages: Sequence[Timing], host_of: Mapping[int, str], lanes: Lanes = Lanes.HOSTS
 ) -> dict[tuple[str, str], list[Bar]]:
     """The bars of every lane that has any, by (name, ``"out"`` or ``"in"``), in the order of hosts or ranks."""
     gap_s = _GAP * _total_s(messages)
@@ -76,27 +87,21 @@ def collect_bars(
         ends = [host_of[rank] if lanes is Lanes.HOSTS else f"rank {rank}" for rank in (message.giver, message.taker)]
         for own, other, way in ((ends[0], ends[1], "out"), (ends[1], ends[0], "in")):
             _add(found.setdefault((own, way), []), other, message, gap_s)
-    names = list(dict.fromkeys(host_of.values())) if lanes is Lanes.HOSTS else [f"rank {rank}" for rank in host_of]
+    names = _all_names(host_of, lanes)
     return {(name, way): found[name, way] for name in names for way in ("out", "in") if (name, way) in found}
 
 
-def _add(bars: list[Bar], other: str, message: TimedMessage, gap_s: float) -> None:
+def _add(bars: list[Bar], other: str, message: Timing, gap_s: float) -> None:
+    bar = Bar(other, message.start_s, message.finish_s, message.nbytes, message.round, message.round)
     last = bars[-1] if bars else None
     if last is not None and last.other == other and message.start_s <= last.finish_s + gap_s:
-        bars[-1] = Bar(
-            other,
-            last.start_s,
-            max(last.finish_s, message.finish_s),
-            last.nbytes + message.nbytes,
-            min(last.first_round, message.round),
-            max(last.last_round, message.round),
-        )
+        bars[-1] = last.joined(bar)
     else:
-        bars.append(Bar(other, message.start_s, message.finish_s, message.nbytes, message.round, message.round))
+        bars.append(bar)
 
 
 def draw_text(
-    messages: Sequence[TimedMessage],
+    messages: Sequence[Timing],
     host_of: Mapping[int, str],
     *,
     lanes: Lanes = Lanes.HOSTS,
@@ -105,8 +110,7 @@ def draw_text(
 ) -> str:
     """Lanes as lines of ``width`` characters, each standing for the other end that fills most of its time.
 
-    >>> from remesh.resharding.planning.simulate import SimulatedMessage
-    >>> print(draw_text([SimulatedMessage(0, 0, 1, 8, 0.0, 1.0), SimulatedMessage(1, 0, 2, 8, 1.0, 2.0)],
+    >>> print(draw_text([Timing(1, 0, 0, 1, 8, 0.0, 1.0), Timing(1, 1, 0, 2, 8, 1.0, 2.0)],
     ...                 {0: "a", 1: "b", 2: "c"}, width=8))
     a out |11112222|
     b in  |0000....|
@@ -152,7 +156,7 @@ def _line(bars: Sequence[Bar], symbol_of: Mapping[str, str], total_s: float, wid
 
 
 def draw_svg(
-    messages: Sequence[TimedMessage],
+    messages: Sequence[Timing],
     host_of: Mapping[int, str],
     *,
     lanes: Lanes = Lanes.HOSTS,
@@ -209,19 +213,7 @@ def _join_bars(bars: list[Bar], total_s: float) -> list[Bar]:
     joined: dict[int, Bar] = {}
     for bar in bars:
         stretch = min(int(bar.start_s / total_s * _MAX_BARS), _MAX_BARS - 1)
-        before = joined.get(stretch, bar)
-        joined[stretch] = (
-            bar
-            if before is bar
-            else Bar(
-                bar.other if bar.other == before.other else _SEVERAL,
-                before.start_s,
-                max(before.finish_s, bar.finish_s),
-                before.nbytes + bar.nbytes,
-                min(before.first_round, bar.first_round),
-                max(before.last_round, bar.last_round),
-            )
-        )
+        joined[stretch] = joined[stretch].joined(bar) if stretch in joined else bar
     return list(joined.values())
 
 
@@ -279,5 +271,5 @@ def _all_names(host_of: Mapping[int, str], lanes: Lanes) -> list[str]:
     return list(dict.fromkeys(host_of.values())) if lanes is Lanes.HOSTS else [f"rank {rank}" for rank in host_of]
 
 
-def _total_s(messages: Sequence[TimedMessage]) -> float:
+def _total_s(messages: Sequence[Timing]) -> float:
     return max((message.finish_s for message in messages), default=0.0)

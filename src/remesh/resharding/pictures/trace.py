@@ -12,16 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from remesh.resharding.planning.simulate import TimedMessage
+from remesh.resharding.model.program import Timing
 
 _US_PER_S = 1e6
 
 
-def build_trace(sources: Mapping[str, Sequence[TimedMessage]], host_of: Mapping[int, str]) -> dict[str, Any]:
+def build_trace(sources: Mapping[str, Sequence[Timing]], host_of: Mapping[int, str]) -> dict[str, Any]:
     """The trace as JSON values; ``sources`` maps a name such as ``"planned"`` to messages with their times.
 
-    >>> from remesh.resharding.planning.simulate import SimulatedMessage
-    >>> trace = build_trace({"planned": [SimulatedMessage(0, 0, 1, 8, 0.0, 1.0)]}, {0: "a", 1: "b"})
+    >>> trace = build_trace({"planned": [Timing(1, 0, 0, 1, 8, 0.0, 1.0)]}, {0: "a", 1: "b"})
     >>> [(event["name"], event["dur"]) for event in trace["traceEvents"] if event["ph"] == "X"]
     [('to rank 1', 1000000.0), ('from rank 0', 1000000.0)]
     """
@@ -39,7 +38,7 @@ def build_trace(sources: Mapping[str, Sequence[TimedMessage]], host_of: Mapping[
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
-def _events(message: TimedMessage, identity: str, tracks: Sequence[Mapping[str, int]]) -> Iterator[dict[str, Any]]:
+def _events(message: Timing, identity: str, tracks: Sequence[Mapping[str, int]]) -> Iterator[dict[str, Any]]:
     seconds = message.finish_s - message.start_s
     arguments: dict[str, Any] = {"round": message.round, "bytes": message.nbytes}
     if seconds > 0:
@@ -54,7 +53,7 @@ def _events(message: TimedMessage, identity: str, tracks: Sequence[Mapping[str, 
 def _names(
     source: str,
     at: int,
-    messages: Iterable[TimedMessage],
+    messages: Iterable[Timing],
     host_of: Mapping[int, str],
     process_of: Mapping[str, int],
 ) -> Iterator[dict[str, Any]]:

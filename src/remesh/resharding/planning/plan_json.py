@@ -26,13 +26,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from remesh.foundation.errors import LayoutError, PlanError
 from remesh.layout import Box, layout_from_json, layout_to_json
+from remesh.layout.json_form import read_int, read_ints, read_list, read_text
 from remesh.resharding.model.bound import Bound
 from remesh.resharding.model.network import Network
 from remesh.resharding.model.program import Copy
@@ -48,32 +48,21 @@ VERSION = 4
 _LARGEST = 1 << 62
 
 
-@dataclass(frozen=True, slots=True)
-class PlanFields:
-    """The fields of a plan, not yet checked together."""
-
-    moves: tuple[TensorMove, ...]
-    rows: MessageRows
-    copies: tuple[Copy, ...]
-    bound: Bound
-    network: Network | None = None
-
-
-def fields_to_json(fields: PlanFields) -> dict[str, Any]:
+def fields_to_json(
+    moves: Sequence[TensorMove], rows: MessageRows, copies: Sequence[Copy], bound: Bound, network: Network | None
+) -> dict[str, Any]:
     """JSON values of a plan; equal plans give equal values."""
-    layouts, pairs = number_layouts(fields.moves)
+    layouts, pairs = number_layouts(moves)
     return {
         "format": FORMAT,
         "version": VERSION,
         "layouts": [layout_to_json(layout) for layout in layouts],
-        "moves": [[move.name, *pair] for move, pair in zip(fields.moves, pairs, strict=True)],
-        "hosts": [[rank, host] for rank, host in fields.rows.host_of.items()],
-        "copies": [
-            [copy.tensor, list(copy.box.start), list(copy.box.stop), list(copy.ranks)] for copy in fields.copies
-        ],
-        "bound": [fields.bound.bytes, fields.bound.reason, fields.bound.seconds],
-        "network": None if fields.network is None else fields.network.to_json(),
-        "rows": _rows_to_json(fields.rows) if isinstance(fields.rows, Rows) else None,
+        "moves": [[move.name, *pair] for move, pair in zip(moves, pairs, strict=True)],
+        "hosts": [[rank, host] for rank, host in rows.host_of.items()],
+        "copies": [[copy.tensor, list(copy.box.start), list(copy.box.stop), list(copy.ranks)] for copy in copies],
+        "bound": [bound.bytes, bound.reason, bound.seconds],
+        "network": None if network is None else network.to_json(),
+        "rows": _rows_to_json(rows) if isinstance(rows, Rows) else None,
     }
 
 
@@ -89,8 +78,8 @@ def _rows_to_json(rows: Rows) -> dict[str, Any]:
     }
 
 
-def fields_from_json(value: Any) -> PlanFields:
-    """The fields that these JSON values describe; raises `PlanError` or `LayoutError`, whatever they are."""
+def fields_from_json(value: Any) -> dict[str, Any]:
+    """The fields of a plan, not yet checked together; raises `PlanError` or `LayoutError`, whatever the values are."""
     if not isinstance(value, dict) or value.get("format") != FORMAT or value.get("version") != VERSION:
         found = (value.get("format"), value.get("version")) if isinstance(value, dict) else type(value).__name__
         raise PlanError(
@@ -98,24 +87,33 @@ def fields_from_json(value: Any) -> PlanFields:
             "it with this version of Remesh"
         )
     try:
-        layouts = [layout_from_json(layout) for layout in _list(value["layouts"])]
+        layouts = [layout_from_json(layout) for layout in read_list(value["layouts"], "layouts")]
         moves = tuple(
-            TensorMove(_text(name), layouts[_index(src, layouts)], layouts[_index(dst, layouts)])
-            for name, src, dst in _list(value["moves"])
+            TensorMove(read_text(name, "a tensor's name"), layouts[_index(src, layouts)], layouts[_index(dst, layouts)])
+            for name, src, dst in read_list(value["moves"], "moves")
         )
         nbytes, reason, seconds = value["bound"]
-        host_of = dict(sorted((_number(rank), _text(host)) for rank, host in _list(value["hosts"])))
+        hosts = read_list(value["hosts"], "hosts")
+        host_of = dict(sorted((read_int(rank, "a rank"), read_text(host, "a host")) for rank, host in hosts))
         is_by_rule = value["rows"] is None
-        return PlanFields(
-            moves=moves,
-            rows=_rows_by_rule(moves, host_of) if is_by_rule else _rows_from_json(value["rows"], moves, host_of),
-            copies=tuple(
-                Copy(_index(tensor, moves), _box(start, stop), tuple(_number(rank) for rank in _list(ranks)))
-                for tensor, start, stop, ranks in _list(value["copies"])
+        return {
+            "moves": moves,
+            "rows": _rows_by_rule(moves, host_of) if is_by_rule else _rows_from_json(value["rows"], moves, host_of),
+            "copies": tuple(
+                Copy(
+                    _index(tensor, moves),
+                    Box(read_ints(start, "a copy's start"), read_ints(stop, "a copy's stop")),
+                    read_ints(ranks, "a copy's ranks", _LARGEST),
+                )
+                for tensor, start, stop, ranks in read_list(value["copies"], "copies")
             ),
-            bound=Bound(_number(nbytes), _text(reason), None if seconds is None else _seconds(seconds)),
-            network=None if value["network"] is None else Network.from_json(value["network"]),
-        )
+            "bound": Bound(
+                read_int(nbytes, "a bound"),
+                read_text(reason, "a bound's reason"),
+                None if seconds is None else _seconds(seconds),
+            ),
+            "network": None if value["network"] is None else Network.from_json(value["network"]),
+        }
     except (PlanError, LayoutError):
         raise
     except (KeyError, TypeError, ValueError) as raised:
@@ -139,7 +137,7 @@ def _rows_from_json(value: Any, moves: Sequence[TensorMove], host_of: Mapping[in
     ndims = tuple(move.src.ndim for move in moves)
     width = max(ndims, default=0)
     tensors = _column(tensor, len(moves))
-    boxes = [np.array([_row(row, width) for row in _list(side)], np.int64) for side in (starts, stops)]
+    boxes = [np.array([_row(row, width) for row in read_list(side, "boxes")], np.int64) for side in (starts, stops)]
     starts, stops = (side.reshape(len(side), width) for side in boxes)
     if not len(tensors) == len(starts) == len(stops):
         raise ValueError(f"{len(tensors)} parts have {len(starts)} starts and {len(stops)} stops, expected one each")
@@ -151,50 +149,30 @@ def _rows_from_json(value: Any, moves: Sequence[TensorMove], host_of: Mapping[in
     columns: dict[str, Any] = {name: _column(value[name], _LARGEST) for name in COLUMNS}
     return Rows(
         host_of=host_of,
-        ends=Ends(_text(value["ends"])),
-        period=_number(value["period"]),
+        ends=Ends(read_text(value["ends"], "ends")),
+        period=read_int(value["period"], "a period"),
         chunks=Chunks(PartRows(tensors, starts, stops, nbytes, ndims), first_part),
-        rank_sets=tuple(tuple(_column(ranks, _LARGEST).tolist()) for ranks in _list(value["rank_sets"])),
+        rank_sets=tuple(
+            read_ints(ranks, "a rank set", _LARGEST) for ranks in read_list(value["rank_sets"], "rank_sets")
+        ),
         **columns,
     )
 
 
 def _row(value: Any, width: int) -> list[int]:
-    if len(_list(value)) != width:
+    if len(read_list(value, "a corner of a box")) != width:
         raise ValueError(f"expected {width} coordinates, found {len(value)}")
     return _whole(value, _LARGEST)
 
 
 def _column(value: Any, limit: int) -> IntArray:
-    return np.array(_whole(_list(value), limit), dtype=np.int64)
+    return np.array(_whole(read_list(value, "a column", _LARGEST), limit), dtype=np.int64)
 
 
 def _whole(value: list[Any], limit: int) -> list[int]:
     for each in value:
         if type(each) is not int or not 0 <= each < limit:
             raise TypeError(f"expected whole numbers from 0 to {limit - 1}, found {each!r}")
-    return value
-
-
-def _box(start: Any, stop: Any) -> Box:
-    return Box(tuple(_number(each) for each in _list(start)), tuple(_number(each) for each in _list(stop)))
-
-
-def _list(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise TypeError(f"expected a list, found {type(value).__name__}")
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"expected a string, found {type(value).__name__}")
-    return value
-
-
-def _number(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise TypeError(f"expected a whole number >= 0, found {value!r}")
     return value
 
 
@@ -205,6 +183,6 @@ def _seconds(value: Any) -> float:
 
 
 def _index(value: Any, among: Sequence[Any]) -> int:
-    if _number(value) >= len(among):
+    if read_int(value, "a number of a plan") >= len(among):
         raise TypeError(f"expected a number below {len(among)}, found {value}")
     return int(value)

@@ -47,7 +47,7 @@ from remesh.resharding.schedule.chunks import Chunks
 from remesh.resharding.schedule.fusion import Fused, fuse
 from remesh.resharding.schedule.grid_rows import GridRows
 from remesh.resharding.schedule.host_rows import compute_waiting, make_host_rows
-from remesh.resharding.schedule.paper import CHUNKS_PER_DELAY, STRATEGIES, route_chunks
+from remesh.resharding.schedule.paper import CHUNKS_PER_DELAY, STRATEGIES, Setting
 from remesh.resharding.schedule.rows import Rows
 from remesh.resharding.schedule.senders import Route, split_senders
 from remesh.resharding.schedule.timeline import columns_of_sendings, schedule_in_time
@@ -195,15 +195,15 @@ def _schedule(strategy: str, problem: _Problem) -> Rows:
     """The rows of all messages, by one strategy."""
     host_of, network = problem.host_of, problem.network
     if strategy == SPLIT:
-        ways = _find_ways(problem)
-        made = make_host_rows(problem.fused, ways.routes, host_of, ways.chunk_bytes)
+        routes, chunk_bytes = _find_ways(problem)
+        made = make_host_rows(problem.fused, routes, host_of, chunk_bytes)
         num_messages, num_hosts = made.untimed.num_messages, len(made.untimed.hosts)
         if num_messages > _MAX_TIMED or (
             num_messages * num_hosts > _MAX_TIMED_BY_HOSTS and compute_waiting(made.rows) <= _MAX_WAITING
         ):
             return made.rows
         return schedule_in_time(made, network)
-    routed = route_chunks(strategy, problem.fused.as_groups, host_of, problem.chunk_bytes, network)
+    routed = STRATEGIES[strategy](problem.fused.as_streams, Setting(host_of, problem.chunk_bytes, network))
     chunks = Chunks.of(routed.chunks, tuple(move.src.ndim for move in problem.moves))
     return Rows.of_messages(host_of, chunks, columns_of_sendings(routed.sendings, routed.rounds))
 
@@ -292,18 +292,8 @@ def _find_rule(
     return None if made is not None and network is not None and network.racks and made.has_replicas else made
 
 
-@dataclass(frozen=True, slots=True)
-class _Ways:
-    """The routes of all streams through hosts, and the portions on each."""
-
-    routes: tuple[tuple[Route, ...], ...]
-    """For each group the routes of its bytes."""
-    chunk_bytes: int
-    """Largest message."""
-
-
-def _find_ways(problem: _Problem) -> _Ways:
-    """Routes that keep the busiest link at the bound."""
+def _find_ways(problem: _Problem) -> tuple[tuple[tuple[Route, ...], ...], int]:
+    """For each group routes that keep the busiest link at the bound, and the largest message."""
     fused, bound, host_of = problem.fused, problem.bound, problem.host_of
     sizes = list(zip(fused.groups, fused.group_bytes, strict=True))
     split = split_senders(sizes, bound.bytes if bound.exact is None else bound.exact, problem.network)
@@ -319,7 +309,7 @@ def _find_ways(problem: _Problem) -> _Ways:
     chunk_bytes = min((_chunk_size(lag, problem) for lag in sorted(lags)), default=problem.chunk_bytes)
     if _take_turns(fused.groups):
         chunk_bytes = min(chunk_bytes, max(bound.bytes // _NUM_TURNS, _TURN_BYTES))
-    return _Ways(split.routes, chunk_bytes)
+    return split.routes, chunk_bytes
 
 
 def _take_turns(groups: Sequence[HostGroup]) -> bool:

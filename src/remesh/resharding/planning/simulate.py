@@ -18,64 +18,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from remesh.foundation.errors import PlanError
 from remesh.resharding.model.network import Network
-from remesh.resharding.model.program import Message
+from remesh.resharding.model.program import Message, Timing
 from remesh.resharding.planning.plan import Plan
 
 _MAX_MESSAGES = 2_000_000
 """More of them would take minutes and gigabytes."""
 
 
-class TimedMessage(Protocol):
-    """A message with its time, simulated here or measured by a run."""
-
-    @property
-    def round(self) -> int:
-        """The round of the message in the plan."""
-
-    @property
-    def giver(self) -> int:
-        """Rank that sends."""
-
-    @property
-    def taker(self) -> int:
-        """Rank that receives."""
-
-    @property
-    def nbytes(self) -> int:
-        """The size of the message."""
-
-    @property
-    def start_s(self) -> float:
-        """From the start of the plan."""
-
-    @property
-    def finish_s(self) -> float:
-        """From the start of the plan."""
-
-
-@dataclass(frozen=True, slots=True)
-class SimulatedMessage:
-    """A message with the time that the model gives it."""
-
-    round: int
-    giver: int
-    taker: int
-    nbytes: int
-    start_s: float
-    """From the start of the plan."""
-    finish_s: float
-    """Invariant: not before ``start_s``."""
-
-
 @dataclass(frozen=True, slots=True)
 class SimulatedRun:
     """The result of simulating a plan."""
 
-    messages: tuple[SimulatedMessage, ...]
+    messages: tuple[Timing, ...]
     """One for each message of the plan, in its order."""
     busy_s: Mapping[tuple[str, str], float]
     """Time that the NICs of each host are in use, summed over them, by (host, ``"out"`` or ``"in"``)."""
@@ -103,23 +60,22 @@ def simulate_plan(plan: Plan, network: Network | None = None) -> SimulatedRun:
     if network is None:
         network = plan.network or Network.uniform(plan.host_of.values())
     network.check_hosts(plan.host_of.values(), "simulating a plan")
-    if len(plan.messages) > _MAX_MESSAGES:
+    if plan.rows.num_messages > _MAX_MESSAGES:
         raise PlanError(
-            f"simulating a plan: it has {len(plan.messages)} messages, expected at most {_MAX_MESSAGES}; simulate the "
-            "same layouts on fewer hosts, or ask the plan itself for its bound and its bytes"
+            f"simulating a plan: it has {plan.rows.num_messages} messages, expected at most {_MAX_MESSAGES}; simulate "
+            "the same layouts on fewer hosts, or ask the plan itself for its bound and its bytes"
         )
     ports = _Ports(plan, network)
-    messages = tuple(plan.messages)
     sizes = {number: chunk.nbytes for number, chunk in enumerate(plan.chunks)}
     arrived: dict[tuple[int, int], float] = {}
     timed = []
-    for message in messages:
+    for message in plan.messages:
         nbytes = sizes[message.chunk]
         ready_s = arrived.get((message.giver, message.chunk), 0.0)
         start_s, finish_s = ports.serve(message, nbytes, ready_s)
         arrived[message.taker, message.chunk] = finish_s
-        timed.append(SimulatedMessage(message.round, message.giver, message.taker, nbytes, start_s, finish_s))
-    return SimulatedRun(tuple(timed), ports.busy_s, _peak_staging(messages, timed))
+        timed.append(Timing(1, message.round, message.giver, message.taker, nbytes, start_s, finish_s))
+    return SimulatedRun(tuple(timed), ports.busy_s, _peak_staging(plan.messages, timed))
 
 
 class _Ports:
@@ -167,7 +123,7 @@ class _Ports:
         return self._free_s.setdefault((kind, which, way), [0.0] * num)
 
 
-def _peak_staging(messages: Sequence[Message], timed: list[SimulatedMessage]) -> dict[int, int]:
+def _peak_staging(messages: Sequence[Message], timed: list[Timing]) -> dict[int, int]:
     """Bytes count on the giver while it sends from its own memory, on a taker until it has passed them on."""
     kept_until: dict[tuple[int, int], float] = {}
     for message, time in zip(messages, timed, strict=True):

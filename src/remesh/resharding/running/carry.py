@@ -29,12 +29,11 @@ import torch.distributed as dist
 
 from remesh.comm.gather import Group, group_device, is_queued
 from remesh.device.streams import run_apart
-from remesh.resharding.model.program import Message
+from remesh.resharding.model.program import Message, Timing
 from remesh.resharding.planning.rank_steps import Act, Step
 from remesh.resharding.planning.reduction import Reduction
 from remesh.resharding.planning.transfer import RankSteps, is_alone
 from remesh.resharding.running.regions import LocalCopy, Regions
-from remesh.resharding.running.telemetry import Timing
 
 _JOIN: dict[str, Callable[..., torch.Tensor]] = {
     "sum": torch.add,

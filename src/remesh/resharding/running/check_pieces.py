@@ -9,14 +9,13 @@ of tied weights are; then each is taken into a copy, and must be what is there w
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 
 from remesh.foundation.errors import PlanError
 from remesh.layout import Box, Layout, Shard, check_places, has_own_places
 from remesh.layout.from_torch import Piece, dtype_name, find_read_only, why_without_memory
-from remesh.layout.torch_memory import end_of, find_shared, places_of
+from remesh.layout.torch_memory import find_shared, places_of
 from remesh.resharding.model.tasks import TensorMove, travelling_dtype
 
 
@@ -117,34 +116,17 @@ def _whole_or(partial: str | None) -> str:
     return "whole values" if partial is None else f"partial sums ({partial})"
 
 
-class _Span(NamedTuple):
-    """Addresses that a tensor may touch."""
-
-    start: int
-    stop: int
-    name: str
-
-
 def find_clashes(give: Mapping[str, Piece], take: Mapping[str, Piece]) -> set[str]:
     """Names that are given from memory into which something else is taken: they must be given from a copy.
 
     A tensor that is given and taken in the same layout and memory needs no copy: each holder of a box keeps it.
     """
-    taken = sorted(_span(name, piece) for name, piece in take.items() if piece.tensor.numel())
-    given = sorted(_span(name, piece) for name, piece in give.items() if piece.tensor.numel())
-    clashing = set()
-    under_way: list[_Span] = []
-    at = 0
-    for span in given:
-        while at < len(taken) and taken[at].start < span.stop:
-            under_way.append(taken[at])
-            at += 1
-        under_way = [other for other in under_way if other.stop > span.start]
-        for other in under_way:
-            stays = other.name == span.name and _lie_alike(give[span.name], take[span.name])
-            if other.start < span.stop and not stays:
-                clashing.add(span.name)
-    return clashing
+    names = [*give, *take]
+    found: set[str] = set()
+    for group in find_shared([piece.tensor for piece in (*give.values(), *take.values())]):
+        given, taken = ({names[at] for at in group if (at < len(give)) is is_given} for is_given in (True, False))
+        found |= {name for name in given if taken - {name} or (taken and not _lie_alike(give[name], take[name]))}
+    return found
 
 
 def find_sharing(take: Mapping[str, Piece]) -> list[str]:
@@ -155,11 +137,6 @@ def find_sharing(take: Mapping[str, Piece]) -> list[str]:
         names = {owners[at][0] for at in group}
         found |= names if len(names) > 1 else set()
     return sorted(found)
-
-
-def _span(name: str, piece: Piece) -> _Span:
-    tensor = piece.tensor
-    return _Span(tensor.data_ptr(), end_of(tensor), name)
 
 
 def _lie_alike(given: Piece, taken: Piece) -> bool:

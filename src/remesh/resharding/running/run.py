@@ -50,6 +50,7 @@ from remesh.comm.word_tree import Farewell
 from remesh.foundation.errors import PeerError, PlanError
 from remesh.layout import Box, Shard
 from remesh.layout.from_torch import Piece, torch_dtype
+from remesh.resharding.model.program import Timing
 from remesh.resharding.model.tasks import unstack
 from remesh.resharding.planning.plan import Plan
 from remesh.resharding.planning.rank_steps import Act
@@ -57,7 +58,7 @@ from remesh.resharding.planning.transfer import RankSteps, Transfer
 from remesh.resharding.running.carry import Link, Mover, Staging, Summer
 from remesh.resharding.running.check_pieces import check_pieces, find_clashes, find_sharing
 from remesh.resharding.running.regions import LocalCopy, Regions, needs_copy
-from remesh.resharding.running.telemetry import BytesByPair, Timing, merge_timings
+from remesh.resharding.running.telemetry import BytesByPair, merge_timings
 
 _DOING = "resharding"
 _FIRST_TAG = 0x5E540000

@@ -12,22 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-
-@dataclass(frozen=True, slots=True, order=True)
-class Timing:
-    """The times of a message, and its size."""
-
-    stage: int
-    """0 while partial sums are summed, 1 while whole values move."""
-    round: int
-    """Round of the stage's schedule."""
-    giver: int
-    taker: int
-    nbytes: int
-    start_s: float
-    """When the giver began to send it; on a taker's own list: when it began to wait for it."""
-    finish_s: float
-    """When the taker had it; on a giver's own list: when the giver knew that it was sent."""
+from remesh.resharding.model.program import Timing
 
 
 @dataclass(frozen=True, eq=False, repr=False)

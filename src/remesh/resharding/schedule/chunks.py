@@ -18,14 +18,13 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
 
 import numpy as np
 
 from remesh.layout import Box, boxes_of_flat_range
-from remesh.resharding.model.bound import HostGroup
 from remesh.resharding.model.slices import IntArray
 from remesh.resharding.schedule.senders import Route
 
@@ -59,10 +58,6 @@ class SliceStream:
     """Invariant: item sizes never rise."""
     nbytes: int
     """Sum over the parts."""
-
-
-Groups = Mapping[HostGroup, Sequence[SliceStream]]
-"""All streams of a plan, by the hosts that own and receive them; both in ascending order."""
 
 
 @dataclass(frozen=True, slots=True)

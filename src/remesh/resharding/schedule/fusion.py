@@ -19,7 +19,7 @@ import numpy.typing as npt
 from remesh.resharding.model.bound import HostGroup
 from remesh.resharding.model.slices import NOBODY, IntArray, Slices, distinct
 from remesh.resharding.model.tasks import TensorMove
-from remesh.resharding.schedule.chunks import Groups, Part, PartRows, SliceStream, ends_of
+from remesh.resharding.schedule.chunks import Part, PartRows, SliceStream, ends_of
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class Fused:
         sizes: list[int] = (total[self.first_stream[1:]] - total[self.first_stream[:-1]]).tolist()
         return sizes
 
-    @cached_property
-    def as_groups(self) -> Groups:
+    @property
+    def as_streams(self) -> list[SliceStream]:
         """The same as objects."""
         # Tensors of one layout share the objects of their boxes.
         boxes = [block.boxes() for block in self.slices.blocks]
@@ -81,9 +81,7 @@ class Fused:
         parts = [Part(tensor, block_of[tensor][row], nbytes) for tensor, row, nbytes in columns]
         ends = self.first_part.tolist()
         rows = zip(self.givers.tolist(), self.takers.tolist(), self.stream_bytes.tolist(), ends, ends[1:], strict=False)
-        streams = [SliceStream(self.rank_sets[g], self.rank_sets[t], parts[a:b], nbytes) for g, t, nbytes, a, b in rows]
-        bounds = self.first_stream.tolist()
-        return {group: streams[a:b] for group, a, b in zip(self.groups, bounds, bounds[1:], strict=False)}
+        return [SliceStream(self.rank_sets[g], self.rank_sets[t], parts[a:b], nbytes) for g, t, nbytes, a, b in rows]
 
 
 def fuse(moves: Sequence[TensorMove], slices: Slices, host_of: Mapping[int, str]) -> Fused:

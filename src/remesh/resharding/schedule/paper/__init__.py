@@ -6,7 +6,7 @@ randomised greedy order. Alpa's code; binomial tree, chain and two trees.
 
 from remesh.resharding.schedule.paper.baselines import ALGORITHMS, MulticastTask, Order
 from remesh.resharding.schedule.paper.cost import CHUNKS_PER_DELAY, COSTS, SliceCast, cost_of
-from remesh.resharding.schedule.paper.strategies import STRATEGIES, Routed, multicast_task, route_chunks
+from remesh.resharding.schedule.paper.strategies import STRATEGIES, Routed, Setting, multicast_task
 
 __all__ = [
     "ALGORITHMS",
@@ -16,8 +16,8 @@ __all__ = [
     "MulticastTask",
     "Order",
     "Routed",
+    "Setting",
     "SliceCast",
     "cost_of",
     "multicast_task",
-    "route_chunks",
 ]

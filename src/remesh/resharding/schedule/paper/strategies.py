@@ -30,9 +30,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from remesh.foundation.errors import PlanError
 from remesh.resharding.model.network import Network
-from remesh.resharding.schedule.chunks import Chunk, Groups, SliceStream, cut_streams
+from remesh.resharding.schedule.chunks import Chunk, SliceStream, cut_streams
 from remesh.resharding.schedule.order import Sending, compute_order, lanes_of, lines_of
 from remesh.resharding.schedule.paper.baselines import ALGORITHMS, MulticastTask, Order
 from remesh.resharding.schedule.paper.cost import SliceCast, best_num_chunks, cost_of, two_tree_delay
@@ -72,22 +71,6 @@ class Setting:
                 found.setdefault(self.host_of[rank], []).append(rank)
             self._known[id(ranks)] = (ranks, {host: tuple(found[host]) for host in sorted(found)})
         return self._known[id(ranks)][1]
-
-
-def route_chunks(
-    strategy: str,
-    groups: Groups,
-    host_of: Mapping[int, str],
-    chunk_bytes: int,
-    network: Network | None = None,
-) -> Routed:
-    """Chunks of all streams, and how the strategy of this name moves them; `PlanError` if there is none."""
-    if strategy not in STRATEGIES:
-        raise PlanError(
-            f"planning with strategy {strategy!r}: expected auto, split, {', '.join(STRATEGIES)}; choose one of them"
-        )
-    streams = [stream for of_group in groups.values() for stream in of_group]
-    return STRATEGIES[strategy](streams, Setting(host_of, chunk_bytes, network))
 
 
 class _Board:
