@@ -44,7 +44,6 @@ if TYPE_CHECKING:
         restore_upper as restore_upper,
         start_upper as start_upper,
     )
-    from remesh.carried.images.write.compaction import compact_image as compact_image
     from remesh.carried.images.write.dump import dump_image as dump_image
 else:
     __getattr__, __dir__ = names_at_first_use(__name__)

@@ -160,13 +160,6 @@ def read_carried(sources: Sequence[CarriedSource], files: Sequence[CarriedFile])
                 yield from _blocks(file, start, num_bytes, f"dumping {source.link}")
 
 
-def copy_carried(folder: Path, files: Sequence[CarriedFile]) -> Iterator[bytes]:
-    """Read the content of those files from an image."""
-    path = folder / CARRIED_FILE
-    with open(path, "rb", buffering=0) as file:
-        yield from _blocks(file, 0, sum(record.num_stored_bytes for record in files), f"reading {path}")
-
-
 def _blocks(file: BinaryIO, start: int, num_bytes: int, doing: str) -> Iterator[bytes]:
     end = start + num_bytes
     while start < end:

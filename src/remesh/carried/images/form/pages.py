@@ -71,7 +71,6 @@ class _ChunkOrder:
     number: int  # its place among the chunks
     num_bytes: int
     fill: Callable[[memoryview], None]  # puts its bytes into the room
-    gathered: memoryview | None = None  # the buffer that they stand in, to be used again
 
 
 class PageWriter:
@@ -79,8 +78,8 @@ class PageWriter:
 
     Each of three threads takes the next chunk, copies it out of the process, compresses, sums and writes it: while the
     disk has one, the next is ready, and no thread waits for another's copy. They alternate only to choose where in
-    the file their chunk goes. An error of one (a full disk) is raised by `wait_until_read`, `copy` or `finish`; then,
-    as when the context is left by another error, nothing more is read or written.
+    the file their chunk goes. An error of one (a full disk) is raised by `wait_until_read` or `finish`; then, as
+    when the context is left by another error, nothing more is read or written.
     """
 
     def __init__(self, path: Path, *, compress: bool) -> None:
@@ -90,10 +89,6 @@ class PageWriter:
         self._num_orders = 0
         self._failure: BaseException | None = None
         self._chunks: list[PageChunk] = []
-        self._free: queue.SimpleQueue[memoryview] = queue.SimpleQueue()  # buffers of `copy`
-        self._num_buffers = 0  # of `copy` that there are, at most one for each thread
-        self._buffer: memoryview | None = None
-        self._filled = 0
         self._save_lock = threading.Condition()
         self._next_turn = 0  # the chunk whose place in the file is to be chosen next: those before it have been read
         self._end = 0  # of the places that were given
@@ -129,20 +124,8 @@ class PageWriter:
             def read(room: memoryview, begin: int = begin, end: int = end) -> None:
                 memory.read(pieces_between(pages, offsets, begin, end), room)
 
-            self._put(end - begin, read)
-
-    def copy(self, data: memoryview) -> None:
-        """Take over bytes of whole pages."""
-        while data:
-            if self._buffer is None:
-                self._raise_failure()
-                self._buffer, self._filled = self._take_buffer(), 0
-            room = self._buffer[self._filled : self._filled + len(data)]
-            room[:] = data[: len(room)]
-            data = data[len(room) :]
-            self._filled += len(room)
-            if self._filled == CHUNK_BYTES:
-                self._hand_over()
+            self._orders.put(_ChunkOrder(self._num_orders, end - begin, read))
+            self._num_orders += 1
 
     def wait_until_read(self) -> None:
         """Wait until nothing more is to be read from a process."""
@@ -152,7 +135,6 @@ class PageWriter:
 
     def finish(self) -> ChunksState:
         """Wait until everything is written; returns the index of the chunks."""
-        self._hand_over()
         self._end_threads()
         self._raise_failure()
         return ChunksState(tuple(self._chunks))
@@ -165,26 +147,6 @@ class PageWriter:
             for thread in self._threads:
                 thread.join()
 
-    def _put(self, num_bytes: int, fill: Callable[[memoryview], None], gathered: memoryview | None = None) -> None:
-        self._orders.put(_ChunkOrder(self._num_orders, num_bytes, fill, gathered))
-        self._num_orders += 1
-
-    def _take_buffer(self) -> memoryview:
-        if self._num_buffers == _NUM_WRITERS:
-            return self._free.get()
-        self._num_buffers += 1
-        return make_buffer(CHUNK_BYTES)
-
-    def _hand_over(self) -> None:
-        buffer, self._buffer = self._buffer, None
-        if buffer is not None and self._filled:
-            data = buffer[: self._filled]
-
-            def take(room: memoryview) -> None:
-                room[:] = data
-
-            self._put(len(data), take, buffer)
-
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
@@ -195,8 +157,6 @@ class PageWriter:
                 self._write_chunk(order, buffer[: order.num_bytes])
             except BaseException as error:
                 self._failure = self._failure or error
-            if order.gathered is not None:
-                self._free.put(order.gathered)
 
     def _write_chunk(self, order: _ChunkOrder, room: memoryview) -> None:
         stored, chunk = room, None
