@@ -30,11 +30,7 @@ if TYPE_CHECKING:
         cut_written as cut_written,
         tell_sampled as tell_sampled,
     )
-    from remesh.carried.images.look.ahead import (
-        remember_image as remember_image,
-        share_hashes as share_hashes,
-        start_hashing_ahead as start_hashing_ahead,
-    )
+    from remesh.carried.images.look.ahead import start_hashing_ahead as start_hashing_ahead
     from remesh.carried.images.look.frozen import Frozen as Frozen, freeze as freeze
     from remesh.carried.images.look.inspection import check_imageable as check_imageable
     from remesh.carried.images.look.process_tree import tree_of as tree_of

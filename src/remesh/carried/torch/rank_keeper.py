@@ -27,7 +27,6 @@ from remesh.carried.hosts.imaging import IMAGE, dump_into
 from remesh.carried.hosts.interfaces import choose_interface
 from remesh.carried.hosts.outputs import Output, open_outputs
 from remesh.carried.hosts.rank_folder import make_rank_folder
-from remesh.carried.hosts.shared_folder import SharedFolder, name_run
 from remesh.carried.images import (
     Frozen,
     NotImageable,
@@ -40,9 +39,7 @@ from remesh.carried.images import (
     check_written,
     cut_written,
     freeze,
-    remember_image,
     restore_upper,
-    share_hashes,
     start_hashing_ahead,
     start_upper,
     tell_sampled,
@@ -158,7 +155,6 @@ class Keeper:
         self._upper = restore_upper(image, self._site(), open_files=None, starter=self._surround.starter)
         self._upper.note = "; ".join(filter(None, [self._upper.note, sampled]))
         self._device_memory.restore(self._upper.pid, report.get("devices", []))
-        remember_image(image)
         start_hashing_ahead(self._upper.pid)
         ended = tuple(
             rank
@@ -471,9 +467,6 @@ def main(arguments: list[str]) -> int:
     try:
         room = make_rank_folder()
         rooms.callback(shutil.rmtree, room, ignore_errors=True)
-        shared_folder = SharedFolder.enter(name_run(folder.read_token(), options.coordinator), rank)
-        rooms.callback(shared_folder.leave)
-        share_hashes(shared_folder.hashes)
         asked = options.interface or spec.environment.get(INTERFACE_VARIABLE, "")
         interface = choose_interface(asked, hosts, slot)
         surround = Surround(slot, _address(options.store), interface, room / "channel", starter)

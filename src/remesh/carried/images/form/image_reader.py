@@ -157,12 +157,6 @@ def read_image(folder: Path) -> StoredImage:
     return image
 
 
-def read_tree_areas(folder: Path) -> list[AreasState]:
-    """The memory maps of all processes of an image, checked."""
-    members = [folder / str(pid) for pid in read_header(folder).members]
-    return [_read_record(each, read_header(each), image_format.AREAS_FILE, AreasState) for each in (folder, *members)]
-
-
 def stored_pages(folder: Path) -> Iterator[tuple[int, memoryview]]:
     """The pages that an image holds itself, as `read_chunks` gives them."""
     header = read_header(folder)
