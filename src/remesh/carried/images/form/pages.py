@@ -30,8 +30,8 @@ from typing import Final
 from remesh.carried.images.form.format import CHUNK_BYTES, ChunksState, PageChunk
 from remesh.carried.images.form.layers import PageRun
 from remesh.carried.images.form.ranges import PageSet
+from remesh.carried.images.form.records import damaged
 from remesh.foundation.checksums import compress, crc32
-from remesh.foundation.errors import FormatError
 from remesh.foundation.linux.calls import address_of, make_buffer, read_process
 from remesh.foundation.thread_pool import PooledExecutor
 from remesh.foundation.threads import make_thread
@@ -241,9 +241,7 @@ def check_chunks(path: Path, state: ChunksState) -> None:
     except FileNotFoundError:
         found = -1
     if found != expected:
-        raise FormatError(
-            "truncated", f"reading {path}: expected {expected} bytes, found {found}; restart from another image"
-        )
+        raise damaged("truncated", path, f"expected {expected} bytes, found {found}")
 
 
 def read_chunks(path: Path, state: ChunksState, compressed: bool) -> Iterator[tuple[int, memoryview]]:
@@ -265,11 +263,8 @@ def read_chunks(path: Path, state: ChunksState, compressed: bool) -> Iterator[tu
             chunk = chunks[index]
             stored = rooms[index % len(rooms)][: chunk.num_stored_bytes]
             if _fill(file.fileno(), stored, starts[index]) != len(stored) or crc32(stored) != chunk.crc32:
-                raise FormatError(
-                    "bad-checksum",
-                    f"reading {path}: chunk {index} does not have the checksum {chunk.crc32:#010x} of its index; "
-                    "restart from another image",
-                )
+                why = f"chunk {index} does not have the checksum {chunk.crc32:#010x} of its index"
+                raise damaged("bad-checksum", path, why)
             return memoryview(_inflate(stored, chunk, path)) if compressed else stored
 
         ahead = deque(readers.submit(read, index) for index in range(min(_NUM_READERS, len(chunks))))
@@ -303,12 +298,9 @@ def _inflate(stored: memoryview, chunk: PageChunk, path: Path) -> bytes:
         inflater = zlib.decompressobj()
         raw = inflater.decompress(stored, chunk.num_raw_bytes + 1)
     except zlib.error as error:
-        raise FormatError("bad-checksum", f"reading {path}: {error}; restart from another image") from error
+        raise damaged("bad-checksum", path, str(error)) from error
     if len(raw) != chunk.num_raw_bytes:
-        raise FormatError(
-            "truncated",
-            f"reading {path}: a chunk has {len(raw)} bytes, expected {chunk.num_raw_bytes}; restart from another image",
-        )
+        raise damaged("truncated", path, f"a chunk has {len(raw)} bytes, expected {chunk.num_raw_bytes}")
     return raw
 
 

@@ -18,8 +18,8 @@ from typing import Final
 
 from remesh.carried.images.form.carried import remake_carried
 from remesh.carried.images.form.image_reader import StoredTree
-from remesh.carried.images.form.locks import FileLock, take_of_files
-from remesh.carried.images.form.tree_format import FileKind, OpenFile, PipeState, PollWatch
+from remesh.carried.images.form.locks import take_of_files
+from remesh.carried.images.form.tree_format import FileKind, FileLock, OpenFile, PipeState, PollWatch
 from remesh.carried.images.form.written_files import check_read, tell_sampled
 from remesh.carried.images.look.sockets import fill_sockets, make_sockets
 
@@ -71,7 +71,7 @@ def opened_files(tree: StoredTree) -> Iterator[OpenedFiles]:
         made = _Made(carried, pipes, [one.fileno() for one, _ in sockets])
         files = tuple(keep(_open(file, made)) for file in tree.state.files)
         fill_sockets(tree.state.sockets, sockets, files)
-        take_of_files(tree.locks, files)
+        take_of_files(tree.state.locks, files)
         for end in itertools.chain(*pipes):
             os.close(end)
         for one, _ in sockets:
@@ -80,7 +80,7 @@ def opened_files(tree: StoredTree) -> Iterator[OpenedFiles]:
         for watch in itertools.chain.from_iterable(file.watches for file in tree.state.files):
             watches[watch.pid].append(watch)
         locks: dict[int, list[FileLock]] = defaultdict(list)
-        for lock in tree.locks:
+        for lock in tree.state.locks:
             locks[lock.pid].append(lock)
         yield OpenedFiles(lowest, files, carried, watches, locks)
 
