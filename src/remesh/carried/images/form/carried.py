@@ -126,7 +126,7 @@ def _runs_in_memory(source: CarriedSource, num_bytes: int) -> Iterator[int]:
 def _read_memory(source: CarriedSource, start: int, num_bytes: int) -> Iterator[bytes]:
     end = start + num_bytes
     while start < end:
-        view = next((view for view in source.views if _holds(view[1], start)), None)
+        view = next((view for view in source.views if 0 <= start - view[1].offset < view[1].num_bytes), None)
         if view is None:  # a part that no process has mapped, so none reads it
             return
         pid, area = view
@@ -138,10 +138,6 @@ def _read_memory(source: CarriedSource, start: int, num_bytes: int) -> Iterator[
             return
         yield block
         start += len(block)
-
-
-def _holds(area: Area, position: int) -> bool:
-    return area.offset <= position < area.offset + area.num_bytes
 
 
 # --- the bytes ---

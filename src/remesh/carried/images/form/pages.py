@@ -98,7 +98,9 @@ class PageWriter:
         self._rooms: list[memoryview] = []  # of the threads
 
     def __enter__(self) -> PageWriter:
-        self._descriptor = _open_new(self._path, direct=not self._compress)
+        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        if not self._compress:
+            _go_direct(self._descriptor)
         for number in range(_NUM_WRITERS):
             self._rooms.append(_SPARE.pop() if _SPARE else make_buffer(CHUNK_BYTES))
             name = f"page-writer-{number}"
@@ -205,14 +207,6 @@ def pieces_between(pages: PageSet, offsets: array.array[int], begin: int, end: i
     return pieces
 
 
-def _open_new(path: Path, *, direct: bool) -> int:
-    """Open a new file, prepared by `_go_direct` if that is asked for."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    if direct:
-        _go_direct(descriptor)
-    return descriptor
-
-
 def _go_direct(descriptor: int) -> None:
     """Bypass the page cache where the file system can, which spares most of the processor's work.
 
@@ -222,14 +216,19 @@ def _go_direct(descriptor: int) -> None:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_DIRECT)
 
 
+def _leave_direct(descriptor: int, error: OSError) -> None:
+    """Use the page cache after all: some file systems take O_DIRECT and then refuse it. Raise any other error."""
+    if error.errno != errno.EINVAL or not fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+        raise error
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, 0)
+
+
 def _write_some(descriptor: int, data: memoryview, offset: int) -> int:
-    """Write as much as one call takes. Some file systems take O_DIRECT and then refuse to write by it."""
+    """Write as much as one call takes."""
     try:
         return os.pwrite(descriptor, data, offset)
     except OSError as error:
-        if error.errno != errno.EINVAL or not fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
-            raise
-        fcntl.fcntl(descriptor, fcntl.F_SETFL, 0)
+        _leave_direct(descriptor, error)
         return os.pwrite(descriptor, data, offset)
 
 
@@ -283,9 +282,7 @@ def _fill(descriptor: int, room: memoryview, offset: int) -> int:
         try:
             more = os.preadv(descriptor, [room[count:]], offset + count)
         except OSError as error:
-            if error.errno != errno.EINVAL or not fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
-                raise
-            fcntl.fcntl(descriptor, fcntl.F_SETFL, 0)
+            _leave_direct(descriptor, error)
             continue
         if not more:
             break

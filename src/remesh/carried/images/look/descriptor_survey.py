@@ -17,7 +17,7 @@ from typing import Final
 from remesh.carried.images.form.carried import CarriedSource, describe_carried, key_of
 from remesh.carried.images.form.format import DescriptorState, FileIdentity, FilesState, is_written
 from remesh.carried.images.form.identity import Identities
-from remesh.carried.images.form.kinds import ImageRefusal, NotImageable, WrittenFile
+from remesh.carried.images.form.kinds import ImageRefusal, NotImageable
 from remesh.carried.images.form.locks import can_take, locks_of
 from remesh.carried.images.form.tree_format import (
     CarriedFile,
@@ -28,7 +28,6 @@ from remesh.carried.images.form.tree_format import (
     PipeState,
     SocketState,
 )
-from remesh.carried.images.form.written_files import find_written
 from remesh.carried.images.look.affinity import processors_of
 from remesh.carried.images.look.frozen import Frozen
 from remesh.carried.images.look.frozen_process import FrozenProcess
@@ -88,10 +87,6 @@ class Survey:
         self.files.append(file)
         self._holders[_looks_of(descriptor, kind)].append((pid, descriptor.number, len(self.files) - 1))
         return len(self.files) - 1
-
-    def find_written(self) -> list[WrittenFile]:
-        """The files that the processes may write to."""
-        return find_written(self.files, self.written)
 
     def close(self) -> None:
         """Close the files that this process has taken in."""

@@ -18,7 +18,6 @@ from typing import Final
 
 from remesh.carried.images.form.clocks import Clocks, set_clocks
 from remesh.carried.images.form.family import INIT, FamilyDeed, FamilyStep, plan_family
-from remesh.carried.images.form.format import FileIdentity
 from remesh.carried.images.form.identity import has_identity
 from remesh.carried.images.form.image_reader import StoredImage, StoredTree, read_tree
 from remesh.carried.images.form.kinds import CHANNEL_PATH
@@ -92,15 +91,11 @@ def _check_mapped_files(image: StoredImage) -> None:
                 "restart on machines with the same system image"
             ) from error
         if not good:
-            raise StorageError(_changed(image, path, identity))
-
-
-def _changed(image: StoredImage, path: str, identity: FileIdentity) -> str:
-    return (
-        f"restoring {image.folder}: the program had {path} mapped, which has changed: expected "
-        f"{identity.num_bytes} bytes with SHA-256 {identity.sha256[:12]}, found "
-        f"{os.stat(path).st_size} bytes; restart on machines with the same system image"
-    )
+            raise StorageError(
+                f"restoring {image.folder}: the program had {path} mapped, which has changed: expected "
+                f"{identity.num_bytes} bytes with SHA-256 {identity.sha256[:12]}, found {os.stat(path).st_size} bytes; "
+                "restart on machines with the same system image"
+            )
 
 
 def _make_all(tree: StoredTree, stubs: _Stubs, opened: OpenedFiles) -> str:

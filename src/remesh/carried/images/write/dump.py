@@ -22,7 +22,7 @@ from remesh.carried.images.form.identity import IDENTITIES
 from remesh.carried.images.form.image_writer import ImageFolder
 from remesh.carried.images.form.kinds import CHANNEL_PATH, ImageReport, NotImageable
 from remesh.carried.images.form.tree_format import TreeState
-from remesh.carried.images.form.written_files import find_place
+from remesh.carried.images.form.written_files import find_place, find_written
 from remesh.carried.images.look.ahead import hash_ahead, start_hashing_beside
 from remesh.carried.images.look.descriptor_survey import Survey, describe_sockets, survey_tree
 from remesh.carried.images.look.frozen import Frozen, freeze
@@ -116,7 +116,8 @@ def _fill_folder(frozen: Frozen, order: ImageOrder, phases: Phases, folder: Imag
         with phases.phase("survey"):
             tree = _put_tree(frozen, survey, folder)
         names = tuple(sorted(name for file in tree.carried for name in file.names))
-        written = [find_place(each, seen_from_here(frozen.pid, each.path), seen_ns) for each in survey.find_written()]
+        found = find_written(survey.files, survey.written)
+        written = [find_place(each, seen_from_here(frozen.pid, each.path), seen_ns) for each in found]
         report = _report(_dump_members(frozen, order, survey, phases, folder), phases)
         return replace(report, shared_names=names, written_files=tuple(written))
 
