@@ -88,6 +88,7 @@ INNER_ARROW: dict[str, dict[str, str]] = {
     "carried.mpi": {
         "library": "",
         "calls": "",
+        "in_place": "library",
         "lower": "arena calls channel extension library mpis native program_environment together",
     },
 }
