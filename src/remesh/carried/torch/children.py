@@ -15,10 +15,13 @@ def keep_from_children(find_ours: Callable[[], Iterable[int]]) -> None:
     """Look at each fork of this process; ``find_ours`` returns the descriptors that no child may have."""
     found: list[int] = []
 
+    def look() -> None:
+        found[:] = find_ours()
+
     def blind() -> None:
         nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         for descriptor in found:
             os.dup2(nothing, descriptor, inheritable=False)
         os.close(nothing)
 
-    os.register_at_fork(before=lambda: found.extend(find_ours()), after_in_parent=found.clear, after_in_child=blind)
+    os.register_at_fork(before=look, after_in_parent=found.clear, after_in_child=blind)
