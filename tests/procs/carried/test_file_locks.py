@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from remesh.carried.images import NotImageable, compact_image, dump_image
+from remesh.carried.images import NotImageable, dump_image
 from remesh.foundation.errors import StorageError
 from tests.procs.stage import WAIT_FOR_GO, Stage
 
@@ -94,12 +94,10 @@ def test_locks_of_files_are_held_again_after_a_restart(stage: Stage) -> None:
     assert what_is_free(stage.work) == held
     upper.kill()
     assert all(what_is_free(stage.work))
-    compact_image(stage.folder / "image", stage.folder / "compact")
-    for image in ("image", "compact"):
-        back = stage.restore(stage.folder / image)
-        assert what_is_free(stage.work) == held
-        back.kill()
-        assert all(what_is_free(stage.work))
+    back = stage.restore(stage.folder / "image")
+    assert what_is_free(stage.work) == held
+    back.kill()
+    assert all(what_is_free(stage.work))
     back = stage.restore(stage.folder / "image")
     (stage.work / "go").touch()
     assert stage.finish(back) == "ended\n"

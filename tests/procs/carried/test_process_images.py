@@ -26,19 +26,15 @@ from remesh.carried.images import (
     NotImageable,
     OpenFilePolicy,
     check_imageable,
-    compact_image,
     dump_image,
     freeze,
-    remember_image,
     start_upper,
 )
 from remesh.carried.images.doctor import examine_machine
-from remesh.carried.images.form import carried, identity
+from remesh.carried.images.form import carried
 from remesh.carried.images.form.format import CARRIED_FILE, HEADER_FILE, PAGES_FILE
-from remesh.carried.images.form.identity import Identities
 from remesh.carried.images.form.image_reader import read_image
 from remesh.carried.images.form.kinds import ARENA_PATH
-from remesh.carried.images.look import ahead
 from remesh.carried.images.restore import upper as upper_module
 from remesh.carried.images.write.dump import _without_zeros_at_end
 from remesh.foundation.errors import ConfigError, FormatError, StorageError
@@ -120,20 +116,6 @@ def test_a_process_goes_on_after_its_image_and_the_image_can_be_used_twice(stage
     assert stage.finish(upper) == "5\n"
     for number in (0, 2, 2):
         assert stage.finish(stage.restore(stage.folder / f"image{number}")) == "5\n"
-
-
-def test_who_remembers_an_image_hashes_nothing_for_the_next_one(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a restored program has mapped what its image had."""
-    image = stage.image_of(f"import ssl\nos.posix_spawn('/bin/sleep', ['sleep', '1000'], {{}})\n{WAIT_FOR_GO}")
-    known, hashed = Identities(), list[str]()
-    monkeypatch.setattr(ahead, "IDENTITIES", known)
-    monkeypatch.setattr(identity, "hash_of", lambda path, num_bytes: hashed.append(path))
-    remember_image(image)
-    members = [image, *(each.parent for each in image.glob(f"*/{HEADER_FILE}"))]
-    assert len(members) == 2
-    for path in {path for member in members for path in read_image(member).areas.files}:
-        known.of(path)
-    assert not hashed
 
 
 def test_a_compressed_image_comes_back(stage: Stage) -> None:
@@ -495,9 +477,8 @@ _NAMELESS_TOLD = (
 def test_files_without_a_name_are_made_again_with_holes_positions_and_twins(stage: Stage) -> None:
     image = stage.image_of(_NAMELESS)
     assert (image / CARRIED_FILE).stat().st_size < 1 << 20
-    compact_image(image, stage.folder / "compact")
-    for folder in (image, stage.folder / "compact", image):
-        assert stage.finish(stage.restore(folder)) == _NAMELESS_TOLD
+    for _ in range(2):
+        assert stage.finish(stage.restore(image)) == _NAMELESS_TOLD
     assert stage.finish(stage.restore(image, OpenFilePolicy.REFUSE)) == _NAMELESS_TOLD
 
 
@@ -629,9 +610,7 @@ def test_an_increment_holds_what_changed_and_comes_back_whole(stage: Stage) -> N
     (stage.work / "stop").touch()
     (stage.work / "change1").unlink()
     (stage.work / "change2").unlink()
-    compact_image(stage.folder / "image3", stage.folder / "compact")
-    shutil.rmtree(stage.folder / "image2")  # needed by image3, and by none of these
-    for step, image in ((3, "compact"), (1, "image1"), (3, "full")):
+    for step, image in ((3, "image3"), (1, "image1"), (3, "full")):
         assert stage.finish(stage.restore(stage.folder / image)).strip() == (stage.work / f"state{step}").read_text()
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from remesh.carried.images import NotImageable, compact_image, describe_image, dump_image, freeze
+from remesh.carried.images import NotImageable, describe_image, dump_image, freeze
 from remesh.carried.images.form.format import HEADER_FILE, TREE_FILE
 from remesh.carried.images.look.process_tree import tree_of
 from remesh.foundation.errors import FormatError
@@ -440,11 +440,9 @@ def test_an_increment_of_a_tree_holds_what_changed_in_each_process(stage: Stage)
     assert second.num_pages_inherited > 2 * 2048 > 10 * second.num_pages
     assert second.ancestors == (str(stage.folder / "image0"),)
     upper.kill()
-    compact_image(stage.folder / "image1", stage.folder / "compact")
     (stage.work / "go").touch()
     assert stage.finish(stage.restore(stage.folder / "image1")) == "8\n"
     shutil.rmtree(stage.folder / "image0")
-    assert stage.finish(stage.restore(stage.folder / "compact")) == "8\n"
     with pytest.raises(FormatError, match="image0"):
         stage.restore(stage.folder / "image1")
 

@@ -1,7 +1,8 @@
-"""Image of a rank's program, written into the rank's folder of a checkpoint, and its entry in the manifest."""
+"""Image of a rank's program: written into a checkpoint with its entry there, and the files that this entry names."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -35,3 +36,16 @@ def dump_into(frozen: images.Frozen, folder: Path, request: Message) -> dict[str
         "written_files": [asdict(each) for each in made.written_files],
         "seconds": dict(made.seconds),
     }
+
+
+def cut_files(entry: Message, policy: images.OpenFilePolicy, doing: str, wait_for_all: Callable[[str], None]) -> str:
+    """Check the files that a program writes to, by its ``entry``, then cut them; each once all ranks have come as far.
+
+    No file is cut before all are good, and no program writes before all are cut. Returns a note for the user.
+    """
+    files = [images.WrittenFile(**each) for each in entry.get("written_files", ())]
+    sampled = images.check_written(files, policy, doing)
+    wait_for_all("files are checked")
+    images.cut_written(files, policy)
+    wait_for_all("files are cut")
+    return images.tell_sampled(sampled)

@@ -2,7 +2,6 @@
 
     ranks/rank-0003    who is here: each rank of the run on this host, from its start
     windows/           files that programs map: each finds them under one name (`SHARED_PATH`)
-    hashes/            of files that programs have mapped, found once for all images (`form.hash_table`)
 
 Each rank holds a lock on the folder, shared with the others, while it lives. The last rank to release it removes it;
 what killed ranks leave is removed by the next that start on the host, as their own folders are
@@ -43,7 +42,7 @@ class SharedFolder:
         path = host_folder(run, place)
         try:
             room = cls(path, rank, _join(path))
-            for folder in (room.windows, room.hashes, room._ranks):
+            for folder in (room.windows, room._ranks):
                 folder.mkdir(mode=0o700, exist_ok=True)
             (room._ranks / rank_name(rank)).touch()
         except OSError as error:
@@ -56,11 +55,6 @@ class SharedFolder:
     def windows(self) -> Path:
         """The folder of the files that programs map."""
         return self.path / "windows"
-
-    @property
-    def hashes(self) -> Path:
-        """The folder of the hashes of files."""
-        return self.path / "hashes"
 
     @property
     def _ranks(self) -> Path:

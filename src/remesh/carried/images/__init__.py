@@ -30,11 +30,7 @@ if TYPE_CHECKING:
         cut_written as cut_written,
         tell_sampled as tell_sampled,
     )
-    from remesh.carried.images.look.ahead import (
-        remember_image as remember_image,
-        share_hashes as share_hashes,
-        start_hashing_ahead as start_hashing_ahead,
-    )
+    from remesh.carried.images.look.ahead import start_hashing_ahead as start_hashing_ahead
     from remesh.carried.images.look.frozen import Frozen as Frozen, freeze as freeze
     from remesh.carried.images.look.inspection import check_imageable as check_imageable
     from remesh.carried.images.look.process_tree import tree_of as tree_of
@@ -44,7 +40,6 @@ if TYPE_CHECKING:
         restore_upper as restore_upper,
         start_upper as start_upper,
     )
-    from remesh.carried.images.write.compaction import compact_image as compact_image
     from remesh.carried.images.write.dump import dump_image as dump_image
 else:
     __getattr__, __dir__ = names_at_first_use(__name__)

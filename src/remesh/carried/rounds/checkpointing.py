@@ -9,6 +9,7 @@ thread.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -19,7 +20,6 @@ from typing import Any
 
 from remesh.carried.rounds.clock import split_targets
 from remesh.carried.rounds.job_folder import JobFolder, rank_name
-from remesh.carried.rounds.journal import Journal
 from remesh.carried.rounds.ranks import Ranks
 from remesh.carried.rounds.round_machine import Ask, Commit, End, Ending, Instruction, Obstacle, Round, TakeImage
 from remesh.carried.rounds.shared_files import agree_on_files
@@ -27,6 +27,8 @@ from remesh.carried.rounds.status import Status
 from remesh.foundation.errors import Error
 from remesh.foundation.thread_pool import PooledExecutor
 from remesh.wire.messages import Message
+
+logger = logging.getLogger(__name__)
 
 _RETRY_AFTER_S = {Obstacle.NO_CUT: (1.0,) * 4, Obstacle.REFUSED: (0.1, 0.2, 0.4, 0.8)}
 """The waits after the first, second, ... attempt of a request that met an obstacle which may pass.
@@ -107,7 +109,6 @@ class Checkpointing:
         folder: JobFolder,
         ranks: Ranks,
         settings: Settings,
-        journal: Journal,
         add_to_checkpoint: Callable[[Path], Mapping[str, Any]],
         on_answer: Callable[[End, Message | None], None],
     ) -> None:
@@ -115,7 +116,7 @@ class Checkpointing:
 
         ``add_to_checkpoint`` is that of `Coordinator`.
         """
-        self._folder, self._ranks, self._settings, self._journal = folder, ranks, settings, journal
+        self._folder, self._ranks, self._settings = folder, ranks, settings
         self._add_to_checkpoint, self._on_answer = add_to_checkpoint, on_answer
         self._attempt: _Attempt | None = None
         self._num_rounds = 0
@@ -240,7 +241,7 @@ class Checkpointing:
         self._num_rounds += 1
         state = Round(self._ranks.num_ranks, request.stop, limit_s=self._settings.round_limit_s)
         self._attempt = _Attempt(state, number, part, now_s, request.attempt)
-        self._journal.note(f"checkpoint {number}: begun")
+        self._folder.log_event(f"checkpoint {number}: begun")
         self._advance(*state.begin(now_s))
 
     def _make_room_for(self, request: _Wanted) -> None:
@@ -312,7 +313,7 @@ class Checkpointing:
                 "builds_upon": sorted(bases),
                 "ranks": {rank_name(rank): report for rank, report in reports.items()},
             }
-            self._folder.commit_checkpoint(attempt.part, manifest, self._journal.warn)
+            self._folder.commit_checkpoint(attempt.part, manifest)
         except (Error, OSError) as error:
             return str(error)
         return ""
@@ -333,7 +334,7 @@ class Checkpointing:
             self._on_failed(attempt, end, time.monotonic())
         else:
             answer = {**attempt.describe(), "seconds": attempt.seconds(time.monotonic()), "attempts": attempt.attempts}
-            self._journal.note(f"checkpoint {attempt.number}: committed: {answer}")
+            self._folder.log_event(f"checkpoint {attempt.number}: committed: {answer}")
             self._answer(end, answer)
             self._clear_away()
 
@@ -342,7 +343,7 @@ class Checkpointing:
         # A file that is written while its folder is removed stays behind: the last rank that writes clears it away.
         if not self._writing or end.ending is Ending.LOST:
             self._clear_away()
-        self._journal.note(f"checkpoint {attempt.number}: {end.ending.value}: {end.reason}")
+        self._folder.log_event(f"checkpoint {attempt.number}: {end.ending.value}: {end.reason}")
         pauses_s = () if end.obstacle is None else _RETRY_AFTER_S.get(end.obstacle, ())
         if attempt.attempts <= len(pauses_s):
             # Perhaps one to stop was asked for meanwhile.
@@ -362,7 +363,7 @@ class Checkpointing:
         if more.get("number"):
             self.last = message
         else:
-            self._journal.warn(f"no checkpoint was taken: {end.reason}")
+            logger.warning("no checkpoint was taken: %s", end.reason)
         self.begin_period()
         if end.ending is Ending.STOPPED:
             self._wanted = None
@@ -382,8 +383,8 @@ class Checkpointing:
         removal, self._removal = self._removal, None
         try:
             for number in removal.result():
-                self._journal.note(f"checkpoint {number}: removed, {self._settings.keep} are kept")
+                self._folder.log_event(f"checkpoint {number}: removed, {self._settings.keep} are kept")
             if self._is_hurried.is_set():
-                self._journal.note("the removal of old checkpoints was broken off; a later one removes what is left")
+                self._folder.log_event("the removal of old checkpoints was broken off; a later one removes the rest")
         except (Error, OSError) as error:
-            self._journal.warn(f"old checkpoints could not be removed: {error}")
+            logger.warning("old checkpoints could not be removed: %s", error)

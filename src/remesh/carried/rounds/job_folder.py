@@ -19,6 +19,7 @@ import fcntl
 import hashlib
 import itertools
 import json
+import logging
 import os
 import re
 import shutil
@@ -33,6 +34,8 @@ from remesh.foundation.files import flush, replace_whole, write_new
 from remesh.foundation.options import check_option
 from remesh.foundation.retention import KeepLast, Saved, decide_kept
 from remesh.wire.token import Token
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _VERSION: Final = 1
@@ -243,10 +246,13 @@ class JobFolder:
         self.write_state(now if state == "running" else replace(now, addresses=(), pid=0))
 
     def log_event(self, text: str) -> None:
-        """Add a line with the time to ``logs/events.log``."""
-        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-        with (self.logs / "events.log").open("a") as file:
-            file.write(f"{stamp} {text}\n")
+        """Add a line with the time to ``logs/events.log``; a disk that has no room for it must not end the job."""
+        path = self.logs / "events.log"
+        try:
+            with path.open("a") as file:
+                file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
+        except OSError as error:
+            logger.warning("writing %s: %s; the line was: %s", path, error.strerror, text)
 
     # --- checkpoints ---
 
@@ -304,12 +310,10 @@ class JobFolder:
             "as much there, or keep one less: --keep K needs room for K + 1"
         )
 
-    def commit_checkpoint(
-        self, part: Path, manifest: Mapping[str, Any], warn: Callable[[str], None] = lambda text: None
-    ) -> Path:
+    def commit_checkpoint(self, part: Path, manifest: Mapping[str, Any]) -> Path:
         """Write the manifest, flush, and give the folder its name: from then on it is a checkpoint.
 
-        What fails after that is no error: ``warn`` gets it.
+        What fails after that is no error, but a warning.
         """
         body = _to_json(manifest)
         digest = hashlib.sha256(body).hexdigest()
@@ -321,9 +325,10 @@ class JobFolder:
         try:
             flush(self.images)
         except OSError as error:
-            warn(
-                f"{final} is a checkpoint, but its disk has not confirmed its name ({error.strerror}): a crash of this "
-                "machine may take it back"
+            logger.warning(
+                "%s is a checkpoint, but its disk has not confirmed its name (%s): a crash of this machine may take it "
+                "back",
+                *(final, error.strerror),
             )
         return final
 

@@ -10,6 +10,7 @@ are stands in `remesh.carried.rounds.ranks`, what becomes of a request for a che
 
 from __future__ import annotations
 
+import logging
 import signal
 import socket
 import time
@@ -20,13 +21,14 @@ from typing import Any
 
 from remesh.carried.rounds.checkpointing import Checkpointing, Settings
 from remesh.carried.rounds.job_folder import Checkpoint, JobFolder
-from remesh.carried.rounds.journal import Journal
 from remesh.carried.rounds.ranks import Ranks
 from remesh.carried.rounds.round_machine import End, Ending
 from remesh.foundation.errors import Error
 from remesh.foundation.exit_codes import ExitCode, of_signal
 from remesh.wire.messages import Message
 from remesh.wire.server import Peer, Server
+
+logger = logging.getLogger(__name__)
 
 _OTHERS_TIMEOUT_S = 60.0
 """Time for all ranks to end once one has ended without notice to the others, who may wait for it for ever.
@@ -66,12 +68,9 @@ class Coordinator:
         self._folder = folder
         self._settings = settings
         self._begun_from = begun_from
-        self._journal = Journal(folder)
-        self._server = Server(folder.read_token(), self._on_message, self._on_gone, self._journal.note)
+        self._server = Server(folder.read_token(), self._on_message, self._on_gone, self._folder.log_event)
         self._ranks = Ranks(num_ranks, self._server.tell)
-        self._checkpointing = Checkpointing(
-            folder, self._ranks, settings, self._journal, add_to_checkpoint, self._on_answer
-        )
+        self._checkpointing = Checkpointing(folder, self._ranks, settings, add_to_checkpoint, self._on_answer)
         self._waiting: list[Peer] = []
         """Clients who asked for a checkpoint."""
         self._deserted: tuple[float, str] | None = None
@@ -211,10 +210,10 @@ class Coordinator:
 
     def _on_all_ready(self) -> None:
         self._folder.change_state("running", f"{self._ranks.num_ranks} ranks on {', '.join(self._ranks.hosts())}")
-        self._journal.note(f"running: {self._ranks.describe()}")
+        self._folder.log_event(f"running: {self._ranks.describe()}")
         for text in sorted({str(message.get("note", "")) for message in self._ranks.ready.values()} - {""}):
-            self._journal.note(text)
-            self._journal.warn(text)
+            self._folder.log_event(text)
+            logger.warning("%s", text)
         self._checkpointing.begin_period()
 
     # --- ends ---
@@ -268,5 +267,5 @@ class Coordinator:
             self._folder.change_state(outcome.state, outcome.cause)
         except (Error, OSError) as error:
             # The outcome is true all the same, and this process reports it to the user.
-            self._journal.warn(f"how the job ended could not be noted: {error}")
-        self._journal.note(f"{outcome.state}: {outcome.cause}")
+            logger.warning("how the job ended could not be noted: %s", error)
+        self._folder.log_event(f"{outcome.state}: {outcome.cause}")

@@ -11,23 +11,17 @@ import os
 from collections.abc import Callable, Iterable
 
 
-class ForkGuard:
-    """Looks at each fork of this process."""
+def keep_from_children(find_ours: Callable[[], Iterable[int]]) -> None:
+    """Look at each fork of this process; ``find_ours`` returns the descriptors that no child may have."""
+    found: list[int] = []
 
-    def __init__(self, find_ours: Callable[[], Iterable[int]]) -> None:
-        """``find_ours`` returns the descriptors that no child may have."""
-        self._find_ours = find_ours
-        self._found: list[int] = []
-        os.register_at_fork(before=self._look, after_in_parent=self._forget, after_in_child=self._blind)
+    def look() -> None:
+        found[:] = find_ours()
 
-    def _look(self) -> None:
-        self._found = list(self._find_ours())
-
-    def _forget(self) -> None:
-        self._found = []
-
-    def _blind(self) -> None:
+    def blind() -> None:
         nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-        for descriptor in self._found:
+        for descriptor in found:
             os.dup2(nothing, descriptor, inheritable=False)
         os.close(nothing)
+
+    os.register_at_fork(before=look, after_in_parent=found.clear, after_in_child=blind)

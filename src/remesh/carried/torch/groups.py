@@ -159,17 +159,13 @@ class CarriedGroup(ProcessGroup):
     def name(self) -> str:
         return self._recipe.backend
 
-    def getRank(self) -> int:
-        return self.place.rank
-
-    def getSize(self) -> int:
-        return len(self.place.members)
-
     def rank(self) -> int:
         return self.place.rank
 
     def size(self) -> int:
         return len(self.place.members)
+
+    getRank, getSize = rank, size
 
     def _get_backend(self, device: torch.device) -> Any:
         # Libraries call collectives of a backend, too, and torch sets timeouts there: the one beneath moves nothing.

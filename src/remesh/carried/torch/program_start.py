@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from urllib.parse import parse_qsl, urlparse
 
 from remesh.carried.images.form.kinds import CHANNEL_PATH
-from remesh.carried.torch.children import ForkGuard
+from remesh.carried.torch.children import keep_from_children
 from remesh.carried.torch.gate import Gate
 from remesh.carried.torch.hook import after_import
 from remesh.carried.torch.keeper_line import ControlThread, token_of
@@ -54,7 +54,7 @@ class CarriedProgram:
         after_import(_COMPILER_RULES, _leave_out_ours)
         after_import(_SYMMETRIC_MEMORY, _refuse_symmetric_memory)
         self._control.start()
-        ForkGuard(self._descriptors)
+        keep_from_children(self._descriptors)
         # Called as the last of all: threads of the program may communicate after its last line, and so may `atexit`.
         atexit.register(self._control.send_goodbye)
         self._take_leave_before_os_exit()

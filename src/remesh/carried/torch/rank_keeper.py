@@ -23,11 +23,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from remesh.carried.hosts.host_list import RankSlot, assign_slots, parse_hosts
-from remesh.carried.hosts.imaging import IMAGE, dump_into
+from remesh.carried.hosts.imaging import IMAGE, cut_files, dump_into
 from remesh.carried.hosts.interfaces import choose_interface
 from remesh.carried.hosts.outputs import Output, open_outputs
 from remesh.carried.hosts.rank_folder import make_rank_folder
-from remesh.carried.hosts.shared_folder import SharedFolder, name_run
 from remesh.carried.images import (
     Frozen,
     NotImageable,
@@ -35,17 +34,11 @@ from remesh.carried.images import (
     Site,
     Starter,
     Upper,
-    WrittenFile,
     check_imageable,
-    check_written,
-    cut_written,
     freeze,
-    remember_image,
     restore_upper,
-    share_hashes,
     start_hashing_ahead,
     start_upper,
-    tell_sampled,
 )
 from remesh.carried.rounds.job_folder import Checkpoint, JobFolder, rank_name
 from remesh.carried.rounds.leader_line import Control
@@ -145,7 +138,7 @@ class Keeper:
         self._number = int(report["notice"])
         self._surround.channel.touch(mode=0o600)
         self._listen()
-        sampled = self._cut_files(report, policy)
+        sampled = cut_files(report, policy, f"restoring rank {self._rank}", self._meet)
         if not report["has_image"]:
             self._surround.starter.close()
             self._ended = 0
@@ -155,10 +148,9 @@ class Keeper:
             return
         self._is_expected = True
         image = checkpoint.rank_folder(self._rank) / IMAGE
-        self._upper = restore_upper(image, self._site(), open_files=None, starter=self._surround.starter)
+        self._upper = restore_upper(image, self._site(), starter=self._surround.starter)
         self._upper.note = "; ".join(filter(None, [self._upper.note, sampled]))
         self._device_memory.restore(self._upper.pid, report.get("devices", []))
-        remember_image(image)
         start_hashing_ahead(self._upper.pid)
         ended = tuple(
             rank
@@ -166,18 +158,6 @@ class Keeper:
             if not checkpoint.manifest["ranks"][rank_name(rank)]["has_image"]
         )
         self._give_notice("restart/", ended)
-
-    def _cut_files(self, report: Message, policy: OpenFilePolicy) -> str:
-        """Check the files that the program writes to, then cut them; each once all ranks have come as far.
-
-        No file is cut before all are good, and no program writes before all are cut. Returns a note for the user.
-        """
-        files = [WrittenFile(**each) for each in report.get("written_files", ())]
-        sampled = check_written(files, policy, f"restoring rank {self._rank}")
-        self._meet("files are checked")
-        cut_written(files, policy)
-        self._meet("files are cut")
-        return tell_sampled(sampled)
 
     def _meet(self, step: str) -> None:
         """Wait until all ranks have come as far."""
@@ -471,9 +451,6 @@ def main(arguments: list[str]) -> int:
     try:
         room = make_rank_folder()
         rooms.callback(shutil.rmtree, room, ignore_errors=True)
-        shared_folder = SharedFolder.enter(name_run(folder.read_token(), options.coordinator), rank)
-        rooms.callback(shared_folder.leave)
-        share_hashes(shared_folder.hashes)
         asked = options.interface or spec.environment.get(INTERFACE_VARIABLE, "")
         interface = choose_interface(asked, hosts, slot)
         surround = Surround(slot, _address(options.store), interface, room / "channel", starter)

@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -179,9 +179,5 @@ _ACTS: Final[Mapping[str, Callable[[_Table, Message], Any]]] = {
     "compare_set": _compare_set,
     "delete": _delete,
     "list": _list,
-    "check": lambda table, message: all(key in table for key in _names(message["keys"])),
+    "check": lambda table, message: all(key in table for key in map(str, message["keys"])),
 }
-
-
-def _names(keys: Iterable[Any]) -> list[str]:
-    return [str(key) for key in keys]

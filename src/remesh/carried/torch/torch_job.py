@@ -65,10 +65,6 @@ class TorchPlacement:
                 f"placing ranks: other hosts cannot call {', '.join(own)}; name this host as they know it"
             )
 
-    def describe(self) -> dict[str, object]:
-        """Return the placement as JSON values."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class TorchSettings(Settings):
@@ -116,7 +112,7 @@ def run_job_once(
         for each in {for_ranks.socket, for_clients.socket}:
             coordinator.listen(each)
         folder.write_state(
-            JobState(*("starting", "", (for_clients.address,), os.getpid(), socket.gethostname()), placement.describe())
+            JobState(*("starting", "", (for_clients.address,), os.getpid(), socket.gethostname()), asdict(placement))
         )
         words = ["--coordinator", _publish_address(for_ranks), "--store", _publish_address(for_store)]
         words += ["--interface", placement.interface]

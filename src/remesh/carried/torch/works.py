@@ -417,5 +417,4 @@ class MessageWork(_UnderWay, Work):
     def source_rank(self) -> int:
         return self.source
 
-    def _source_rank(self) -> int:
-        return self.source
+    _source_rank = source_rank

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from remesh.carried.images.form import identity
-from remesh.carried.images.form.format import FileIdentity
 from remesh.carried.images.form.identity import Identities
 from remesh.carried.images.look import ahead
 from remesh.carried.images.look.capture import mapped_files
@@ -68,25 +67,3 @@ def test_the_thread_that_hashes_leaves_most_of_the_processors_to_others(monkeypa
 @pytest.mark.filterwarnings("error")
 def test_nothing_is_said_of_a_process_that_has_ended() -> None:
     ahead.start_hashing_ahead((1 << 22) + 1, (0,)).join()
-
-
-def test_what_an_image_says_of_a_file_is_taken_over_unless_that_has_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    known, hashed = Identities(), []
-    monkeypatch.setattr(identity, "hash_of", lambda path, num_bytes: hashed.append(path) or "new")
-    path = tmp_path / "library"
-    path.write_bytes(bytes(100))
-    info = path.stat()
-    told = FileIdentity(100, info.st_mtime_ns, "of the image")
-    known.remember(str(path), told)
-    assert known.of(str(path)) == told
-    path.write_bytes(bytes(101))
-    os.utime(path, ns=(info.st_mtime_ns, info.st_mtime_ns))
-    known.remember(str(path), told)
-    assert known.of(str(path)).sha256 == "new"
-    path.write_bytes(bytes(100))
-    os.utime(path, ns=(1, 1))
-    known.remember(str(path), told)
-    assert known.of(str(path)).sha256 == "new"
-    assert len(hashed) == 2

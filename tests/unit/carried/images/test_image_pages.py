@@ -55,15 +55,6 @@ def test_pages_stand_in_the_order_in_which_they_were_saved(tmp_path: Path, compr
     assert found == b"".join(saved[at - start : end - start] for part in (rest, every_third) for at, end in part)
 
 
-def test_bytes_that_are_handed_over_in_any_pieces_stand_in_their_order(tmp_path: Path) -> None:
-    data = random.Random(2).randbytes(9 * CHUNK_BYTES + _PAGE)
-    with PageWriter(tmp_path / "pages.bin", compress=False) as writer:
-        for at in range(0, len(data), 5 * CHUNK_BYTES // 2):
-            writer.copy(memoryview(data)[at : at + 5 * CHUNK_BYTES // 2])
-        chunks = writer.finish()
-    assert b"".join(bytes(raw) for _, raw in read_chunks(tmp_path / "pages.bin", chunks, False)) == data
-
-
 def test_memory_that_cannot_be_read_ends_the_waiting_with_its_error(tmp_path: Path) -> None:
     pages = PageSet.of([(0, CHUNK_BYTES + _PAGE)])
     with PageWriter(tmp_path / "pages.bin", compress=False) as writer:

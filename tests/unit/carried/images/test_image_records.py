@@ -82,7 +82,7 @@ _ROOT = Kin(1000, INIT, 1000, OUTSIDE, None, "root")
 @pytest.mark.parametrize("kind", [FileKind.CARRIED, FileKind.PIPE, FileKind.FILE])
 @pytest.mark.parametrize("target", [-2, 0])
 def test_an_open_file_of_what_the_tree_does_not_have_is_refused(kind: FileKind, target: int) -> None:
-    record = to_json(TreeState((_ROOT,), (), (), (), ()))
+    record = to_json(TreeState((_ROOT,), (), (), (), (), ()))
     record["files"] = [to_json(OpenFile(kind, 0, "", 0, None, target, 0, ()))]
     with pytest.raises(FormatError, match="open file 0"):
         from_json(TreeState, record, "tree.json")
@@ -95,7 +95,7 @@ _LISTENER = SocketState(1, True, False, b"/tmp/name", 0o755, 5, -1, -1, 0, 4096,
 def test_sockets_survive_the_way_through_json() -> None:
     waiting = dataclasses.replace(_SOCKET, peer=-1, listener=2, queue=())
     those = (_SOCKET, dataclasses.replace(_SOCKET, peer=0), _LISTENER, waiting)
-    record = TreeState((_ROOT,), (), (), (), those)
+    record = TreeState((_ROOT,), (), (), (), those, ())
     assert from_json(TreeState, json.loads(json.dumps(to_json(record))), "tree.json") == record
 
 
@@ -114,7 +114,7 @@ def test_sockets_survive_the_way_through_json() -> None:
     ],
 )
 def test_a_socket_that_does_not_fit_is_refused(change: dict[str, Any], message: str) -> None:
-    record = {**to_json(TreeState((_ROOT,), (), (), (), ())), "sockets": [{**to_json(_SOCKET), **change}]}
+    record = {**to_json(TreeState((_ROOT,), (), (), (), (), ())), "sockets": [{**to_json(_SOCKET), **change}]}
     with pytest.raises(FormatError, match=message):
         from_json(TreeState, record, "tree.json")
 
@@ -129,7 +129,7 @@ def test_a_socket_that_does_not_fit_is_refused(change: dict[str, Any], message: 
     ],
 )
 def test_relatives_that_cannot_be_made_are_refused(kin: list[Kin], message: str) -> None:
-    record = {**to_json(TreeState((_ROOT,), (), (), (), ())), "kin": to_json(kin)}
+    record = {**to_json(TreeState((_ROOT,), (), (), (), (), ())), "kin": to_json(kin)}
     with pytest.raises(FormatError, match=message):
         from_json(TreeState, record, "tree.json")
 
@@ -201,7 +201,7 @@ def test_open_files_survive_the_way_through_json(
 ) -> None:
     states += [OpenFile(FileKind.CARRIED, 0, "", 0, None, at, 0, ()) for at in range(len(carried))]
     states += [OpenFile(FileKind.PIPE, 0, "", 0, None, at, 0, ()) for at in range(len(those))]
-    record = TreeState((_ROOT,), tuple(states), tuple(carried), tuple(those), ())
+    record = TreeState((_ROOT,), tuple(states), tuple(carried), tuple(those), (), ())
     assert from_json(TreeState, json.loads(json.dumps(to_json(record))), "tree.json") == record
 
 

@@ -303,14 +303,15 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpointing, "_RETRY_AFTER_S", {Obstacle.REFUSED: (0.0,)})
 
 
-def test_a_disk_without_room_for_a_line_ends_no_job_and_hides_no_end(
+def test_a_line_that_cannot_be_written_ends_no_job_and_hides_no_end(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def write(*_: str) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     ranks = stage.ranks()
-    monkeypatch.setattr(stage.folder.__class__, "log_event", write)
+    (stage.folder.logs / "events.log").unlink(missing_ok=True)
+    (stage.folder.logs / "events.log").mkdir()
     monkeypatch.setattr(stage.folder.__class__, "change_state", write)
     stage.coordinator.request_checkpoint(stop=False)
     stage.until(lambda: stage.coordinator.last_checkpoint, ranks)
@@ -320,7 +321,7 @@ def test_a_disk_without_room_for_a_line_ends_no_job_and_hides_no_end(
     stage.until(lambda: stage.coordinator.outcome, ranks)
     assert stage.coordinator.outcome is not None and stage.coordinator.outcome.state == "finished"
     said = "\n".join(stage.said)
-    assert "events.log: No space left on device; the line was: checkpoint 1: begun" in said
+    assert "events.log: Is a directory; the line was: checkpoint 1: begun" in said
     assert "how the job ended could not be noted: [Errno 28]" in said
 
 

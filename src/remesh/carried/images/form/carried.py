@@ -126,7 +126,7 @@ def _runs_in_memory(source: CarriedSource, num_bytes: int) -> Iterator[int]:
 def _read_memory(source: CarriedSource, start: int, num_bytes: int) -> Iterator[bytes]:
     end = start + num_bytes
     while start < end:
-        view = next((view for view in source.views if _holds(view[1], start)), None)
+        view = next((view for view in source.views if 0 <= start - view[1].offset < view[1].num_bytes), None)
         if view is None:  # a part that no process has mapped, so none reads it
             return
         pid, area = view
@@ -138,10 +138,6 @@ def _read_memory(source: CarriedSource, start: int, num_bytes: int) -> Iterator[
             return
         yield block
         start += len(block)
-
-
-def _holds(area: Area, position: int) -> bool:
-    return area.offset <= position < area.offset + area.num_bytes
 
 
 # --- the bytes ---
@@ -158,13 +154,6 @@ def read_carried(sources: Sequence[CarriedSource], files: Sequence[CarriedFile])
         with open(path, "rb", buffering=0) as file:
             for start, num_bytes in record.pieces():
                 yield from _blocks(file, start, num_bytes, f"dumping {source.link}")
-
-
-def copy_carried(folder: Path, files: Sequence[CarriedFile]) -> Iterator[bytes]:
-    """Read the content of those files from an image."""
-    path = folder / CARRIED_FILE
-    with open(path, "rb", buffering=0) as file:
-        yield from _blocks(file, 0, sum(record.num_stored_bytes for record in files), f"reading {path}")
 
 
 def _blocks(file: BinaryIO, start: int, num_bytes: int, doing: str) -> Iterator[bytes]:

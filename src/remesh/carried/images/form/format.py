@@ -1,7 +1,7 @@
 """File format of a process image: a folder with one JSON file per kind of kernel object, and one file of pages.
 
     image.json      header: version, machine, what it builds upon, length and SHA-256 of every other file
-    tree.json       what the processes of the tree have in common: relatives, open files (`tree_format`)
+    tree.json       what the processes of the tree have in common: relatives, open files, locks (`tree_format`)
     process.json    what there is once: addresses of the program's parts, signal actions, folder, clocks
     threads.json    per thread: ids, registers, signal mask, addresses the kernel keeps for it
     areas.json      the memory map, and the identity of every mapped file
@@ -34,7 +34,7 @@ from remesh.carried.images.form.layers import Layer, own_layer
 from remesh.carried.images.form.ranges import PageSet
 from remesh.foundation.linux.proc_text import Area, AreaKind
 
-VERSION: Final = 5
+VERSION: Final = 6
 HEADER_FILE: Final = "image.json"
 PROCESS_FILE: Final = "process.json"
 THREADS_FILE: Final = "threads.json"
@@ -46,10 +46,9 @@ CHUNKS_FILE: Final = "chunks.json"
 CHANNEL_FILE: Final = "channel.bin"
 TREE_FILE: Final = "tree.json"
 CARRIED_FILE: Final = "carried.bin"
-LOCKS_FILE: Final = "locks.json"
 RECORD_FILES: Final = (PROCESS_FILE, THREADS_FILE, AREAS_FILE, FILES_FILE, PAGES_INDEX_FILE, CHUNKS_FILE)
 """The files that are JSON, besides the header."""
-_OF_THE_TREE: Final = (PAGES_FILE, TREE_FILE, CHANNEL_FILE, CARRIED_FILE, LOCKS_FILE)
+_OF_THE_TREE: Final = (PAGES_FILE, TREE_FILE, CHANNEL_FILE, CARRIED_FILE)
 MAX_JSON_BYTES: Final = 1 << 30
 CHUNK_BYTES: Final = 2 << 20
 """Raw bytes of a full chunk of pages: one huge page. Disks are busy with that already, and less is waited for."""

@@ -12,10 +12,9 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple, Self
 
 from remesh.carried.images.form.format import FileIdentity
-from remesh.carried.images.form.hash_table import FileState, HashTable, Urgency
 from remesh.foundation.files import flush
 from remesh.foundation.linux.calls import is_in_memory
 
@@ -30,68 +29,44 @@ _SETTLED_NS: Final = 2_000_000_000
 """A file that was changed less than this ago may change again without another time: clocks of files have ticks."""
 
 
-class Identities:
-    """A cache of the identities of files, with the hashes of files that have not changed since.
+class FileState(NamedTuple):
+    """The state of a file on this machine. If it is the same, so are the bytes: the kernel sets the time of change."""
 
-    Shared libraries are hashed once for all images of a process; and, with a table, for all processes of a host.
-    """
+    device: int
+    inode: int
+    num_bytes: int
+    mtime_ns: int
+    ctime_ns: int
+
+    @classmethod
+    def of(cls, path: str) -> Self:
+        info = os.stat(path)
+        return cls(info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
+
+
+class Identities:
+    """A cache of the identities of files: shared libraries are hashed once for all images of a process."""
 
     def __init__(self) -> None:
         self._known: dict[FileState, str] = {}
         self._flushed: dict[FileState, str] = {}  # the same of files that are mapped for writing
-        self._table: HashTable | None = None
-
-    def share(self, table: HashTable) -> None:
-        """Share hashes with the other processes that have this table, from now on."""
-        self._table = table
 
     def of(self, path: str) -> FileIdentity:
         """Compute the identity of a file."""
-        state = FileState.of(os.stat(path))
-        return FileIdentity(state.num_bytes, state.mtime_ns, self._look_up(state) or self._hash(path, state))
+        state = FileState.of(path)
+        sha256 = self._known.get(state)
+        if sha256 is None:
+            sha256 = hash_of(path, state.num_bytes)
+            # It is kept unless the file changed meanwhile, or just before.
+            if _is_settled(state) and FileState.of(path) == state:
+                self._known[state] = sha256
+        return FileIdentity(state.num_bytes, state.mtime_ns, sha256)
 
-    def gather(self, paths: Iterable[str], urgency: Urgency) -> None:
-        """Hash files of which nothing is known, those first that no other process hashes; unreadable ones are left out.
-
-        With `Urgency.AHEAD` what another process is at is left to it.
-        """
-        unknown: dict[FileState, str] = {}
+    def gather(self, paths: Iterable[str]) -> None:
+        """Hash the files of which nothing is known; unreadable ones are left out."""
         for path in paths:
             with contextlib.suppress(OSError):
-                state = FileState.of(os.stat(path))
-                if not self._look_up(state):
-                    unknown.setdefault(state, path)
-        left = sorted(unknown, key=lambda state: state.num_bytes, reverse=True)
-        for wait in (False,) if urgency is Urgency.AHEAD else (False, True):
-            left = [state for state in left if not self._gather_one(unknown[state], state, urgency, wait=wait)]
-
-    def _gather_one(self, path: str, state: FileState, urgency: Urgency, *, wait: bool) -> bool:
-        """Whether nothing is left to do for a file."""
-        with contextlib.suppress(OSError):  # the others are looked up although one file is gone
-            if self._table is None or not _is_settled(state):
-                self._hash(path, state)
-                return True
-            with self._table.turn(state, urgency, wait=wait) as is_ours:
-                if not is_ours:
-                    return False
-                if not self._look_up(state):
-                    self._hash(path, state)
-                    if state in self._known:
-                        self._table.note(state, self._known[state])
-        return True
-
-    def _look_up(self, state: FileState) -> str | None:
-        found = self._known.get(state)
-        if found is None and self._table is not None and (found := self._table.look_up(state)):
-            self._known[state] = found
-        return found
-
-    def _hash(self, path: str, state: FileState) -> str:
-        """Hash a file, and keep that for as long as it has this state, unless it changed meanwhile or just before."""
-        sha256 = hash_of(path, state.num_bytes)
-        if _is_settled(state) and FileState.of(os.stat(path)) == state:
-            self._known[state] = sha256
-        return sha256
+                self.of(path)
 
     def of_written(self, path: str) -> FileIdentity:
         """Compute the identity of a file that processes have mapped for writing, while they are frozen.
@@ -100,17 +75,11 @@ class Identities:
         flushed, and its time shows any later write; but for a file in memory, which is hashed each time.
         """
         flush(Path(path))
-        state = FileState.of(os.stat(path))
+        state = FileState.of(path)
         sha256 = self._flushed.get(state) or hash_of(path, state.num_bytes)
         if _is_settled(state) and not is_in_memory(path):
             self._flushed[state] = sha256
         return FileIdentity(state.num_bytes, state.mtime_ns, sha256)
-
-    def remember(self, path: str, identity: FileIdentity) -> None:
-        """Take over the identity that an image has of a file, if the file has its length and time."""
-        state = FileState.of(os.stat(path))
-        if (state.num_bytes, state.mtime_ns) == (identity.num_bytes, identity.mtime_ns):
-            self._known[state] = identity.sha256
 
 
 def _is_settled(state: FileState) -> bool:

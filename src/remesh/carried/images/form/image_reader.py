@@ -26,9 +26,8 @@ from remesh.carried.images.form.format import (
 )
 from remesh.carried.images.form.identity import hash_all
 from remesh.carried.images.form.layers import PageRun, visible_runs
-from remesh.carried.images.form.locks import FileLock, LocksState
 from remesh.carried.images.form.pages import check_chunks, read_chunks
-from remesh.carried.images.form.records import from_json, to_json
+from remesh.carried.images.form.records import damaged, from_json, to_json
 from remesh.carried.images.form.tree_format import TreeState
 from remesh.foundation.errors import FormatError
 
@@ -61,7 +60,6 @@ class StoredTree:
 
     state: TreeState
     members: tuple[StoredImage, ...]  # of those that live, in the order of the tree: the root first
-    locks: tuple[FileLock, ...]  # of files
 
     @property
     def root(self) -> StoredImage:
@@ -86,27 +84,14 @@ def read_tree(folder: Path) -> StoredTree:
     for pid in living[1:]:
         members.append(read_image(folder / str(pid)))
         if members[-1].header.pid != pid or digest_of(folder / str(pid)) != root.header.members[pid]:
-            raise FormatError(
-                "bad-checksum",
-                f"reading {folder / str(pid) / image_format.HEADER_FILE}: it is not the one that {folder} names; "
-                "restart from another image",
-            )
+            where = folder / str(pid) / image_format.HEADER_FILE
+            raise damaged("bad-checksum", where, f"it is not the one that {folder} names")
     tids = [thread.tid for member in members for thread in member.threads.threads]
     if len(set(tids)) != len(tids):
         raise _bad_tree(folder, "two threads have the same id")
     for member in members:
         _check_targets(member, state)
-    return StoredTree(state, tuple(members), _read_locks(folder, root.header, state))
-
-
-def _read_locks(folder: Path, header: Header, state: TreeState) -> tuple[FileLock, ...]:
-    if image_format.LOCKS_FILE not in header.files:
-        return ()
-    locks = _read_record(folder, header, image_format.LOCKS_FILE, LocksState).locks
-    for lock in locks:
-        if lock.file not in range(len(state.files)):
-            raise _bad_tree(folder, f"a lock is of file {lock.file}")
-    return locks
+    return StoredTree(state, tuple(members))
 
 
 def _check_targets(member: StoredImage, state: TreeState) -> None:
@@ -120,7 +105,7 @@ def _check_targets(member: StoredImage, state: TreeState) -> None:
 
 
 def _bad_tree(folder: Path, why: str) -> FormatError:
-    return FormatError("bad-record", f"reading {folder / image_format.TREE_FILE}: {why}; restart from another image")
+    return damaged("bad-record", folder / image_format.TREE_FILE, why)
 
 
 def read_header(folder: Path) -> Header:
@@ -129,7 +114,7 @@ def read_header(folder: Path) -> Header:
     sealed = _parse(_read_bounded(path), path)
     seal = from_json(image_format.Seal, sealed, str(path))
     if hashlib.sha256(seal.header.encode()).hexdigest() != seal.sha256:
-        raise FormatError("bad-checksum", f"reading {path}: its SHA-256 does not match; restart from another image")
+        raise damaged("bad-checksum", path, "its SHA-256 does not match")
     return from_json(Header, _parse(seal.header.encode(), path), str(path))
 
 
@@ -157,12 +142,6 @@ def read_image(folder: Path) -> StoredImage:
     return image
 
 
-def read_tree_areas(folder: Path) -> list[AreasState]:
-    """The memory maps of all processes of an image, checked."""
-    members = [folder / str(pid) for pid in read_header(folder).members]
-    return [_read_record(each, read_header(each), image_format.AREAS_FILE, AreasState) for each in (folder, *members)]
-
-
 def stored_pages(folder: Path) -> Iterator[tuple[int, memoryview]]:
     """The pages that an image holds itself, as `read_chunks` gives them."""
     header = read_header(folder)
@@ -177,7 +156,7 @@ def describe_image(folder: Path) -> dict[str, Any]:
     """
     tree = read_tree(folder)
     members = {str(member.header.pid): _described(member) for member in tree.members[1:]}
-    return {**_described(tree.root), "tree": to_json(tree.state), "locks": to_json(tree.locks), "members": members}
+    return {**_described(tree.root), "tree": to_json(tree.state), "members": members}
 
 
 def _described(image: StoredImage) -> dict[str, Any]:
@@ -195,24 +174,21 @@ def _read_bounded(path: Path) -> bytes:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size > image_format.MAX_JSON_BYTES:
-                raise FormatError(
-                    "too-large", f"reading {path}: {size} bytes, expected at most 1 GiB; take another image"
-                )
+                raise damaged("too-large", path, f"{size} bytes, expected at most 1 GiB")
             return file.read()
     except OSError as error:
-        raise FormatError(
-            "missing-file", f"reading {path}: {error.strerror}; the image is incomplete, restart from another one"
-        ) from error
+        raise _missing(path, error) from error
+
+
+def _missing(path: Path, error: OSError) -> FormatError:
+    return damaged("missing-file", path, f"{error.strerror}, the image is incomplete")
 
 
 def _read_checked(folder: Path, header: Header, name: str) -> bytes:
     content, stored = _read_bounded(folder / name), header.files[name]
     if len(content) != stored.num_bytes or hashlib.sha256(content).hexdigest() != stored.sha256:
-        raise FormatError(
-            "bad-checksum",
-            f"reading {folder / name}: it has not the {stored.num_bytes} bytes and the SHA-256 of the header; "
-            "restart from another image",
-        )
+        why = f"it has not the {stored.num_bytes} bytes and the SHA-256 of the header"
+        raise damaged("bad-checksum", folder / name, why)
     return content
 
 
@@ -225,22 +201,17 @@ def _check_carried(folder: Path, header: Header, tree: TreeState) -> None:
     try:
         found = StoredFile(os.stat(path).st_size, hash_all(str(path), num_bytes))
     except OSError as error:
-        raise FormatError(
-            "missing-file", f"reading {path}: {error.strerror}; the image is incomplete, restart from another one"
-        ) from error
+        raise _missing(path, error) from error
     if found != stored or found.num_bytes != num_bytes:
-        raise FormatError(
-            "bad-checksum",
-            f"reading {path}: it has not the {num_bytes} bytes of tree.json and the SHA-256 of the header; "
-            "restart from another image",
-        )
+        why = f"it has not the {num_bytes} bytes of tree.json and the SHA-256 of the header"
+        raise damaged("bad-checksum", path, why)
 
 
 def _parse(content: bytes, where: Path) -> Any:
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise FormatError("bad-json", f"reading {where}: {error}; restart from another image") from error
+        raise damaged("bad-json", where, str(error)) from error
 
 
 def _read_record(folder: Path, header: Header, name: str, kind: type[T]) -> T:
@@ -251,11 +222,8 @@ def _check_ancestors(image: StoredImage) -> None:
     for ancestor in image.header.builds_upon:
         folder = image.folder / ancestor.folder
         if digest_of(folder) != ancestor.sha256:
-            raise FormatError(
-                "other-ancestor",
-                f"reading {image.folder}: it is an increment of {folder}, which has changed since; "
-                "restart from another image",
-            )
+            why = f"it is an increment of {folder}, which has changed since"
+            raise damaged("other-ancestor", image.folder, why)
 
 
 def _runs_of(folder: Path, header: Header, areas: AreasState, pages: PagesState) -> tuple[PageRun, ...]:
@@ -275,8 +243,7 @@ def _runs_of(folder: Path, header: Header, areas: AreasState, pages: PagesState)
 
 
 def _bad_index(folder: Path, why: str) -> FormatError:
-    where = folder / image_format.PAGES_INDEX_FILE
-    return FormatError("bad-record", f"reading {where}: {why}; restart from another image")
+    return damaged("bad-record", folder / image_format.PAGES_INDEX_FILE, why)
 
 
 def source_runs(image: StoredImage) -> dict[int, list[PageRun]]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
 from remesh.carried.images.form import format as image_format
-from remesh.carried.images.form.format import Ancestor, ChunksState, Header, Machine, Seal, StoredFile
+from remesh.carried.images.form.format import ChunksState, Header, Seal, StoredFile
 from remesh.carried.images.form.records import to_json
 from remesh.foundation.errors import StorageError
 from remesh.foundation.files import flush, write_new
@@ -20,17 +20,6 @@ from remesh.foundation.thread_pool import PooledExecutor
 
 _FLUSHERS: Final = PooledExecutor(4, "flush")
 """For all images."""
-
-
-@dataclass(frozen=True, slots=True)
-class ImageOrigin:
-    """The origin of an image: the fields of its header that do not follow from its files."""
-
-    pid: int  # inner id of the process
-    compressed: bool  # the pages
-    builds_upon: tuple[Ancestor, ...]
-    machine: Machine
-    members: dict[int, str] = field(default_factory=dict)  # of a tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +41,13 @@ class ImageFolder:
         self._written: dict[str, Future[StoredFile]] = {}
 
     def __enter__(self) -> Self:
-        make_folder(self.path)
+        """Make it, for its owner only. Raises `StorageError`."""
+        try:
+            self.path.mkdir(mode=0o700)
+        except OSError as error:
+            raise StorageError(
+                f"making an image at {self.path}: {error.strerror}; expected a new name in a folder that may be written"
+            ) from error
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_rest: object) -> None:
@@ -69,36 +64,18 @@ class ImageFolder:
         """Begin to write a file that may be large, block by block; what they are made from stays until `complete`."""
         self._written[name] = _FLUSHERS.submit(_write_blocks, self.path / name, blocks)
 
-    def complete(self, origin: ImageOrigin, chunks: ChunksState) -> Completed:
-        """Write the index of the chunks, whose file is there, and the header."""
+    def complete(self, chunks: ChunksState, header_with: Callable[[dict[str, StoredFile]], Header]) -> Completed:
+        """Write the index of the chunks, whose file is there, and the header with all files that there are."""
         pages_file = self.path / image_format.PAGES_FILE
         self._written[pages_file.name] = _FLUSHERS.submit(_flush_pages, pages_file, chunks.num_stored_bytes)
         self.put(image_format.CHUNKS_FILE, chunks)
         stored = {name: future.result() for name, future in self._written.items()}
-        header = Header(
-            version=image_format.VERSION,
-            pid=origin.pid,
-            compressed=origin.compressed,
-            builds_upon=origin.builds_upon,
-            machine=origin.machine,
-            files=stored,
-            members=origin.members,
-        )
+        header = header_with(stored)
         inside = _json_bytes(header)
         sealed = Seal(inside.decode(), hashlib.sha256(inside).hexdigest())
         last = _write_file(self.path / image_format.HEADER_FILE, _json_bytes(sealed))
         flush(self.path)
         return Completed(last.num_bytes + sum(file.num_bytes for file in stored.values()), last.sha256)
-
-
-def make_folder(directory: Path) -> None:
-    """Make a new folder for an image, for its owner only. Raises `StorageError`."""
-    try:
-        directory.mkdir(mode=0o700)
-    except OSError as error:
-        raise StorageError(
-            f"making an image at {directory}: {error.strerror}; expected a new name in a folder that may be written"
-        ) from error
 
 
 def _json_bytes(record: Any) -> bytes:

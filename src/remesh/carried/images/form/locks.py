@@ -9,16 +9,15 @@ A restore fails if another process has such a lock: both would believe that they
 
 from __future__ import annotations
 
-import enum
 import errno
 import fcntl
 import os
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from remesh.carried.images.form.kinds import ImageRefusal, NotImageable
+from remesh.carried.images.form.tree_format import FileLock, LockKind
 from remesh.foundation.errors import StorageError
 from remesh.foundation.linux.proc_text import Descriptor
 from remesh.foundation.linux.ptrace import Tracee
@@ -27,47 +26,6 @@ _STRUCT_FLOCK: Final = struct.Struct("hh4xqqi4x")  # type, whence, start, length
 _OFD_SETLK: Final = 37
 _TAKEN: Final = (errno.EAGAIN, errno.EACCES)
 _TO_THE_END: Final = "EOF"
-
-
-class LockKind(enum.Enum):
-    """The kind of a lock, in the kernel's word."""
-
-    FLOCK = "FLOCK"  # of an open file, whole
-    OPEN_FILE = "OFDLCK"  # of an open file, a range
-    PROCESS = "POSIX"  # of a process, a range
-
-
-@dataclass(frozen=True, slots=True)
-class FileLock:
-    """A lock of a file."""
-
-    kind: LockKind
-    is_exclusive: bool
-    start: int  # of a range, in bytes
-    num_bytes: int  # 0: to the end of the file, wherever that is
-    path: str  # as the process sees it, for errors
-    file: int  # the open file: which of the tree's, from 0
-    pid: int  # of `LockKind.PROCESS`: inner id of the process that has it; else 0
-    number: int  # and its descriptor
-
-    def __post_init__(self) -> None:
-        if self.start < 0 or self.num_bytes < 0 or self.start + self.num_bytes >= 1 << 63:
-            raise ValueError(f"a lock of {self.path} is of {self.num_bytes} bytes from {self.start}")
-
-    def taken_by_another(self, error: OSError) -> StorageError:
-        """The error when it cannot be had."""
-        why = "another process has one now" if error.errno in _TAKEN else error.strerror
-        return StorageError(
-            f"taking the lock of {self.path} again, which the program held at the image: {why}; end what uses the "
-            "file, or wait for it, and restart"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class LocksState:
-    """``locks.json``; there is none without locks."""
-
-    locks: tuple[FileLock, ...]
 
 
 def locks_of(pid: int, inner_pid: int, descriptor: Descriptor, file: int) -> Iterator[tuple[object, FileLock]]:
@@ -108,7 +66,7 @@ def take_of_files(locks: Sequence[FileLock], files: Sequence[int]) -> None:
             elif lock.kind is LockKind.OPEN_FILE:
                 fcntl.fcntl(files[lock.file], _OFD_SETLK, _record_of(lock))
         except OSError as error:
-            raise lock.taken_by_another(error) from error
+            raise _taken_by_another(lock, error) from error
 
 
 def take_of_process(leader: Tracee, room: int, locks: Sequence[FileLock]) -> None:
@@ -121,7 +79,15 @@ def take_of_process(leader: Tracee, room: int, locks: Sequence[FileLock]) -> Non
         try:
             leader.call("fcntl", lock.number, fcntl.F_SETLK, room)
         except OSError as error:
-            raise lock.taken_by_another(error) from error
+            raise _taken_by_another(lock, error) from error
+
+
+def _taken_by_another(lock: FileLock, error: OSError) -> StorageError:
+    why = "another process has one now" if error.errno in _TAKEN else error.strerror
+    return StorageError(
+        f"taking the lock of {lock.path} again, which the program held at the image: {why}; end what uses the "
+        "file, or wait for it, and restart"
+    )
 
 
 def _record_of(lock: FileLock) -> bytes:

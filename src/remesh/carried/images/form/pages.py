@@ -30,8 +30,8 @@ from typing import Final
 from remesh.carried.images.form.format import CHUNK_BYTES, ChunksState, PageChunk
 from remesh.carried.images.form.layers import PageRun
 from remesh.carried.images.form.ranges import PageSet
+from remesh.carried.images.form.records import damaged
 from remesh.foundation.checksums import compress, crc32
-from remesh.foundation.errors import FormatError
 from remesh.foundation.linux.calls import address_of, make_buffer, read_process
 from remesh.foundation.thread_pool import PooledExecutor
 from remesh.foundation.threads import make_thread
@@ -71,7 +71,6 @@ class _ChunkOrder:
     number: int  # its place among the chunks
     num_bytes: int
     fill: Callable[[memoryview], None]  # puts its bytes into the room
-    gathered: memoryview | None = None  # the buffer that they stand in, to be used again
 
 
 class PageWriter:
@@ -79,8 +78,8 @@ class PageWriter:
 
     Each of three threads takes the next chunk, copies it out of the process, compresses, sums and writes it: while the
     disk has one, the next is ready, and no thread waits for another's copy. They alternate only to choose where in
-    the file their chunk goes. An error of one (a full disk) is raised by `wait_until_read`, `copy` or `finish`; then,
-    as when the context is left by another error, nothing more is read or written.
+    the file their chunk goes. An error of one (a full disk) is raised by `wait_until_read` or `finish`; then, as
+    when the context is left by another error, nothing more is read or written.
     """
 
     def __init__(self, path: Path, *, compress: bool) -> None:
@@ -90,10 +89,6 @@ class PageWriter:
         self._num_orders = 0
         self._failure: BaseException | None = None
         self._chunks: list[PageChunk] = []
-        self._free: queue.SimpleQueue[memoryview] = queue.SimpleQueue()  # buffers of `copy`
-        self._num_buffers = 0  # of `copy` that there are, at most one for each thread
-        self._buffer: memoryview | None = None
-        self._filled = 0
         self._save_lock = threading.Condition()
         self._next_turn = 0  # the chunk whose place in the file is to be chosen next: those before it have been read
         self._end = 0  # of the places that were given
@@ -103,7 +98,9 @@ class PageWriter:
         self._rooms: list[memoryview] = []  # of the threads
 
     def __enter__(self) -> PageWriter:
-        self._descriptor = _open_new(self._path, direct=not self._compress)
+        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        if not self._compress:
+            _go_direct(self._descriptor)
         for number in range(_NUM_WRITERS):
             self._rooms.append(_SPARE.pop() if _SPARE else make_buffer(CHUNK_BYTES))
             name = f"page-writer-{number}"
@@ -129,20 +126,8 @@ class PageWriter:
             def read(room: memoryview, begin: int = begin, end: int = end) -> None:
                 memory.read(pieces_between(pages, offsets, begin, end), room)
 
-            self._put(end - begin, read)
-
-    def copy(self, data: memoryview) -> None:
-        """Take over bytes of whole pages."""
-        while data:
-            if self._buffer is None:
-                self._raise_failure()
-                self._buffer, self._filled = self._take_buffer(), 0
-            room = self._buffer[self._filled : self._filled + len(data)]
-            room[:] = data[: len(room)]
-            data = data[len(room) :]
-            self._filled += len(room)
-            if self._filled == CHUNK_BYTES:
-                self._hand_over()
+            self._orders.put(_ChunkOrder(self._num_orders, end - begin, read))
+            self._num_orders += 1
 
     def wait_until_read(self) -> None:
         """Wait until nothing more is to be read from a process."""
@@ -152,7 +137,6 @@ class PageWriter:
 
     def finish(self) -> ChunksState:
         """Wait until everything is written; returns the index of the chunks."""
-        self._hand_over()
         self._end_threads()
         self._raise_failure()
         return ChunksState(tuple(self._chunks))
@@ -165,26 +149,6 @@ class PageWriter:
             for thread in self._threads:
                 thread.join()
 
-    def _put(self, num_bytes: int, fill: Callable[[memoryview], None], gathered: memoryview | None = None) -> None:
-        self._orders.put(_ChunkOrder(self._num_orders, num_bytes, fill, gathered))
-        self._num_orders += 1
-
-    def _take_buffer(self) -> memoryview:
-        if self._num_buffers == _NUM_WRITERS:
-            return self._free.get()
-        self._num_buffers += 1
-        return make_buffer(CHUNK_BYTES)
-
-    def _hand_over(self) -> None:
-        buffer, self._buffer = self._buffer, None
-        if buffer is not None and self._filled:
-            data = buffer[: self._filled]
-
-            def take(room: memoryview) -> None:
-                room[:] = data
-
-            self._put(len(data), take, buffer)
-
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
@@ -195,8 +159,6 @@ class PageWriter:
                 self._write_chunk(order, buffer[: order.num_bytes])
             except BaseException as error:
                 self._failure = self._failure or error
-            if order.gathered is not None:
-                self._free.put(order.gathered)
 
     def _write_chunk(self, order: _ChunkOrder, room: memoryview) -> None:
         stored, chunk = room, None
@@ -245,14 +207,6 @@ def pieces_between(pages: PageSet, offsets: array.array[int], begin: int, end: i
     return pieces
 
 
-def _open_new(path: Path, *, direct: bool) -> int:
-    """Open a new file, prepared by `_go_direct` if that is asked for."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    if direct:
-        _go_direct(descriptor)
-    return descriptor
-
-
 def _go_direct(descriptor: int) -> None:
     """Bypass the page cache where the file system can, which spares most of the processor's work.
 
@@ -262,14 +216,19 @@ def _go_direct(descriptor: int) -> None:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_DIRECT)
 
 
+def _leave_direct(descriptor: int, error: OSError) -> None:
+    """Use the page cache after all: some file systems take O_DIRECT and then refuse it. Raise any other error."""
+    if error.errno != errno.EINVAL or not fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+        raise error
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, 0)
+
+
 def _write_some(descriptor: int, data: memoryview, offset: int) -> int:
-    """Write as much as one call takes. Some file systems take O_DIRECT and then refuse to write by it."""
+    """Write as much as one call takes."""
     try:
         return os.pwrite(descriptor, data, offset)
     except OSError as error:
-        if error.errno != errno.EINVAL or not fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
-            raise
-        fcntl.fcntl(descriptor, fcntl.F_SETFL, 0)
+        _leave_direct(descriptor, error)
         return os.pwrite(descriptor, data, offset)
 
 
@@ -281,9 +240,7 @@ def check_chunks(path: Path, state: ChunksState) -> None:
     except FileNotFoundError:
         found = -1
     if found != expected:
-        raise FormatError(
-            "truncated", f"reading {path}: expected {expected} bytes, found {found}; restart from another image"
-        )
+        raise damaged("truncated", path, f"expected {expected} bytes, found {found}")
 
 
 def read_chunks(path: Path, state: ChunksState, compressed: bool) -> Iterator[tuple[int, memoryview]]:
@@ -305,11 +262,8 @@ def read_chunks(path: Path, state: ChunksState, compressed: bool) -> Iterator[tu
             chunk = chunks[index]
             stored = rooms[index % len(rooms)][: chunk.num_stored_bytes]
             if _fill(file.fileno(), stored, starts[index]) != len(stored) or crc32(stored) != chunk.crc32:
-                raise FormatError(
-                    "bad-checksum",
-                    f"reading {path}: chunk {index} does not have the checksum {chunk.crc32:#010x} of its index; "
-                    "restart from another image",
-                )
+                why = f"chunk {index} does not have the checksum {chunk.crc32:#010x} of its index"
+                raise damaged("bad-checksum", path, why)
             return memoryview(_inflate(stored, chunk, path)) if compressed else stored
 
         ahead = deque(readers.submit(read, index) for index in range(min(_NUM_READERS, len(chunks))))
@@ -328,9 +282,7 @@ def _fill(descriptor: int, room: memoryview, offset: int) -> int:
         try:
             more = os.preadv(descriptor, [room[count:]], offset + count)
         except OSError as error:
-            if error.errno != errno.EINVAL or not fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
-                raise
-            fcntl.fcntl(descriptor, fcntl.F_SETFL, 0)
+            _leave_direct(descriptor, error)
             continue
         if not more:
             break
@@ -343,12 +295,9 @@ def _inflate(stored: memoryview, chunk: PageChunk, path: Path) -> bytes:
         inflater = zlib.decompressobj()
         raw = inflater.decompress(stored, chunk.num_raw_bytes + 1)
     except zlib.error as error:
-        raise FormatError("bad-checksum", f"reading {path}: {error}; restart from another image") from error
+        raise damaged("bad-checksum", path, str(error)) from error
     if len(raw) != chunk.num_raw_bytes:
-        raise FormatError(
-            "truncated",
-            f"reading {path}: a chunk has {len(raw)} bytes, expected {chunk.num_raw_bytes}; restart from another image",
-        )
+        raise damaged("truncated", path, f"a chunk has {len(raw)} bytes, expected {chunk.num_raw_bytes}")
     return raw
 
 

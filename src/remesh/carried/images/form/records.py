@@ -58,6 +58,11 @@ def from_json(kind: type[T], value: Any, where: str) -> T:
     return result
 
 
+def damaged(code: str, path: object, why: str) -> FormatError:
+    """The error for a file of an image that is not as it was written."""
+    return FormatError(code, f"reading {path}: {why}; restart from another image")
+
+
 def _wrong(where: str, expected: str, found: object) -> FormatError:
     shown = repr(found)
     shown = shown if len(shown) <= 60 else shown[:57] + "..."

@@ -1,4 +1,4 @@
-"""File format of ``tree.json``: relatives and open files of a process tree, and what those hold.
+"""File format of ``tree.json``: relatives and open files of a process tree, what those hold, and locks of files.
 
 An *open file* is what ``open``, ``pipe`` or ``socket`` makes: a position and flags of its own. Descriptors of one or
 several processes lead to it (``files.json`` of each), by ``dup`` and ``fork``. A *carried file* is one whose bytes the
@@ -140,6 +140,32 @@ class SocketState:
         _check(self.is_connected or (self.peer < 0 and not self.queue), "a socket without a peer has messages")
 
 
+class LockKind(enum.Enum):
+    """The kind of a lock, in the kernel's word."""
+
+    FLOCK = "FLOCK"  # of an open file, whole
+    OPEN_FILE = "OFDLCK"  # of an open file, a range
+    PROCESS = "POSIX"  # of a process, a range
+
+
+@dataclass(frozen=True, slots=True)
+class FileLock:
+    """A lock of a file."""
+
+    kind: LockKind
+    is_exclusive: bool
+    start: int  # of a range, in bytes
+    num_bytes: int  # 0: to the end of the file, wherever that is
+    path: str  # as the process sees it, for errors
+    file: int  # the open file: which of the tree's, from 0
+    pid: int  # of `LockKind.PROCESS`: inner id of the process that has it; else 0
+    number: int  # and its descriptor
+
+    def __post_init__(self) -> None:
+        if self.start < 0 or self.num_bytes < 0 or self.start + self.num_bytes >= 1 << 63:
+            raise ValueError(f"a lock of {self.path} is of {self.num_bytes} bytes from {self.start}")
+
+
 @dataclass(frozen=True, slots=True)
 class TreeState:
     """``tree.json``."""
@@ -149,6 +175,7 @@ class TreeState:
     carried: tuple[CarriedFile, ...]
     pipes: tuple[PipeState, ...]
     sockets: tuple[SocketState, ...]
+    locks: tuple[FileLock, ...]
 
     def __post_init__(self) -> None:
         _check(bool(self.kin) and self.kin[0].exit_status is None, "the root of the tree does not live")
@@ -163,6 +190,8 @@ class TreeState:
             strangers = {watch.pid for watch in file.watches} - {each.pid for each in self.living}
             _check(not strangers, f"open file {at} is watched by the processes {sorted(strangers)}")
             _check(file.target in expected, f"open file {at} ({file.kind.value}) is of number {file.target}")
+        for lock in self.locks:
+            _check(lock.file in range(len(self.files)), f"a lock is of file {lock.file}")
         for at, one in enumerate(self.sockets):
             peer = self.sockets[one.peer] if 0 <= one.peer < len(self.sockets) else None
             good = one.peer == -1 if peer is None else peer.peer == at != one.peer and peer.kind == one.kind

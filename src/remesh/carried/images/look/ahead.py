@@ -1,9 +1,7 @@
 """Hashes of the files that a process has mapped or reads, computed before it is frozen.
 
-torch's libraries have half a gigabyte, and SHA-256 takes a third of a second or more for them: as long as all pages
-take to be written. Most files stay as they are. So the image that a process came from supplies their hashes, and those
-of others are found while the program runs; the rest, while its pages are written. Processes of one host divide the
-files among them (`remesh.carried.images.form.hash_table`).
+A program may have a thousand files mapped, a data set in pieces, and each takes up to a twentieth of a second. Most
+files stay as they are, so their hashes are found while the program runs; the rest, while its pages are written.
 """
 
 from __future__ import annotations
@@ -15,13 +13,10 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from itertools import filterfalse
-from pathlib import Path
 from typing import Final
 
 from remesh.carried.images.form.format import is_written
-from remesh.carried.images.form.hash_table import HashTable, Urgency
 from remesh.carried.images.form.identity import IDENTITIES
-from remesh.carried.images.form.image_reader import read_tree_areas
 from remesh.carried.images.form.tree_format import FileKind
 from remesh.carried.images.look.capture import mapped_paths
 from remesh.carried.images.look.frozen_process import FrozenProcess
@@ -41,19 +36,6 @@ _BESIDE: Final = PooledExecutor(1, "hash")
 """For hashes that are found while pages are written."""
 
 
-def share_hashes(folder: Path) -> None:
-    """Share the hashes of files with the processes of this host that have this folder, which is in memory."""
-    IDENTITIES.share(HashTable(folder))
-
-
-def remember_image(folder: Path) -> None:
-    """Take over the hashes that an image has, of those files that have not been changed since."""
-    for each in read_tree_areas(folder):
-        for path in each.files.keys() - each.written_files().keys():
-            with contextlib.suppress(OSError):
-                IDENTITIES.remember(path, each.files[path])
-
-
 def hash_ahead(pid: int) -> None:
     """Hash what a process and its descendants have mapped or read: no image has to while they are frozen.
 
@@ -61,13 +43,13 @@ def hash_ahead(pid: int) -> None:
     """
     for each in tree_of(pid):
         with contextlib.suppress(OSError, PeerError):
-            IDENTITIES.gather([*_mapped(each, read_areas(each)), *_open_to_read(each)], Urgency.AHEAD)
+            IDENTITIES.gather([*_mapped(each, read_areas(each)), *_open_to_read(each)])
 
 
 def start_hashing_beside(processes: Iterable[FrozenProcess]) -> Future[None]:
     """Hash what frozen processes have mapped, in a thread, while other things of them are written."""
     paths = [path for each in processes for path in _mapped(each.pid, each.areas)]
-    return _BESIDE.submit(IDENTITIES.gather, paths, Urgency.AT_ONCE)
+    return _BESIDE.submit(IDENTITIES.gather, paths)
 
 
 def _mapped(pid: int, areas: Iterable[Area]) -> Iterable[str]:

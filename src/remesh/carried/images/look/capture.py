@@ -11,7 +11,6 @@ from typing import Final
 
 from remesh.carried.images.form.clocks import clocks_of
 from remesh.carried.images.form.format import (
-    AreasState,
     AreaState,
     FileIdentity,
     MemoryBounds,
@@ -168,16 +167,6 @@ def _out_of_critical_section(tracee: Tracee, rseq: int, registers: Registers) ->
 # --- memory ---
 
 
-def capture_areas(
-    areas: list[Area], files: dict[str, FileIdentity], number_of_carried: Callable[[tuple[str, int]], int]
-) -> AreasState:
-    """The memory map, as read before `FrozenProcess.prepare_calls` added an area, with the mapped ``files``.
-
-    ``number_of_carried`` returns which carried file of the tree has a device and inode.
-    """
-    return AreasState(tuple(_area_state(area, number_of_carried) for area in areas), files)
-
-
 def mapped_files(
     pid: int, areas: list[Area], identities: Identities, written: Mapping[str, FileIdentity]
 ) -> dict[str, FileIdentity]:
@@ -192,7 +181,8 @@ def mapped_paths(pid: int, areas: Iterable[Area]) -> dict[str, str]:
     return {path: seen_from_here(pid, path) for path in paths}
 
 
-def _area_state(area: Area, number_of_carried: Callable[[tuple[str, int]], int]) -> AreaState:
+def capture_area(area: Area, number_of_carried: Callable[[tuple[str, int]], int]) -> AreaState:
+    """One area of the memory map; ``number_of_carried`` is which carried file of the tree has a device and inode."""
     carried = number_of_carried((area.device, area.inode)) if area.kind is AreaKind.CARRIED else None
     grows_down = area.path == "[stack]"
     return AreaState(area.start, area.end, area.protection, area.kind, area.offset, area.path, grows_down, carried)

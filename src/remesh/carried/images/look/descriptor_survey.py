@@ -17,10 +17,18 @@ from typing import Final
 from remesh.carried.images.form.carried import CarriedSource, describe_carried, key_of
 from remesh.carried.images.form.format import DescriptorState, FileIdentity, FilesState, is_written
 from remesh.carried.images.form.identity import Identities
-from remesh.carried.images.form.kinds import ImageRefusal, NotImageable, WrittenFile
-from remesh.carried.images.form.locks import FileLock, LockKind, can_take, locks_of
-from remesh.carried.images.form.tree_format import CarriedFile, FileKind, OpenFile, PipeState, SocketState
-from remesh.carried.images.form.written_files import find_written
+from remesh.carried.images.form.kinds import ImageRefusal, NotImageable
+from remesh.carried.images.form.locks import can_take, locks_of
+from remesh.carried.images.form.tree_format import (
+    CarriedFile,
+    FileKind,
+    FileLock,
+    LockKind,
+    OpenFile,
+    PipeState,
+    SocketState,
+)
+from remesh.carried.images.look.affinity import processors_of
 from remesh.carried.images.look.frozen import Frozen
 from remesh.carried.images.look.frozen_process import FrozenProcess
 from remesh.carried.images.look.inspection import is_bound_by_the_site, kind_of
@@ -29,7 +37,7 @@ from remesh.carried.images.look.sockets import describe_socket, inode_of
 from remesh.foundation.errors import PeerError
 from remesh.foundation.linux.calls import borrow_descriptor, system_call
 from remesh.foundation.linux.proc_text import Area, AreaKind, Descriptor
-from remesh.foundation.linux.procfs import read_descriptors, seen_from_here
+from remesh.foundation.linux.procfs import read_descriptors, read_status, seen_from_here
 from remesh.foundation.linux.unix_sockets import unix_sockets
 
 _KCMP_FILE: Final = 0
@@ -47,6 +55,7 @@ class Survey:
     """The open files of a tree."""
 
     processes: Sequence[FrozenProcess]
+    seat: int  # processors that the tree was given
     files: list[OpenFile] = field(default_factory=list)
     descriptors: dict[int, FilesState] = field(default_factory=dict)  # by process
     carried: dict[_Key, CarriedSource] = field(default_factory=dict)  # in order of their numbers
@@ -79,10 +88,6 @@ class Survey:
         self._holders[_looks_of(descriptor, kind)].append((pid, descriptor.number, len(self.files) - 1))
         return len(self.files) - 1
 
-    def find_written(self) -> list[WrittenFile]:
-        """The files that the processes may write to."""
-        return find_written(self.files, self.written)
-
     def close(self) -> None:
         """Close the files that this process has taken in."""
         while self.on_their_way:
@@ -95,7 +100,7 @@ def _looks_of(descriptor: Descriptor, kind: FileKind) -> tuple[object, ...]:
 
 def survey_tree(frozen: Frozen, identities: Identities) -> Survey:
     """All open files and all shared memory of the frozen processes."""
-    survey = Survey(frozen.processes)
+    survey = Survey(frozen.processes, processors_of(int(read_status(frozen.pid)["PPid"])))
     for process in frozen.processes:
         for area in process.areas:
             if area.kind is AreaKind.CARRIED:

@@ -15,13 +15,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from remesh.carried.images.form.kinds import STDERR_PATH, STDOUT_PATH, OpenFilePolicy, Site
+from remesh.carried.images.form.kinds import STDERR_PATH, STDOUT_PATH, Site
 from remesh.carried.images.restore import process_namespaces
 from remesh.carried.images.restore.reaper import reap_until_the_end, tell
 from remesh.foundation.errors import ConfigError, Error, FormatError, StorageError
 
 if TYPE_CHECKING:
-    from remesh.carried.images.restore.comeback import Comeback
+    from remesh.carried.images.form.image_reader import StoredTree
 
 _MAX_ORDER_BYTES: Final = 64 << 20
 _EXEC_FAILED: Final = 127
@@ -75,33 +75,32 @@ def _close_all_but(kept: set[int]) -> None:
 
 def _start_in_namespaces(order: dict[str, Any], orders: int, news: int) -> int:
     process_namespaces.leave_for_new_namespaces()
-    image = None
+    tree = None
     if "image" in order:
-        from remesh.carried.images.restore.comeback import Comeback  # noqa: PLC0415  a program that begins does not pay for it
+        from remesh.carried.images.restore.restore import prepare  # noqa: PLC0415  a program that begins does not pay for it
 
-        # The fork takes the image along.
-        image = Comeback.read(Path(order["image"]))
-        image.set_clocks()
+        tree = prepare(Path(order["image"]))  # the fork takes it along
     pid = os.fork()
     if pid == 0:
         try:
-            _be_init(order, image, orders, news)
+            _be_init(order, tree, orders, news)
         except BaseException as error:
             _report_failure(news, error)
             os._exit(1)
     return pid
 
 
-def _be_init(order: dict[str, Any], image: Comeback | None, orders: int, news: int) -> NoReturn:
+def _be_init(order: dict[str, Any], tree: StoredTree | None, orders: int, news: int) -> NoReturn:
     process_namespaces.leave_group()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     process_namespaces.mount_site(Site(**order["site"]))
     note = ""
-    if image is not None:
-        program = image.pid
-        policy = order["open_files"]
-        note = image.bring_back(None if policy is None else OpenFilePolicy(policy))
+    if tree is not None:
+        from remesh.carried.images.restore.restore import bring_back  # noqa: PLC0415  as above
+
+        program = tree.root.header.pid
+        note = bring_back(tree)
     else:
         program = order["pid"]
         _start_program(order)

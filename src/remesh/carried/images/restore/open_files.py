@@ -1,7 +1,6 @@
-"""Open files of a restored process tree: checked, truncated and opened by our init, for all that inherit them.
+"""Open files of a restored process tree: checked and opened by our init, for all that inherit them.
 
-What the program writes to is checked and cut by the rules of `form.written_files`: here, or, of programs that write
-together, by those who restore them, for all of them before any is back.
+What programs write to has been checked and cut before, for all that write together: see `form.written_files`.
 """
 
 from __future__ import annotations
@@ -19,16 +18,9 @@ from typing import Final
 
 from remesh.carried.images.form.carried import remake_carried
 from remesh.carried.images.form.image_reader import StoredTree
-from remesh.carried.images.form.kinds import OpenFilePolicy
-from remesh.carried.images.form.locks import FileLock, take_of_files
-from remesh.carried.images.form.tree_format import FileKind, OpenFile, PipeState, PollWatch
-from remesh.carried.images.form.written_files import (
-    check_read,
-    check_written,
-    cut_written,
-    find_written,
-    tell_sampled,
-)
+from remesh.carried.images.form.locks import take_of_files
+from remesh.carried.images.form.tree_format import FileKind, FileLock, OpenFile, PipeState, PollWatch
+from remesh.carried.images.form.written_files import check_read, tell_sampled
 from remesh.carried.images.look.sockets import fill_sockets, make_sockets
 
 _AT_OPENING: Final = os.O_CREAT | os.O_EXCL | os.O_NOCTTY | os.O_TRUNC
@@ -38,21 +30,14 @@ _SPARE_DESCRIPTORS: Final = 64
 _SET_PIPE_BYTES: Final = 1031
 
 
-def check_and_cut(tree: StoredTree, policy: OpenFilePolicy | None) -> str:
-    """Raise `StorageError` unless every file that was open, or mapped for writing, is as it was, or the policy allows
-    more; then cut those that have grown, if that is the policy. None: all that is written to has been cut.
+def check_open_files(tree: StoredTree) -> str:
+    """Raise `StorageError` unless every file that was open is there, and those that were only read are as they were.
 
     Returns a note for the user.
     """
     doing = f"restoring {tree.root.folder}"
     named = [file for file in tree.state.files if file.kind in (FileKind.FILE, FileKind.FOLDER, FileKind.DEVICE)]
-    sampled = [file.path for file in named if check_read(file, doing)]
-    if policy is not None:
-        mapped = {path: content for member in tree.members for path, content in member.areas.written_files().items()}
-        written = find_written(tree.state.files, mapped)
-        sampled += check_written(written, policy, doing)
-        cut_written(written, policy)
-    return tell_sampled(sampled)
+    return tell_sampled(file.path for file in named if check_read(file, doing))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +71,7 @@ def opened_files(tree: StoredTree) -> Iterator[OpenedFiles]:
         made = _Made(carried, pipes, [one.fileno() for one, _ in sockets])
         files = tuple(keep(_open(file, made)) for file in tree.state.files)
         fill_sockets(tree.state.sockets, sockets, files)
-        take_of_files(tree.locks, files)
+        take_of_files(tree.state.locks, files)
         for end in itertools.chain(*pipes):
             os.close(end)
         for one, _ in sockets:
@@ -95,7 +80,7 @@ def opened_files(tree: StoredTree) -> Iterator[OpenedFiles]:
         for watch in itertools.chain.from_iterable(file.watches for file in tree.state.files):
             watches[watch.pid].append(watch)
         locks: dict[int, list[FileLock]] = defaultdict(list)
-        for lock in tree.locks:
+        for lock in tree.state.locks:
             locks[lock.pid].append(lock)
         yield OpenedFiles(lowest, files, carried, watches, locks)
 

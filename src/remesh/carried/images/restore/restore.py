@@ -13,19 +13,19 @@ Until the last step all are stopped. When this process ends, they end.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Final
 
+from remesh.carried.images.form.clocks import Clocks, set_clocks
 from remesh.carried.images.form.family import INIT, FamilyDeed, FamilyStep, plan_family
-from remesh.carried.images.form.format import FileIdentity
 from remesh.carried.images.form.identity import has_identity
-from remesh.carried.images.form.image_reader import StoredImage, StoredTree
-from remesh.carried.images.form.kinds import CHANNEL_PATH, OpenFilePolicy
+from remesh.carried.images.form.image_reader import StoredImage, StoredTree, read_tree
+from remesh.carried.images.form.kinds import CHANNEL_PATH
 from remesh.carried.images.form.processor_state import check_fits, this_machine
 from remesh.carried.images.look.affinity import move_masks, processors_of, set_processors
 from remesh.carried.images.look.attributes import set_attributes
 from remesh.carried.images.look.inspection import is_bound_by_the_site
-from remesh.carried.images.restore import open_files
-from remesh.carried.images.restore.open_files import OpenedFiles, opened_files
+from remesh.carried.images.restore.open_files import OpenedFiles, check_open_files, opened_files
 from remesh.carried.images.restore.process_namespaces import choose_next_pid, forget_signal_actions
 from remesh.carried.images.restore.restore_member import Stub, empty_stub, fill_stub, let_go, set_pending_signals
 from remesh.foundation.errors import StorageError
@@ -45,7 +45,14 @@ _ALL_CHILDREN: Final = 0x40000000  # __WALL
 _PR_SET_DUMPABLE: Final = 4
 
 
-def bring_back(tree: StoredTree, policy: OpenFilePolicy | None) -> str:
+def prepare(folder: Path) -> StoredTree:
+    """Read and check an image, and let the clocks of the new namespace go on from its own, before a process enters."""
+    tree = read_tree(folder)
+    set_clocks(Clocks(tree.root.process.monotonic_ns, tree.root.process.boottime_ns))
+    return tree
+
+
+def bring_back(tree: StoredTree) -> str:
     """Make the processes of the image descendants of this one; they run when this returns. On failure they are killed.
 
     Returns a note for their user on how they came back; "" if there is none.
@@ -56,7 +63,7 @@ def bring_back(tree: StoredTree, policy: OpenFilePolicy | None) -> str:
         _check_mapped_files(image)
         machine = image.header.machine
         check_fits(machine, this_machine(machine.xstate_bytes), str(image.folder))
-    notes = [open_files.check_and_cut(tree, policy)]
+    notes = [check_open_files(tree)]
     if tree.root.channel is not None:
         with open(CHANNEL_PATH, "r+b", buffering=0) as file:
             file.write(tree.root.channel.ljust(os.fstat(file.fileno()).st_size, b"\0"))
@@ -84,15 +91,11 @@ def _check_mapped_files(image: StoredImage) -> None:
                 "restart on machines with the same system image"
             ) from error
         if not good:
-            raise StorageError(_changed(image, path, identity))
-
-
-def _changed(image: StoredImage, path: str, identity: FileIdentity) -> str:
-    return (
-        f"restoring {image.folder}: the program had {path} mapped, which has changed: expected "
-        f"{identity.num_bytes} bytes with SHA-256 {identity.sha256[:12]}, found "
-        f"{os.stat(path).st_size} bytes; restart on machines with the same system image"
-    )
+            raise StorageError(
+                f"restoring {image.folder}: the program had {path} mapped, which has changed: expected "
+                f"{identity.num_bytes} bytes with SHA-256 {identity.sha256[:12]}, found {os.stat(path).st_size} bytes; "
+                "restart on machines with the same system image"
+            )
 
 
 def _make_all(tree: StoredTree, stubs: _Stubs, opened: OpenedFiles) -> str:

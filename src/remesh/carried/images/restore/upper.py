@@ -13,10 +13,11 @@ import signal
 import stat
 import time
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
-from remesh.carried.images.form.kinds import SITE_PATH, Command, OpenFilePolicy, Site
+from remesh.carried.images.form.kinds import SITE_PATH, Command, Site
 from remesh.carried.images.form.platforms import check_platform
 from remesh.carried.images.look.frozen_registry import bury, thaw_if_killed
 from remesh.carried.images.restore.starter import Starter
@@ -101,33 +102,18 @@ def start_upper(command: Command, site: Site, *, starter: Starter | None = None,
     It ends when this process ends. Makes this process a child subreaper. Raises `ConfigError` when the kernel or the
     rights of this process do not allow it, or when the program or its input file does not exist.
     """
-    order = {
-        "argv": list(command.argv),
-        "environment": dict(command.environment),
-        "folder": command.folder,
-        "input_file": command.input_file,
-        "input_position": command.input_position,
-        "pid": command.pid,
-    }
+    order = asdict(replace(command, environment=dict(command.environment)))
     return _start(order, site, starter, f"starting {command.argv[0]} as an upper half", timeout_s)
 
 
-def restore_upper(
-    image: Path,
-    site: Site,
-    *,
-    open_files: OpenFilePolicy | None = OpenFilePolicy.TRUNCATE,
-    starter: Starter | None = None,
-    timeout_s: float = 600.0,
-) -> Upper:
+def restore_upper(image: Path, site: Site, *, starter: Starter | None = None, timeout_s: float = 600.0) -> Upper:
     """Bring the process of an image back, with the ids, memory, registers and open files it had; it runs on at once.
 
     The bytes of its channel are written into ``site.channel_file`` first. ``starter`` as `start_upper` takes it.
-    ``open_files`` is None where all files that it writes to have been checked and cut (`form.written_files`). Raises
-    `FormatError` when the image is damaged or does not fit this machine, `StorageError` when a file it had open is gone
-    or changed.
+    The files that it writes to have been checked and cut before (`form.written_files`). Raises `FormatError` when the
+    image is damaged or does not fit this machine, `StorageError` when a file that it only read is gone or changed.
     """
-    order = {"image": str(Path(image).absolute()), "open_files": open_files and open_files.value}
+    order = {"image": str(Path(image).absolute())}
     return _start(order, site, starter, f"restoring {image}", timeout_s)
 
 
@@ -142,13 +128,7 @@ def _start(order: dict[str, Any], site: Site, starter: Starter | None, doing: st
             raise ConfigError(f"{doing}: the file {path} is missing; make it before")
     if site.shared_folder and not os.path.isdir(site.shared_folder):
         raise ConfigError(f"{doing}: the folder {site.shared_folder} is missing; make it before")
-    order["site"] = {
-        "channel_file": site.channel_file,
-        "stdout_file": site.stdout_file,
-        "stderr_file": site.stderr_file,
-        "arena_file": site.arena_file,
-        "shared_folder": site.shared_folder,
-    }
+    order["site"] = asdict(site)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     starter = starter or Starter.spawn()
     orders, news = starter.orders, starter.news

@@ -21,10 +21,8 @@ from remesh.carried.images.form.carried import read_carried
 from remesh.carried.images.form.identity import IDENTITIES
 from remesh.carried.images.form.image_writer import ImageFolder
 from remesh.carried.images.form.kinds import CHANNEL_PATH, ImageReport, NotImageable
-from remesh.carried.images.form.locks import LocksState
 from remesh.carried.images.form.tree_format import TreeState
-from remesh.carried.images.form.written_files import find_place
-from remesh.carried.images.look.affinity import processors_of
+from remesh.carried.images.form.written_files import find_place, find_written
 from remesh.carried.images.look.ahead import hash_ahead, start_hashing_beside
 from remesh.carried.images.look.descriptor_survey import Survey, describe_sockets, survey_tree
 from remesh.carried.images.look.frozen import Frozen, freeze
@@ -36,7 +34,6 @@ from remesh.carried.images.write.dump_member import (
     ImageOrder,
     Phases,
     SavedMember,
-    TreeContext,
     WrittenMember,
     save_member,
 )
@@ -44,7 +41,7 @@ from remesh.foundation.collector import collector_at_rest
 from remesh.foundation.errors import StorageError
 from remesh.foundation.linux.calls import PAGE_BYTES
 from remesh.foundation.linux.proc_text import AreaKind
-from remesh.foundation.linux.procfs import read_status, seen_from_here
+from remesh.foundation.linux.procfs import seen_from_here
 
 _MAX_TRIALS: Final = 20
 """Limit of trials for a running program: a momentary state, such as a message on its way, is seldom met twice."""
@@ -119,7 +116,8 @@ def _fill_folder(frozen: Frozen, order: ImageOrder, phases: Phases, folder: Imag
         with phases.phase("survey"):
             tree = _put_tree(frozen, survey, folder)
         names = tuple(sorted(name for file in tree.carried for name in file.names))
-        written = [find_place(each, seen_from_here(frozen.pid, each.path), seen_ns) for each in survey.find_written()]
+        found = find_written(survey.files, survey.written)
+        written = [find_place(each, seen_from_here(frozen.pid, each.path), seen_ns) for each in found]
         report = _report(_dump_members(frozen, order, survey, phases, folder), phases)
         return replace(report, shared_names=names, written_files=tuple(written))
 
@@ -128,18 +126,17 @@ def _dump_members(
     frozen: Frozen, order: ImageOrder, survey: Survey, phases: Phases, folder: ImageFolder
 ) -> list[WrittenMember]:
     """Write the members, the root last, whose header names the others; its part is the first of the result."""
-    context = TreeContext(survey, processors_of(int(read_status(frozen.pid)["PPid"])))
     hashing = start_hashing_beside(frozen.processes)
     with contextlib.ExitStack() as folders:
 
         def save(process: FrozenProcess) -> SavedMember:
             own_order = order.of_member(process.inner_pid)
             return save_member(
-                process, own_order, context, phases, folders.enter_context(ImageFolder(own_order.directory))
+                process, own_order, survey, phases, folders.enter_context(ImageFolder(own_order.directory))
             )
 
         others = [save(process) for process in frozen.processes[1:]]
-        root = save_member(frozen.root, order, context, phases, folder)
+        root = save_member(frozen.root, order, survey, phases, folder)
         with phases.phase("hash"):
             hashing.result()
         members = {each.process.inner_pid: each.complete(survey, phases, {}) for each in others}
@@ -152,10 +149,9 @@ def _put_tree(frozen: Frozen, survey: Survey, folder: ImageFolder) -> TreeState:
     kin = kin_of([*(process.pid for process in frozen.processes), *frozen.ended])
     sockets = describe_sockets(survey, IDENTITIES)  # finds further open files
     carried = survey.describe_carried(frozen.pid)
-    tree = TreeState(tuple(kin), tuple(survey.files), carried, tuple(survey.pipes.values()), sockets)
+    pipes, locks = tuple(survey.pipes.values()), tuple(survey.locks.values())
+    tree = TreeState(tuple(kin), tuple(survey.files), carried, pipes, sockets, locks)
     folder.put(image_format.TREE_FILE, tree)
-    if survey.locks:
-        folder.put(image_format.LOCKS_FILE, LocksState(tuple(survey.locks.values())))
     if carried:
         folder.put_blocks(image_format.CARRIED_FILE, read_carried(list(survey.carried.values()), carried))
     if any(area.path == CHANNEL_PATH and area.kind is AreaKind.SHARED_FILE for area in frozen.root.areas):

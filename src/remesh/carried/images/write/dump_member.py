@@ -18,20 +18,21 @@ from pathlib import Path
 from typing import Final
 
 from remesh.carried.images.form import format as image_format
-from remesh.carried.images.form.format import Ancestor, ChunksState, index_pages
+from remesh.carried.images.form.format import Ancestor, ChunksState, Header, index_pages
 from remesh.carried.images.form.identity import IDENTITIES
 from remesh.carried.images.form.image_reader import digest_of
-from remesh.carried.images.form.image_writer import Completed, ImageFolder, ImageOrigin
-from remesh.carried.images.form.increment import drop_hidden
+from remesh.carried.images.form.image_writer import Completed, ImageFolder
+from remesh.carried.images.form.increment import drop_hidden, split_pages
+from remesh.carried.images.form.kinds import ARENA_PATH
 from remesh.carried.images.form.layers import Layer, own_layer
 from remesh.carried.images.form.pages import PageWriter, ProcessMemory
 from remesh.carried.images.form.processor_state import this_machine
+from remesh.carried.images.form.ranges import PageSet
 from remesh.carried.images.look import track as track_pages
-from remesh.carried.images.look.capture import capture_areas, capture_process, capture_threads, mapped_files
+from remesh.carried.images.look.capture import capture_area, capture_process, capture_threads, mapped_files
 from remesh.carried.images.look.descriptor_survey import Survey
 from remesh.carried.images.look.frozen_process import FrozenProcess
-from remesh.carried.images.look.pagemap import PageMap
-from remesh.carried.images.look.scan import Scan
+from remesh.carried.images.look.pagemap import PageMap, file_pages, private_spans
 from remesh.foundation.linux.calls import PAGE_BYTES
 
 _MAX_ANCESTORS: Final = 15
@@ -68,14 +69,6 @@ class ImageOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class TreeContext:
-    """The facts about its tree that the image of a process holds."""
-
-    survey: Survey
-    seat: int  # processors that the tree was given
-
-
-@dataclass(frozen=True, slots=True)
 class WrittenMember:
     """The result of writing one process."""
 
@@ -87,93 +80,87 @@ class WrittenMember:
 
 
 @dataclass(frozen=True, slots=True)
-class _SavedPages:
-    """The record of the pages, complete once all are written."""
-
-    num_bytes: int
-    """Number of bytes of all pages, own and inherited."""
-    layers: tuple[Layer, ...]
-    """The layer of own pages, then those of each ancestor."""
-    ancestors: tuple[Ancestor, ...]
-    chunks: ChunksState
-    not_tracked: str
-    """The reason why pages are not tracked, see `ImageReport`."""
-
-
-@dataclass(frozen=True, slots=True)
 class SavedMember:
     """A process of which all is written but what the hashes of its mapped files belong to."""
 
     process: FrozenProcess
     order: ImageOrder
     folder: ImageFolder
-    pages: _SavedPages
+    num_bytes: int  # of all pages, own and inherited
+    layers: tuple[Layer, ...]  # that of own pages, then those of each ancestor
+    ancestors: tuple[Ancestor, ...]
+    chunks: ChunksState
+    not_tracked: str  # see `ImageReport`
 
     def complete(self, survey: Survey, phases: Phases, members: dict[int, str]) -> WrittenMember:
         """Make it an image; ``members`` of a root: see `Header`."""
-        process, saved = self.process, self.pages
+        process = self.process
         with phases.phase("commit"):
             files = mapped_files(process.pid, process.areas, IDENTITIES, survey.written)
-            self.folder.put(image_format.AREAS_FILE, capture_areas(process.areas, files, survey.number_of_carried))
+            areas = tuple(capture_area(area, survey.number_of_carried) for area in process.areas)
+            self.folder.put(image_format.AREAS_FILE, image_format.AreasState(areas, files))
             machine = this_machine(len(process.leader.xstate()))
-            origin = ImageOrigin(process.inner_pid, self.order.compress, saved.ancestors, machine, members)
-            written = self.folder.complete(origin, saved.chunks)
-        if self.order.track and not saved.not_tracked:
-            track_pages.keep_basis(process.pid, track_pages.Basis(written.sha256, saved.layers, saved.ancestors))
-        num_own = saved.chunks.num_raw_bytes // PAGE_BYTES
-        num_inherited = saved.num_bytes // PAGE_BYTES - num_own
-        needed = (Path(os.path.normpath(self.order.directory.absolute() / each.folder)) for each in saved.ancestors)
-        return WrittenMember(written, num_own, num_inherited, tuple(needed), saved.not_tracked)
+            rest = (process.inner_pid, self.order.compress, self.ancestors, machine)
+            written = self.folder.complete(
+                self.chunks, lambda files: Header(image_format.VERSION, *rest, files, members)
+            )
+        if self.order.track and not self.not_tracked:
+            track_pages.keep_basis(process.pid, track_pages.Basis(written.sha256, self.layers, self.ancestors))
+        num_own = self.chunks.num_raw_bytes // PAGE_BYTES
+        num_inherited = self.num_bytes // PAGE_BYTES - num_own
+        needed = (Path(os.path.normpath(self.order.directory.absolute() / each.folder)) for each in self.ancestors)
+        return WrittenMember(written, num_own, num_inherited, tuple(needed), self.not_tracked)
 
 
 def save_member(
-    process: FrozenProcess, order: ImageOrder, context: TreeContext, phases: Phases, folder: ImageFolder
+    process: FrozenProcess, order: ImageOrder, survey: Survey, phases: Phases, folder: ImageFolder
 ) -> SavedMember:
-    """Write a process into its folder, which may hold files of the tree already."""
-    with PageWriter(order.directory / image_format.PAGES_FILE, compress=order.compress) as writer:
-        return SavedMember(process, order, folder, _save(process, order, context, phases, (folder, writer)))
+    """Write all but the header of a process into its folder, which may hold files of the tree already.
 
-
-def _save(
-    process: FrozenProcess,
-    order: ImageOrder,
-    context: TreeContext,
-    phases: Phases,
-    target: tuple[ImageFolder, PageWriter],
-) -> _SavedPages:
-    """Write all but the header. State that the pages do not need is written while they are copied."""
-    folder, writer = target
-    memory = ProcessMemory(process.pid, process.leader.memory_descriptor())
-    with PageMap(process.pid) as pages:
+    Pages of private memory that were written since they were marked are the image's own, whatever else is found; so is
+    all of it in a full image, and where there are no marks. So those are written first: to find them costs what was
+    written. Meanwhile all private pages that are there are found, which decide what of older images can be seen, and
+    state is written that the pages do not need.
+    """
+    with (
+        PageWriter(order.directory / image_format.PAGES_FILE, compress=order.compress) as writer,
+        PageMap(process.pid) as pages,
+    ):
+        memory = ProcessMemory(process.pid, process.leader.memory_descriptor())
         with phases.phase("scan"):
             basis = _find_basis(process.pid, order)
-            scan = Scan(pages, process.areas, None if basis is None else basis.layers)
-        writer.save(memory, scan.first)
+            spans = private_spans(process.areas)
+            first = PageSet.chain(map(pages.saved if basis is None else pages.written, spans))
+        writer.save(memory, first)
         with phases.phase("state"):
-            split, ancestors = drop_hidden(scan.split(), [] if basis is None else _ancestors(order, basis))
+            saved = first if basis is None else PageSet.chain(map(pages.saved, spans))
+            of_arena = PageSet.chain(file_pages(process.pid, area) for area in process.areas if area.path == ARENA_PATH)
+            split = split_pages(first, saved, () if basis is None else basis.layers).and_own(of_arena)
+            split, ancestors = drop_hidden(split, [] if basis is None else _ancestors(order, basis))
             for more in split.own[1:]:
                 writer.save(memory, more)
-            _put_state(process, context, folder)
+            _put_state(process, survey, folder)
             folder.put(image_format.PAGES_INDEX_FILE, index_pages(split.own, split.inherited))
             layers = (own_layer(*split.own), *split.inherited)
-    with phases.phase("pages"):
-        writer.wait_until_read()
-    with phases.phase("track"):
-        not_tracked = track_pages.set_marks(process, scan.first) if order.track else ""
-    with phases.phase("pages"):
-        return _SavedPages(split.num_bytes, layers, tuple(ancestors), writer.finish(), not_tracked)
+        with phases.phase("pages"):
+            writer.wait_until_read()
+        with phases.phase("track"):
+            not_tracked = track_pages.set_marks(process, first) if order.track else ""
+        with phases.phase("pages"):
+            chunks = writer.finish()
+    return SavedMember(process, order, folder, split.num_bytes, layers, tuple(ancestors), chunks, not_tracked)
 
 
-def _put_state(process: FrozenProcess, context: TreeContext, folder: ImageFolder) -> None:
+def _put_state(process: FrozenProcess, survey: Survey, folder: ImageFolder) -> None:
     """Write all but the pages, and the memory map with its files."""
     scratch = process.prepare_calls()
     try:
-        folder.put(image_format.PROCESS_FILE, capture_process(process, scratch, context.seat))
+        folder.put(image_format.PROCESS_FILE, capture_process(process, scratch, survey.seat))
         threads = tuple(capture_threads(process, scratch))
         folder.put(image_format.THREADS_FILE, image_format.ThreadsState(threads))
     finally:
         process.finish_calls()
-    folder.put(image_format.FILES_FILE, context.survey.descriptors[process.pid])
+    folder.put(image_format.FILES_FILE, survey.descriptors[process.pid])
 
 
 def _find_basis(pid: int, order: ImageOrder) -> track_pages.Basis | None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
-from remesh.carried.hosts.imaging import IMAGE
+from remesh.carried.hosts.imaging import IMAGE, cut_files
 from remesh.carried.hosts.outputs import open_outputs
 from remesh.carried.hosts.process_ids import find_process_id
 from remesh.carried.hosts.rank_folder import make_rank_folder
@@ -32,7 +32,6 @@ from remesh.carried.images import (
     Site,
     Starter,
     Upper,
-    WrittenFile,
     restore_upper,
     start_upper,
 )
@@ -50,7 +49,7 @@ from remesh.carried.rounds.leader_line import Control
 from remesh.foundation.errors import Error
 from remesh.foundation.linux.calls import PR_SET_THP_DISABLE, give_back_memory, prctl
 from remesh.foundation.settings import SPIN
-from remesh.wire.messages import Line, Message
+from remesh.wire.messages import Line
 
 _POLL_S = 0.001
 _TURN_S: Final = 0.0005
@@ -181,10 +180,10 @@ def _put_together(
             # The program writes again what it wrote after the checkpoint.
             output.cut(length)
         _bring_back_shared(mpi, shared_folder, chosen)
-        sampled = _cut_files(mpi, report, order.open_files)
+        sampled = cut_files(report, order.open_files, f"restoring rank {rank}", lambda _: _wait_for_all(mpi))
         if report["has_image"]:
             image = chosen.rank_folder(rank) / IMAGE
-            upper = restore_upper(image, site, open_files=None, starter=starter)
+            upper = restore_upper(image, site, starter=starter)
             upper.note = "; ".join(filter(None, [upper.note, sampled]))
         else:
             starter.close()
@@ -206,25 +205,6 @@ def _bring_back_shared(mpi: Any, room: SharedFolder, chosen: Checkpoint) -> None
         bring_back(room, chosen.path, ranks)
         _wait_for_all(mpi)
         check_here(room, ranks)
-
-
-def _cut_files(mpi: Any, report: Message, policy: OpenFilePolicy) -> str:
-    """Check the files that the program writes to, then cut them; each once all ranks have come as far.
-
-    No file is cut before all are good, and no program writes before all are cut. Returns a note for the user.
-    """
-    from remesh.carried.images.form.written_files import (  # noqa: PLC0415  not for ranks that begin
-        check_written,
-        cut_written,
-        tell_sampled,
-    )
-
-    files = [WrittenFile(**each) for each in report.get("written_files", ())]
-    sampled = check_written(files, policy, "restoring a program")
-    _wait_for_all(mpi)
-    cut_written(files, policy)
-    _wait_for_all(mpi)
-    return tell_sampled(sampled)
 
 
 _MALLOC = {"hugetlb": 1, "mmap_threshold": 32 << 20, "trim_threshold": 64 << 20, "top_pad": 16 << 20}

@@ -18,7 +18,7 @@ from typing import Any
 from remesh.carried.hosts.imaging import dump_into
 from remesh.carried.hosts.outputs import Output
 from remesh.carried.hosts.shared_folder import SharedFolder
-from remesh.carried.images import Frozen, NotImageable, Upper, check_imageable, freeze, share_hashes
+from remesh.carried.images import Frozen, NotImageable, Upper, check_imageable, freeze
 from remesh.carried.mpi.lower.half import MpiLowerHalf
 from remesh.carried.mpi.lower.shared_memory import SharedCut, begin_cut, shared_files
 from remesh.carried.mpi.lower.state_file import write_state
@@ -42,7 +42,6 @@ class ImageTaker:
     ) -> None:
         """``has_ended`` looks whether the program has ended; ``upper`` is None where it had before this stay."""
         self._room = room
-        share_hashes(room.hashes)
         self._half = half
         self._upper = upper
         self._outputs = outputs
