@@ -93,8 +93,7 @@ def pipeline() -> None:
     type=click.Choice(_TRANSFERS),
     default="async",
     show_default=True,
-    help="Transfers overlap with compute (async), or block it: one value at a time (blocking), or all that are due at "
-    "once (exchange).",
+    help="Transfers overlap with compute (async), or block it (blocking).",
 )
 @click.option("--svg", type=_OUTPUT, help="Write the picture to this file.")
 @click.option("--csv", "table", type=_OUTPUT, help="Write the schedule to this file, as torch reads it.")
@@ -170,8 +169,6 @@ def _ways(job: Asked) -> list[tuple[str, Callable[[], Schedule], Transfers]]:
     num_stages, num = job.graph.num_stages, job.num_microbatches
     plain = partial(SCHEDULES["1f1b"], num_stages, num)
     ways = [("1f1b, blocking", plain, Transfers.BLOCKING)]
-    if job.graph == StageGraph.chain(num_stages):
-        ways.append(("1f1b, exchange", plain, Transfers.EXCHANGE))
     ways += [(name, partial(build, num_stages, num), Transfers.ASYNC) for name, build in SCHEDULES.items()]
     return [*ways, ("searched", lambda: search_schedule(job.graph, job.costs, num).schedule, Transfers.ASYNC)]
 

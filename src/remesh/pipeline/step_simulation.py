@@ -9,8 +9,6 @@ values that it needs are there. When it ends, what it made is posted.
   it sends, before an action, once it is free and the value is made, the time of everything that it receives. No rank
   waits for a taker to be ready, so every schedule that passes its check ends. (A rank of the runtime takes values in
   while it computes, and may be faster than this model, the one of published comparisons.)
-- *Exchanged* transfers stop both ranks too, but side by side: between two actions a rank posts all that it has to send
-  and all that it needs next, and waits for the last of them (`remesh.pipeline.exchange`).
 
 Between stages on one rank a value takes no time.
 
@@ -20,7 +18,6 @@ posted, so their ends are known; then every rank that has all values of its next
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -28,9 +25,7 @@ from enum import StrEnum
 from remesh.pipeline.actions import Action
 from remesh.pipeline.costs import Costs
 from remesh.pipeline.edge_values import Pass, Value, pass_of
-from remesh.pipeline.exchange import play_exchanges
 from remesh.pipeline.graph import StageGraph
-from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.player import Played, Player
 from remesh.pipeline.schedule import Schedule
 from remesh.pipeline.schedule_check import check_schedule
@@ -43,8 +38,6 @@ class Transfers(StrEnum):
     """They do."""
     BLOCKING = "blocking"
     """They block, and handle one value at a time."""
-    EXCHANGE = "exchange"
-    """They block, and handle all values that are due at once, as torch's ``Schedule1F1B`` does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +116,7 @@ def simulate_schedule(
     player = Player(
         graph, costs, [row_of[s] for s in range(graph.num_stages)], is_blocking=transfers is Transfers.BLOCKING
     )
-    play = player.play if transfers is not Transfers.EXCHANGE else functools.partial(play_exchanges, player)
-    played = play(schedule.rows, schedule.num_microbatches)
-    if [len(ends) for ends in played.ends] != [len(row) for row in schedule.rows]:
-        raise PipelineError(
-            f"simulating the schedule {schedule.name!r}: ranks wait for each other's exchange, a deadlock; use "
-            "transfers that do not block"
-        )
+    played = player.play(schedule.rows, schedule.num_microbatches)
     rows = tuple(tuple(_timed_row(row, number, played)) for number, row in enumerate(schedule.rows))
     used_s = {
         (pass_of(timed.action.kind), timed.action.stage, timed.action.microbatch): timed.start_s

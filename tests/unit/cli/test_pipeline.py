@@ -49,7 +49,7 @@ def test_a_table_with_several_stages_on_a_rank_is_drawn_without_a_bound(tmp_path
 def test_known_schedules_are_compared_with_the_searched_one() -> None:
     result = pipeline("compare", "--stages", "2", "-m", "32", "--transfer", "1")
     assert result.exit_code == 0, result.output
-    for text in ("1f1b, blocking", "1f1b, exchange", "0.607", "eager-split", "searched", "bound: 98"):
+    for text in ("1f1b, blocking", "0.607", "eager-split", "searched", "bound: 98"):
         assert text in result.output
 
 
@@ -68,7 +68,7 @@ def test_a_costs_file_brings_skip_edges_and_rates(tmp_path: Path) -> None:
 
 
 def test_not_to_overlap_takes_longer() -> None:
-    ways = ("async", "exchange", "blocking")
+    ways = ("async", "blocking")
     printed = [pipeline("draw", "1f1b", "--transfer", "1", "--transfers", way).output for way in ways]
     steps = [float(each.split("step ")[1].split(",")[0]) for each in printed]
     assert steps == sorted(set(steps))

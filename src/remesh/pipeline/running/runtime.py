@@ -40,8 +40,6 @@ from remesh.pipeline.step_simulation import Transfers
 from remesh.resharding.model.tasks import SumOrder
 from remesh.resharding.planning.transfer import PlanOptions
 
-RUNNABLE = (Transfers.ASYNC, Transfers.BLOCKING)
-"""What a pipeline can do of the kinds of transfers; the others are models."""
 _MAX_VALUE_CHARS = 64
 """Characters of an option's value in an error; a longer one is named by its digest."""
 Entries = Mapping[str, torch.Tensor | Sequence[torch.Tensor]]
@@ -83,11 +81,6 @@ class Pipeline:
         self._shown_options = {name: _shown(value) for name, value in sorted(options.items())}
         """What this rank was given as options, as text."""
         transfers = options.pop("transfers", Transfers.ASYNC)
-        if transfers not in RUNNABLE:
-            raise PipelineError(
-                f"making a pipeline: transfers are {transfers}, which is a model of other runtimes, expected one of "
-                f"{', '.join(RUNNABLE)}; simulate a schedule with it, or let this one run with another"
-            )
         self._payload = options.pop("payload", Payload.VALUES)
         self._host_of = options.pop("host_of", None)
         options.setdefault("sum_order", SumOrder.ANY)  # no process has an order for the gradients of many ranks
