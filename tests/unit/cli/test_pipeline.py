@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from remesh.cli import main
-from remesh.pipeline.csv_text import TableForm, read_csv
+from remesh.pipeline.csv_text import read_csv
 from remesh.pipeline.schedules import eager_split
 
 
@@ -29,11 +29,11 @@ def test_a_schedule_is_drawn_and_weighed() -> None:
 
 def test_pictures_and_tables_are_written_and_read_again(tmp_path: Path) -> None:
     svg, table = tmp_path / "step.svg", tmp_path / "step.csv"
-    result = pipeline("draw", "eager-split", "--svg", str(svg), "--csv", str(table), "--comms")
+    result = pipeline("draw", "eager-split", "--svg", str(svg), "--csv", str(table))
     assert result.exit_code == 0, result.output
     ElementTree.fromstring(svg.read_text())
-    assert read_csv(table.read_text(), TableForm.COMPUTE_COMMS).rows == eager_split(4, 8).rows
-    again = pipeline("draw", str(table), "--comms")
+    assert read_csv(table.read_text()).rows == eager_split(4, 8).rows
+    again = pipeline("draw", str(table))
     assert again.exit_code == 0, again.output
     assert again.output.splitlines()[:5] == result.output.splitlines()[:5]
 
