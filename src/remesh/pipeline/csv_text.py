@@ -17,6 +17,9 @@ from remesh.pipeline.actions import Action
 from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.schedule import Schedule
 
+_READ_OVER = re.compile(
+    r"\d+(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD|WAIT_(REDUCE_GRAD|SEND_F|SEND_B))\d*", re.ASCII
+)
 _FUSED = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B", re.ASCII)
 
 
@@ -42,16 +45,16 @@ def read_csv(text: str, *, name: str = "table") -> Schedule:
     if not found:
         raise PipelineError(f"reading the schedule {name!r}: found no F, B, I or W in it; name a file with a schedule")
     num_stages = 1 + max(action.stage for action in found)
-    return Schedule(name, num_stages, 1 + max(action.microbatch or 0 for action in found), rows)
+    return Schedule(name, num_stages, 1 + max(action.microbatch for action in found), rows)
 
 
 def _read_cell(cell: str, where: str) -> list[Action]:
     """What a cell computes; ``where`` is table, row and cell, counted from 0."""
-    fused = _FUSED.fullmatch(cell.strip())
-    if not cell.strip():
+    cell = cell.strip()
+    if not cell or _READ_OVER.fullmatch(cell):
         return []
+    fused = _FUSED.fullmatch(cell)
     try:
-        actions = [Action.parse(part) for part in (fused.groups() if fused else (cell,))]
+        return [Action.parse(part) for part in (fused.groups() if fused else (cell,))]
     except PipelineError as error:
         raise PipelineError(f"reading {where} (row and cell count from 0): {error}") from error
-    return [action for action in actions if action.is_compute]

@@ -58,7 +58,7 @@ def values_made(graph: StageGraph, action: Action) -> tuple[Value, ...]:
 def _values(graph: StageGraph, action: Action, at_source: Pass) -> tuple[Value, ...]:
     """The values of an action at those ends of edges that the pass has on its stage."""
     way = pass_of(action.kind)
-    if way is None or action.microbatch is None:
+    if way is None:
         return ()
     return tuple(
         Value(number, way, action.microbatch)

@@ -24,7 +24,7 @@ from enum import StrEnum
 
 from remesh.pipeline.actions import Action
 from remesh.pipeline.costs import Costs
-from remesh.pipeline.edge_values import Pass, Value, pass_of
+from remesh.pipeline.edge_values import Value, pass_of
 from remesh.pipeline.graph import StageGraph
 from remesh.pipeline.player import Played, Player
 from remesh.pipeline.schedule import Schedule
@@ -91,15 +91,6 @@ class Simulation:
         """Time that each rank was blocked by communication alone."""
         return tuple(sum(timed.waited_s for timed in row) for row in self.actions)
 
-    @property
-    def peak_buffers(self) -> dict[tuple[int, Pass], int]:
-        """The largest number of values that were in transit or not used yet at one time, by edge and pass."""
-        changes: dict[tuple[int, Pass], list[tuple[float, int]]] = {}
-        for transfer in self.transfers:
-            of_edge = changes.setdefault((transfer.value.edge, transfer.value.way), [])
-            of_edge += [(transfer.start_s, 1), (transfer.use_s, -1)]
-        return {key: _peak(of_edge) for key, of_edge in sorted(changes.items())}
-
 
 def simulate_schedule(
     schedule: Schedule, graph: StageGraph, costs: Costs, *, transfers: Transfers = Transfers.ASYNC
@@ -148,15 +139,6 @@ def _timed_row(row: Iterable[Action], number: int, played: Played) -> Iterable[T
     free_s = 0.0
     for action, start_s, end_s in zip(row, played.starts[number], played.ends[number], strict=True):
         way = pass_of(action.kind)
-        made_s = 0.0 if way is None else played.posted[way][action.stage][action.microbatch or 0]
+        made_s = 0.0 if way is None else played.posted[way][action.stage][action.microbatch]
         yield TimedAction(action, start_s, end_s, start_s - max(free_s, made_s))
         free_s = end_s
-
-
-def _peak(changes: Iterable[tuple[float, int]]) -> int:
-    """The largest number at one time; at equal times, what ends is counted before what begins."""
-    now = peak = 0
-    for _, change in sorted(changes):
-        now += change
-        peak = max(peak, now)
-    return peak

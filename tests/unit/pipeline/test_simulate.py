@@ -7,7 +7,6 @@ import random
 import pytest
 
 from remesh.pipeline.costs import Costs, EdgeCost, Lines, StageCost, read_costs
-from remesh.pipeline.edge_values import Pass
 from remesh.pipeline.graph import Edge, StageGraph
 from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.schedule import Schedule
@@ -143,14 +142,6 @@ def test_transfers_are_posted_started_ended_and_used_in_this_order() -> None:
     assert len(simulation.transfers) == 2 * 8 * len(U_SHAPE.edges)
     for transfer in simulation.transfers:
         assert transfer.post_s <= transfer.start_s <= transfer.end_s <= transfer.use_s
-
-
-def test_buffers_of_a_warm_up_wait_at_the_slower_stage() -> None:
-    graph = StageGraph.chain(2)
-    costs = Costs((StageCost(1, 1, 1), StageCost(4, 4, 4)), (EdgeCost(0.5, 0.5),))
-    # Stage 1 is at its first micro-batch until 13.5; 1 and 2 are there since 2.5 and 3.5, and 3 is under way from 13.
-    peaks = simulate_schedule(eager_split(2, 8), graph, costs).peak_buffers
-    assert peaks == {(0, Pass.FORWARD): 3, (0, Pass.BACKWARD): 1}
 
 
 def test_a_schedule_that_cannot_run_is_not_simulated() -> None:

@@ -27,7 +27,7 @@ from remesh.layout.from_torch import dtype_name
 from remesh.pipeline.actions import Action
 from remesh.pipeline.graph import Edge, StageGraph
 from remesh.pipeline.pipeline_error import PipelineError
-from remesh.pipeline.queues import Queue, check_queues, plan_queues
+from remesh.pipeline.queues import plan_queues
 from remesh.pipeline.running.edges import Payload, StageRoute, plan_route
 from remesh.pipeline.running.meeting import Places, device_of, gather_places
 from remesh.pipeline.running.opening import Opened, StepOpening, elements_of, share_of_loss
@@ -134,7 +134,8 @@ class Pipeline:
         if self._places is None:
             self._places = gather_places(self.stages, self.graph, self._describe, self.group)
             if is_queued(self.group):
-                self._part = replace(self._part, queue=self._queue())
+                queues = plan_queues(self.schedule, self.graph)
+                self._part = replace(self._part, queue=queues[self.schedule.row_of[self.stages[0].index]])
         return self._part
 
     def _run(self, meet: Callable[[], StepPart], batch: Entries | None, target: Any) -> StepReport:
@@ -213,12 +214,6 @@ class Pipeline:
         if self.graph.num_stages - 1 not in self._part.stages:
             return 1.0
         return share_of_loss(at, elements_of(told, opened.taken, at), group_rank(self.group))
-
-    def _queue(self) -> Queue:
-        """What this rank does over NCCL, where messages have no tags: its part of an order that all ranks have."""
-        queues = plan_queues(self.schedule, self.graph)
-        check_queues(queues, self.graph)
-        return queues[self.schedule.row_of[self.stages[0].index]]
 
     def _describe(self) -> str:
         """What all ranks must have been given alike, as text; raises what is wrong with it."""

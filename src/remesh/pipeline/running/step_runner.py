@@ -124,7 +124,7 @@ class StepPart:
     @cached_property
     def first_microbatch(self) -> int:
         """The one that a step with new shapes is opened with."""
-        return next(one.microbatch for one in self.rows[0] if one.kind is ActionKind.F and one.microbatch is not None)
+        return next(one.microbatch for one in self.rows[0] if one.kind is ActionKind.F)
 
 
 def _forwards_of(items: Iterable[Item]) -> list[Item]:
@@ -253,7 +253,7 @@ class StepRun:
             self._lanes[name] = self._queued[giver, taker, way] = QueuedLane(end, part.side, self._clock)
             return self._lanes[name]
         kinds = (ActionKind.F,) if is_forward else _BACKWARD_MADE
-        made = [one.microbatch for one in part.rows[giver] if one.kind in kinds and one.microbatch is not None]
+        made = [one.microbatch for one in part.rows[giver] if one.kind in kinds]
         self._lanes[name] = Lane(number, end, made, part.break_off)
         return self._lanes[name]
 
@@ -326,7 +326,6 @@ class StepRun:
 
     def _run_action(self, action: Action) -> None:
         number, here = action.microbatch, self._at[action.stage]
-        assert number is not None
         kind = action.kind
         given: Sequence[AnyLane] = ()
         if kind is ActionKind.F and here.first is not None and number == self._part.first_microbatch:
