@@ -1,7 +1,8 @@
 """Random stages on random meshes, with what programs do around a value, and one process that trains the same modules.
 
-A seed draws the width of each stage (data-parallel ranks, tensor parallelism, FSDP2), the values between stages, the
-habits of each module, and the schedule. What one process does with whole modules and whole micro-batches is the oracle.
+A seed draws the width of each stage (data-parallel ranks, tensor parallelism, FSDP2, the two together, FSDP2 with
+replicas), the values between stages, the habits of each module, and the schedule. What one process does with whole
+modules and whole micro-batches is the oracle.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ ANY_WIDTH = ("random", "generator", "counter", "cache", "checkpoint", "hook", "s
 """What a module does beside its layers, on any number of ranks."""
 ONE_RANK = ("first", "statistics", "running mean")
 """What depends on all rows of a micro-batch."""
-KINDS = ("plain", "plain", "tp", "fsdp")
+FSDP_AT = ("whole", "core", "both")
+"""The module that FSDP wraps: the stage's, its layers alone, so that the other parameters are not its, or both."""
+KINDS = ("plain", "plain", "tp", "fsdp", "hsdp", "tp fsdp")
 LEAVES = ("local", "replicated", "partial", "rows", "columns")
 """How what a tensor-parallel stage makes leaves it: as local tensors, or as DTensors of these placements."""
 
@@ -47,15 +50,24 @@ class Drawn:
 
     kind: str
     dp: int
+    """Number of data-parallel ranks."""
+    replicas: int
+    """How many of these have the same shard of FSDP; 1 where they are not an axis of their own."""
     tp: int
     habits: tuple[str, ...]
     leaves: str
+    fsdp_at: str
     seed: int
 
     @property
     def size(self) -> int:
         """Number of its ranks."""
         return self.dp * self.tp
+
+    @property
+    def mesh_shape(self) -> tuple[int, ...]:
+        """Data axes, and the one of tensor parallelism."""
+        return (self.replicas, self.dp // self.replicas, self.tp) if self.kind == "hsdp" else (self.dp, self.tp)
 
 
 @dataclass(frozen=True)
@@ -93,21 +105,33 @@ def draw_case(seed: int) -> Case:
     schedule = draw_schedule(chance)
     num_stages, num_rows = schedule.num_stages, len(schedule.rows)
     left = MAX_RANKS
-    of_rows: list[tuple[str, int, int]] = []
+    of_rows: list[tuple[str, int, int, int]] = []
     for at in range(num_rows):
         kind = chance.choice(KINDS)
-        tp = 2 if kind == "tp" and left - (num_rows - 1 - at) >= 2 else 1
+        tp = 2 if "tp" in kind and left - (num_rows - 1 - at) >= 2 else 1
         most = (left - (num_rows - 1 - at)) // tp
         dp = chance.choice([each for each in (1, 2, 3, 4) if each <= most])
+        replicas = chance.choice([1, 2]) if kind == "hsdp" and dp % 2 == 0 else 1
         left -= dp * tp
-        of_rows.append((kind, dp, tp))
+        of_rows.append((kind, dp, replicas, tp))
     stages: list[Drawn] = []
     for at in range(num_stages):
-        kind, dp, tp = of_rows[schedule.row_of[at]]
+        kind, dp, replicas, tp = of_rows[schedule.row_of[at]]
         habits = [*chance.sample(ANY_WIDTH, 3)]
         if dp == 1:
             habits.append(chance.choice(ONE_RANK))
-        stages.append(Drawn(kind, dp, tp, tuple(habits), chance.choice(LEAVES), chance.getrandbits(20)))
+        stages.append(
+            Drawn(
+                kind,
+                dp,
+                replicas,
+                tp,
+                tuple(habits),
+                chance.choice(LEAVES),
+                chance.choice(FSDP_AT),
+                chance.getrandbits(20),
+            )
+        )
     edges = [Edge(at, at + 1, "hidden") for at in range(num_stages - 1)]
     for source, target in itertools.combinations(range(num_stages), 2):
         edges += [Edge(source, target, f"{name}{source}") for name in ("bias", "sign", "skip") if chance.random() < 0.4]
@@ -271,8 +295,9 @@ def place(case: Case, seed: int) -> Here:
     for row in case.schedule.rows:
         indices = sorted({action.stage for action in row})
         drawn = case.stages[indices[0]]
-        ranks = torch.arange(start, start + drawn.size).reshape(drawn.dp, drawn.tp)
-        mesh = DeviceMesh("cpu", ranks, mesh_dim_names=(f"dp{seed}", f"tp{seed}"))
+        ranks = torch.arange(start, start + drawn.size).reshape(drawn.mesh_shape)
+        names = tuple(f"{axis}{seed}" for axis in ("replicas", "dp", "tp")[-ranks.ndim :])
+        mesh = DeviceMesh("cpu", ranks, mesh_dim_names=names)
         if start <= dist.get_rank() < start + drawn.size:
             found = Here(indices, mesh, (dist.get_rank() - start) // drawn.tp)
         start += drawn.size
@@ -283,17 +308,19 @@ def place(case: Case, seed: int) -> Here:
 def shard_module(module: Habits, drawn: Drawn, mesh: DeviceMesh) -> None:
     """Give a whole module to the ranks of its stage."""
     assert mesh.mesh_dim_names is not None
+    *data_axes, tp_axis = mesh.mesh_dim_names
     if drawn.tp > 1:
         layouts: dict[str, Placement] = {
             "local": Replicate(), "replicated": Replicate(), "partial": Partial(), "rows": Shard(0), "columns": Shard(1)
         }  # fmt: skip
         down = RowwiseParallel(output_layouts=layouts[drawn.leaves], use_local_output=drawn.leaves == "local")
-        parallelize_module(module.core, mesh[mesh.mesh_dim_names[1]], {"up": ColwiseParallel(), "down": down})
-    if drawn.kind == "fsdp":
-        fully_shard(module, mesh=mesh[mesh.mesh_dim_names[0]])
+        parallelize_module(module.core, mesh[tp_axis], {"up": ColwiseParallel(), "down": down})
+    if "sdp" in drawn.kind:
+        for wrapped in {"whole": [module], "core": [module.core], "both": [module.core, module]}[drawn.fsdp_at]:
+            fully_shard(wrapped, mesh=mesh[tuple(data_axes)])
 
 
-def cuts_of(names: list[str], leaves: str) -> dict[str, Any]:
+def cuts_of(names: list[str], leaves: str, num_data_axes: int) -> dict[str, Any]:
     """How values lie on a stage's mesh; what a DTensor says of itself besides."""
     on_tp: dict[str, Placement] = {"rows": Shard(0), "columns": Shard(1)}
     cuts: dict[str, Any] = {}
@@ -301,9 +328,9 @@ def cuts_of(names: list[str], leaves: str) -> dict[str, Any]:
         if name.startswith("bias"):
             cuts[name] = "R"
         elif name == "hidden" and leaves in on_tp:
-            cuts[name] = [Shard(0), on_tp[leaves]]
+            cuts[name] = [*[Shard(0)] * num_data_axes, on_tp[leaves]]
         else:
-            cuts[name] = "S0R"
+            cuts[name] = ("S0R", "S01R")[num_data_axes - 1]
     return cuts
 
 
@@ -313,14 +340,15 @@ def make_stage(case: Case, index: int, here: Here) -> tuple[Stage, Habits]:
     module = Habits(drawn, index, case.graph)
     shard_module(module, drawn, here.mesh)
     assert here.mesh.mesh_dim_names is not None
+    data_axes = here.mesh.mesh_dim_names[:-1]
     stage = Stage(
         index,
         module,
         here.mesh,
-        takes=cuts_of(module.takes, "local"),
-        makes=cuts_of(module.makes, drawn.leaves if drawn.tp > 1 else "local"),
+        takes=cuts_of(module.takes, "local", len(data_axes)),
+        makes=cuts_of(module.makes, drawn.leaves if drawn.tp > 1 else "local", len(data_axes)),
         loss=dtensor_loss_of if index == len(case.stages) - 1 else None,
-        data_axes=here.mesh.mesh_dim_names[:1],
+        data_axes=data_axes,
         entries=() if index else None,
     )
     return stage, module
