@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from remesh.comm.gather import Group, break_off, check_end, find_given_up, group_rank, peer_error
+from remesh.comm.gather import Group, break_off, check_end, find_given_up, peer_error
 from remesh.device.streams import DeviceClock, SideStream
 from remesh.foundation.errors import Error, PeerError
 from remesh.groups.blame import is_network_error
@@ -35,8 +35,7 @@ from remesh.pipeline.actions import Action, ActionKind
 from remesh.pipeline.edge_values import Pass
 from remesh.pipeline.graph import StageGraph
 from remesh.pipeline.queues import Crossing, Queue
-from remesh.pipeline.running.edges import Lane, LaneEnd, LaneOwner, Passage, StageRoute
-from remesh.pipeline.running.local_edges import LocalLane
+from remesh.pipeline.running.edges import Lane, LaneEnd, Passage, StageRoute
 from remesh.pipeline.running.queued_edges import QueuedLane
 from remesh.pipeline.running.stage import Stage, StageRules, StageWork, Values, add_gradients, leaving_copy
 from remesh.pipeline.running.values import Described, StageMesh, describe_made, find_aliases
@@ -135,7 +134,7 @@ def _forwards_of(items: Iterable[Item]) -> list[Item]:
     ]
 
 
-AnyLane = Lane | QueuedLane | LocalLane
+AnyLane = Lane | QueuedLane
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +229,7 @@ class StepRun:
 
     def _forward(self, here: _AtWork, number: int) -> tuple[Any, Values]:
         """When the values were there, and what the stage has made of them."""
-        taken = _join(self._bring(here.into, number))
+        taken = {name: one for lane in here.into for name, one in lane.take(number).items()}
         begun = self._clock.mark()
         names = here.stage.entries
         entries = {name: one for name, one in self._entries[number].items() if names is None or name in names}
@@ -244,12 +243,9 @@ class StepRun:
         planned = route.forward if is_forward else route.backward
         assert planned is not None
         giver, taker = (route.source, route.target) if is_forward else (route.target, route.source)
-        end = LaneEnd(planned, LaneOwner(group_rank(part.group), part.group, part.device))
+        end = LaneEnd(planned, part.group, part.device)
         name = f"{route.source}->{route.target} {ActionKind.F if is_forward else ActionKind.B}"
-        if route.source in self._at and route.target in self._at:
-            self._lanes[name] = LocalLane(number, end)
-            return self._lanes[name]
-        if part.queue is not None:
+        if part.queue is not None and not (end.gives and end.takes):
             self._lanes[name] = self._queued[giver, taker, way] = QueuedLane(end, part.side, self._clock)
             return self._lanes[name]
         kinds = (ActionKind.F,) if is_forward else _BACKWARD_MADE
@@ -339,7 +335,7 @@ class StepRun:
             here.work.run_weight_backward(number)
         else:
             # From the last stage to the first: so does one process come by them.
-            gradients = add_gradients(self._bring(here.back_into[::-1], number))
+            gradients = add_gradients(lane.take(number) for lane in here.back_into[::-1])
             begun = self._clock.mark()
             run = here.work.run_backward if kind is ActionKind.B else here.work.run_input_backward
             given, leaving = here.back_out_of, run(number, gradients)
@@ -353,10 +349,6 @@ class StepRun:
         for lane in given if self._part.is_blocking else ():
             if isinstance(lane, Lane):  # one that is queued holds up the device, behind its crossing
                 lane.wait_gone(number)
-
-    def _bring(self, lanes: Sequence[AnyLane], number: int) -> Iterator[dict[str, torch.Tensor]]:
-        for lane in lanes:
-            yield lane.take(number)
 
     def _lost_peer(self, threaded: Sequence[Lane]) -> PeerError | None:
         """The loss of a peer, as lanes or the group report it."""
@@ -377,13 +369,6 @@ class StepRun:
 
 def _leaving(made: Values) -> dict[str, torch.Tensor]:
     return {name: leaving_copy(value) for name, value in made.items()}
-
-
-def _join(parts: Iterator[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    joined: dict[str, torch.Tensor] = {}
-    for part in parts:
-        joined |= part
-    return joined
 
 
 def _average_gradients(stage: Stage) -> None:
