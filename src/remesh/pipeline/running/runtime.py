@@ -30,7 +30,7 @@ from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.queues import plan_queues
 from remesh.pipeline.running.edges import Payload, StageRoute, plan_route
 from remesh.pipeline.running.meeting import Places, device_of, gather_places
-from remesh.pipeline.running.opening import Opened, StepOpening, elements_of, share_of_loss
+from remesh.pipeline.running.opening import Opened, StepOpening, share_of_loss
 from remesh.pipeline.running.stage import Stage, cut_microbatches
 from remesh.pipeline.running.step_runner import DOING, StepPart, StepReport, StepRun
 from remesh.pipeline.running.values import EdgeEnd
@@ -150,7 +150,10 @@ class Pipeline:
         else:
             opened = StepOpening(run, self.graph, self._places, self.group).run(part.stages, self._plan_route)
             self._opened[key] = opened
-        return run.run(self._share(self._places, opened, told), opened.rules)
+        share, rank = 1.0, group_rank(self.group)
+        if self.graph.num_stages - 1 in part.stages:
+            share = share_of_loss(self._places.meshes[-1], told, opened.taken, rank)
+        return run.run(share, opened.rules)
 
     def edge_bytes(self, edge: Edge) -> tuple[int, int]:
         """What a micro-batch puts on the busiest NIC for an edge: its value, and its gradient.
@@ -207,13 +210,6 @@ class Pipeline:
     ) -> StageRoute:
         assert self._places is not None
         return plan_route(ends, made, taken, self._host_of or self._places.host_of, self._payload, self._options)
-
-    def _share(self, places: Places, opened: Opened, told: Sequence[Any]) -> float:
-        """What the loss of this rank counts."""
-        at = places.meshes[-1]
-        if self.graph.num_stages - 1 not in self._part.stages:
-            return 1.0
-        return share_of_loss(at, elements_of(told, opened.taken, at), group_rank(self.group))
 
     def _describe(self) -> str:
         """What all ranks must have been given alike, as text; raises what is wrong with it."""

@@ -38,7 +38,7 @@ from remesh.pipeline.queues import Crossing, Queue
 from remesh.pipeline.running.edges import Lane, LaneEnd, Passage, StageRoute
 from remesh.pipeline.running.queued_edges import QueuedLane
 from remesh.pipeline.running.stage import Stage, StageRules, StageWork, Values, add_gradients, leaving_copy
-from remesh.pipeline.running.values import Described, StageMesh, describe_made, find_aliases
+from remesh.pipeline.running.values import Described, StageMesh, describe_made
 
 DOING = "running a pipeline step"
 Item = TypeVar("Item", Action, Action | Crossing)
@@ -216,16 +216,13 @@ class StepRun:
                     self._part.side.wait(self._part.side.mark())
                     check_end(self._part.group, DOING)
 
-    def run_first(
-        self, index: int, mesh: StageMesh, rules: StageRules
-    ) -> tuple[dict[str, Described], dict[str, list[str]]]:
-        """The forward of a stage for the first micro-batch; what it made, and which of it shares memory."""
+    def run_first(self, index: int, mesh: StageMesh, rules: StageRules) -> dict[str, Described]:
+        """The forward of a stage for the first micro-batch; what it made."""
         here = self._at[index]
         here.work.rules = rules
         begun, made = self._forward(here, self._part.first_microbatch)
         here.first = _First(_leaving(made), (begun, self._clock.mark()))
-        described = {name: describe_made(here.stage, name, one, mesh) for name, one in made.items()}
-        return described, find_aliases(here.stage, made)
+        return describe_made(here.stage, made, mesh)
 
     def _forward(self, here: _AtWork, number: int) -> tuple[Any, Values]:
         """When the values were there, and what the stage has made of them."""
