@@ -79,6 +79,8 @@ class Case:
     graph: StageGraph
     schedule: Schedule
     rows: int
+    has_weights: bool
+    """Whether the target is two tensors, the second of them weights of rows."""
 
     @property
     def size(self) -> int:
@@ -140,7 +142,7 @@ def draw_case(seed: int) -> Case:
     # Rows that do not divide evenly among the ranks of the last stage; what is made is cut evenly.
     uneven = all(stage.dp < 3 and stage.leaves != "rows" for stage in stages[:-1])
     rows = chance.choice((ROWS, 10)) if uneven else ROWS
-    return Case(tuple(stages), StageGraph(num_stages, tuple(edges)), schedule, rows)
+    return Case(tuple(stages), StageGraph(num_stages, tuple(edges)), schedule, rows, chance.random() < 0.3)
 
 
 class Core(nn.Module):
@@ -241,9 +243,16 @@ class Habits(nn.Module):
         return torch.sin(hidden)
 
 
-def loss_of(made: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+def loss_of(made: torch.Tensor, target: Any) -> torch.Tensor:
     """A mean over rows."""
+    if isinstance(target, dict):
+        return ((made - target["wanted"]) ** 2 * target["weights"]).mean()
     return ((made - target) ** 2).mean()
+
+
+def target_of(case: Case, y: list[torch.Tensor]) -> Any:
+    """What is given to the loss, from micro-batches of what is wanted."""
+    return {"wanted": y, "weights": [1 + each[:, :1] for each in y]} if case.has_weights else y
 
 
 def batch_of(case: Case, step: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -261,7 +270,10 @@ def train_alone(case: Case) -> tuple[list[Habits], list[torch.Tensor], list[torc
     losses, outputs = [], []
     for step in range(NUM_STEPS + 1):
         torch.set_grad_enabled(step < NUM_STEPS)
-        for x, y in zip(*batch_of(case, step), strict=True):
+        wholes, wanted = batch_of(case, step)
+        targets = target_of(case, wanted)
+        for at_step, x in enumerate(wholes):
+            y = {name: each[at_step] for name, each in targets.items()} if case.has_weights else targets[at_step]
             made: dict[int, Values] = {}
             for at, module in enumerate(modules):
                 coming = case.graph.edges_into(at)
@@ -371,7 +383,7 @@ def train_case(seed: int) -> None:
     for step in range(NUM_STEPS):
         x, y = batch_of(case, step)
         batch = {"hidden": share_of(x)} if here.indices[0] == 0 else {}
-        report = pipeline.step(batch, share_of(y) if is_last else None)
+        report = pipeline.step(batch, target_of(case, share_of(y)) if is_last else None)
         assert {span.action.stage for span in report.spans} == {*here.indices}
         if is_last and dp == 1:
             expected = losses[step * NUM_MICROBATCHES :][:NUM_MICROBATCHES]
@@ -390,10 +402,15 @@ def train_case(seed: int) -> None:
         torch.testing.assert_close(whole_of(found), expected, rtol=1e-10, atol=1e-12)
 
 
-def dtensor_loss_of(made: Any, target: torch.Tensor) -> torch.Tensor:
+def dtensor_loss_of(made: Any, target: Any) -> torch.Tensor:
     """The same of a DTensor, which is then one itself."""
     if isinstance(made, DTensor):
-        target = DTensor.from_local(target, made.device_mesh, [Replicate()])
+
+        def whole(one: torch.Tensor) -> torch.Tensor:
+            return DTensor.from_local(one, made.device_mesh, [Replicate()])
+
+        is_one = isinstance(target, torch.Tensor)
+        target = whole(target) if is_one else {name: whole(one) for name, one in target.items()}
     return loss_of(made, target)
 
 

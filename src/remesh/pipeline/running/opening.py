@@ -122,8 +122,8 @@ class StepOpening:
                 f"{DOING}: the ranks of stage {stage} have values of different shapes, found {told}; cut values evenly"
             )
         return {
-            name: Described(*(tuple(each) if isinstance(each, list) else each for each in form))
-            for name, form in told[0].items()
+            name: Described(spec, tuple(shape), dtype, tuple(axes), reduction, aliases)
+            for name, (spec, shape, dtype, axes, reduction, aliases) in told[0].items()
         }
 
     def _seen_by_others(self, stage: int, coming: Mapping[str, Described]) -> list[str]:
@@ -143,11 +143,11 @@ def share_of_loss(at: StageMesh, told: Sequence[Any], taken: Mapping[str, EdgeEn
     """What the loss of a rank of the last stage counts beside those of other data-parallel ranks; 1 on average.
 
     A loss is a mean over what its rank was given: it counts by the elements of its target, or of its batch and of what
-    it takes. ``told`` are the shapes of the batch on every rank, ``taken`` the values that the last stage takes.
+    it takes. ``told`` are the shapes of batch and target on every rank, ``taken`` the values that the last stage takes.
     """
     given = Counter[tuple[int, ...]]()
     for other in at.mesh.world_ranks:
-        sizes = {name: math.prod(shape) for name, _, shape in told[other]}
+        batch, target = ([math.prod(shape) for *_, shape in each] for each in told[other])
         own = sum(shard.box.size for end in taken.values() for shard in end.value.shards_of(other))
-        given[at.place_of(other)] += sizes.get("", sum(sizes.values()) + own)
+        given[at.place_of(other)] += sum(target) if target else sum(batch) + own
     return at.width * given[at.place_of(rank)] / given.total() if given.total() else 1.0

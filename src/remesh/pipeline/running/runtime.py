@@ -42,7 +42,8 @@ from remesh.resharding.planning.transfer import PlanOptions
 
 _MAX_VALUE_CHARS = 64
 """Characters of an option's value in an error; a longer one is named by its digest."""
-Entries = Mapping[str, torch.Tensor | Sequence[torch.Tensor]]
+Entry = torch.Tensor | Sequence[torch.Tensor]
+Entries = Mapping[str, Entry]
 
 
 class PipelineOptions(PlanOptions, total=False):
@@ -106,22 +107,19 @@ class Pipeline:
         self._opened: dict[str, Opened] = {}
         """By the shapes of the batch."""
 
-    def step(
-        self, batch: Entries | None = None, target: torch.Tensor | Sequence[torch.Tensor] | None = None
-    ) -> StepReport:
+    def step(self, batch: Entries | None = None, target: Entry | Entries | None = None) -> StepReport:
         """Add the gradients of one batch to ``.grad`` of the stage's parameters; what happened.
 
         Called by every rank of the group. ``batch`` has what this rank's module takes beside values of other stages:
-        tensors that are cut into micro-batches along their first dim, or sequences of micro-batches; ``target`` goes
-        to the loss, on the last stage. The loss is the mean over micro-batches. `PipelineError` on all ranks, before
-        anything is computed, when micro-batches differ in shape; `PeerError` when a rank dies.
+        tensors that are cut into micro-batches along their first dim, or sequences of micro-batches. ``target`` goes to
+        the loss, on the last stage: one such tensor, or a dict of several, which the loss gets as a dict. The loss is
+        the mean over micro-batches. `PipelineError` on all ranks, before anything is computed, when micro-batches
+        differ in shape; `PeerError` when a rank dies.
         """
         return self._run(self._meet, batch, target)
 
     @torch.no_grad()
-    def evaluate(
-        self, batch: Entries | None = None, target: torch.Tensor | Sequence[torch.Tensor] | None = None
-    ) -> StepReport:
+    def evaluate(self, batch: Entries | None = None, target: Entry | Entries | None = None) -> StepReport:
         """Run the forwards of one batch alone, without gradients; the report has what the last stage returned, and its
         losses where there is a target, or the module returns the loss.
 
@@ -170,11 +168,11 @@ class Pipeline:
 
     def _exchange_shapes(
         self, part: StepPart, batch: Entries | None, target: Any
-    ) -> tuple[list[dict[str, torch.Tensor]], list[torch.Tensor | None], list[Any]]:
+    ) -> tuple[list[dict[str, torch.Tensor]], list[Any], list[Any]]:
         """This rank's micro-batches and targets, and their shapes on all ranks."""
         rank = group_rank(self.group)
         entries: list[dict[str, torch.Tensor]] = []
-        targets: list[torch.Tensor | None] = []
+        targets: list[Any] = []
         num = self.schedule.num_microbatches
 
         def tell() -> list[Any]:
@@ -196,12 +194,16 @@ class Pipeline:
                     "tensors by the names under which the module takes them; give a dict"
                 )
             entries.extend(cut_microbatches(batch or {}, num, "the batch's"))
-            if target is None:
-                targets.extend([None] * num)
+            if isinstance(target, Mapping):
+                named = cut_microbatches(target, num, "the target's")
+                targets.extend(named)
             else:
-                targets.extend(part["target"] for part in cut_microbatches({"target": target}, num, "the"))
-            told = {**entries[0], **({} if targets[0] is None else {"": targets[0]})}
-            return [[name, dtype_name(one.dtype), list(one.shape)] for name, one in sorted(told.items())]
+                named = cut_microbatches({} if target is None else {"target": target}, num, "the")
+                targets.extend(each.get("target") for each in named)
+            return [
+                [[name, dtype_name(one.dtype), list(one.shape)] for name, one in sorted(each.items())]
+                for each in (entries[0], named[0])
+            ]
 
         return entries, targets, gather_from(tell, self.group, DOING)
 

@@ -168,7 +168,7 @@ class _AtWork:
 class StepRun:
     """One step under way on one rank."""
 
-    def __init__(self, part: StepPart, entries: Sequence[Values], targets: Sequence[torch.Tensor | None]) -> None:
+    def __init__(self, part: StepPart, entries: Sequence[Values], targets: Sequence[Any]) -> None:
         self._part = part
         self._entries = entries
         self._targets = targets
