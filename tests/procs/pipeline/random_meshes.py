@@ -1,8 +1,8 @@
 """Random stages on random meshes, with what programs do around a value, and one process that trains the same modules.
 
 A seed draws the width of each stage (data-parallel ranks, tensor parallelism, FSDP2, the two together, FSDP2 with
-replicas), the values between stages, the habits of each module, and the schedule. What one process does with whole
-modules and whole micro-batches is the oracle.
+replicas), the values between stages, the weights that stages have together, the habits of each module, and the
+schedule. What one process does with whole modules and whole micro-batches is the oracle.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
 
-from remesh.pipeline import Edge, Pipeline, Schedule, Stage, StageGraph, Transfers
+from remesh.pipeline import Edge, Pipeline, Schedule, Stage, StageGraph, Tie, Transfers
 from remesh.pipeline.csv_text import read_csv
 from remesh.pipeline.schedules import SCHEDULES
 
@@ -37,6 +37,8 @@ ANY_WIDTH = ("random", "generator", "counter", "cache", "checkpoint", "hook", "s
 """What a module does beside its layers, on any number of ranks."""
 ONE_RANK = ("first", "statistics", "running mean")
 """What depends on all rows of a micro-batch."""
+TIED = ("core.up.weight", "lone")
+"""Parameters that stages may have together."""
 FSDP_AT = ("whole", "core", "both")
 """The module that FSDP wraps: the stage's, its layers alone, so that the other parameters are not its, or both."""
 KINDS = ("plain", "plain", "tp", "fsdp", "hsdp", "tp fsdp")
@@ -142,7 +144,13 @@ def draw_case(seed: int) -> Case:
     # Rows that do not divide evenly among the ranks of the last stage; what is made is cut evenly.
     uneven = all(stage.dp < 3 and stage.leaves != "rows" for stage in stages[:-1])
     rows = chance.choice((ROWS, 10)) if uneven else ROWS
-    return Case(tuple(stages), StageGraph(num_stages, tuple(edges)), schedule, rows, chance.random() < 0.3)
+    has_weights = chance.random() < 0.3
+    ties = [
+        Tie(tuple((at, name) for at in sorted(chance.sample(range(num_stages), chance.randint(2, num_stages)))))
+        for name in TIED
+        if chance.random() < 0.4
+    ]
+    return Case(tuple(stages), StageGraph(num_stages, tuple(edges), tuple(ties)), schedule, rows, has_weights)
 
 
 class Core(nn.Module):
@@ -267,6 +275,11 @@ def train_alone(case: Case) -> tuple[list[Habits], list[torch.Tensor], list[torc
     """The oracle: whole modules, micro-batch after micro-batch; the modules with their gradients, the losses, and what
     an evaluation returns after."""
     modules = [Habits(drawn, at, case.graph) for at, drawn in enumerate(case.stages)]
+    for tie in case.graph.ties:
+        (first, _), *others = tie.parameters
+        for at, name in others:
+            owner, _, last = name.rpartition(".")
+            setattr(modules[at].get_submodule(owner), last, modules[first].get_parameter(name))
     losses, outputs = [], []
     for step in range(NUM_STEPS + 1):
         torch.set_grad_enabled(step < NUM_STEPS)
@@ -350,6 +363,11 @@ def make_stage(case: Case, index: int, here: Here) -> tuple[Stage, Habits]:
     """A stage of this rank, and its module."""
     drawn = case.stages[index]
     module = Habits(drawn, index, case.graph)
+    for tie in case.graph.ties:
+        first, name = tie.parameters[0]
+        if index in dict(tie.parameters):
+            value = Habits(case.stages[first], first, case.graph).get_parameter(name)
+            module.get_parameter(name).data.copy_(value.data)
     shard_module(module, drawn, here.mesh)
     assert here.mesh.mesh_dim_names is not None
     data_axes = here.mesh.mesh_dim_names[:-1]

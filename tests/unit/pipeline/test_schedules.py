@@ -6,7 +6,7 @@ import pytest
 
 from remesh.foundation.errors import ConfigError
 from remesh.pipeline.actions import Action, ActionKind
-from remesh.pipeline.graph import Edge, StageGraph
+from remesh.pipeline.graph import Edge, StageGraph, Tie
 from remesh.pipeline.peaks import compute_peaks
 from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.schedule import Schedule
@@ -56,6 +56,12 @@ def test_a_circle_of_stages_is_named() -> None:
 def test_a_stage_graph_that_cannot_be_is_refused(num_stages: int, edges: tuple[Edge, ...], match: str) -> None:
     with pytest.raises(PipelineError, match=match):
         StageGraph(num_stages, edges)
+
+
+@pytest.mark.parametrize("parameters", [((0, "a"),), ((0, "a"), (2, "b")), ((0, "a"), (1, "b"), (1, "c"))])
+def test_a_tie_of_no_two_stages_is_refused(parameters: tuple[tuple[int, str], ...]) -> None:
+    with pytest.raises(PipelineError, match="the tied weight a of stage 0"):
+        StageGraph(2, (Edge(0, 1, "h"),), (Tie(parameters),))
 
 
 def test_a_schedule_of_no_micro_batches_is_refused() -> None:

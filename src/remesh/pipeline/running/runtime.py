@@ -33,6 +33,7 @@ from remesh.pipeline.running.meeting import Places, device_of, gather_places
 from remesh.pipeline.running.opening import Opened, StepOpening, share_of_loss
 from remesh.pipeline.running.stage import Stage, cut_microbatches
 from remesh.pipeline.running.step_runner import DOING, StepPart, StepReport, StepRun
+from remesh.pipeline.running.tied import TiedWeights
 from remesh.pipeline.running.values import EdgeEnd
 from remesh.pipeline.schedule import Schedule
 from remesh.pipeline.schedule_check import check_schedule
@@ -103,6 +104,7 @@ class Pipeline:
             device=device,
             is_blocking=transfers is Transfers.BLOCKING,
             side=SideStream(device),
+            tied=TiedWeights(graph, mine, schedule.row_of, group, self._tied_options()),
         )
         self._opened: dict[str, Opened] = {}
         """By the shapes of the batch."""
@@ -213,12 +215,17 @@ class Pipeline:
         assert self._places is not None
         return plan_route(ends, made, taken, self._host_of or self._places.host_of, self._payload, self._options)
 
+    def _tied_options(self) -> PlanOptions:
+        return self._options if self._host_of is None else {**self._options, "host_of": self._host_of}
+
     def _describe(self) -> str:
         """What all ranks must have been given alike, as text; raises what is wrong with it."""
         graph, schedule = self.graph, self.schedule
         if is_queued(self.group):
             check_device(self._part.device, group_device(self.group))
         check_schedule(schedule, graph)
+        for tie in graph.ties:
+            self._part.tied.parameters_of(tie)
         mine = [stage.index for stage in self.stages]
         for row in schedule.rows:
             of_row = sorted({action.stage for action in row})

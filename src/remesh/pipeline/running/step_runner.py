@@ -4,7 +4,8 @@
 1. Before each action it takes the values that this needs from the lanes; after it hands on what came out. It never
    waits for a transfer that it does not need. Over NCCL alone it goes through its queue, which has the crossings of
    values between the actions (`remesh.pipeline.queues`).
-2. It waits until its lanes are empty, and averages gradients over the data axes of its stage.
+2. It waits until its lanes are empty, averages gradients over the data axes of its stage, and sums those of tied
+   weights (`remesh.pipeline.running.tied`).
 
 A rank that dies breaks its connections. A rank that notices breaks off its own, so that all ranks raise `PeerError`
 soon, none after the group's timeout; over NCCL they learn of it by that timeout. The same happens when the module of a
@@ -38,6 +39,7 @@ from remesh.pipeline.queues import Crossing, Queue
 from remesh.pipeline.running.edges import Lane, LaneEnd, Passage, StageRoute
 from remesh.pipeline.running.queued_edges import QueuedLane
 from remesh.pipeline.running.stage import Stage, StageRules, StageWork, Values, add_gradients, leaving_copy
+from remesh.pipeline.running.tied import TiedWeights
 from remesh.pipeline.running.values import Described, StageMesh, describe_made
 
 DOING = "running a pipeline step"
@@ -96,6 +98,7 @@ class StepPart:
     """Whether the rank blocks until what it gives has left."""
     side: SideStream
     """Of the device, for what crosses while the stage computes."""
+    tied: TiedWeights
     queue: Queue | None = None
     """What the rank does over NCCL alone, in order; None where lanes have threads."""
 
@@ -256,6 +259,7 @@ class StepRun:
             here.work.share, here.work.rules = share, rules[index]
         threaded = self._threaded()
         with self._breaking_off():
+            before = self._part.tied.set_aside() if self._part.has_backward else ()
             for lane in threaded:
                 lane.start()
             for item in self._part.row if self._part.queue is None else self._part.queue:
@@ -267,8 +271,10 @@ class StepRun:
                 lane.finish()
             self._part.side.wait(self._part.side.mark())
             check_end(self._part.group, DOING)
-            for stage in self._part.stages.values() if self._part.has_backward else ():
-                _average_gradients(stage)
+            if self._part.has_backward:
+                for stage in self._part.stages.values():
+                    _average_gradients(stage)
+                self._part.tied.add_up(before)
         return self._report()
 
     def _threaded(self) -> list[Lane]:
