@@ -109,7 +109,7 @@ def draw_case(seed: int) -> Case:
     schedule = draw_schedule(chance)
     num_stages, num_rows = schedule.num_stages, len(schedule.rows)
     left = MAX_RANKS
-    of_rows: list[tuple[str, int, int, int]] = []
+    of_rows: list[tuple[str, int, int, int, str]] = []
     for at in range(num_rows):
         kind = chance.choice(KINDS)
         tp = 2 if "tp" in kind and left - (num_rows - 1 - at) >= 2 else 1
@@ -117,10 +117,11 @@ def draw_case(seed: int) -> Case:
         dp = chance.choice([each for each in (1, 2, 3, 4) if each <= most])
         replicas = chance.choice([1, 2]) if kind == "hsdp" and dp % 2 == 0 else 1
         left -= dp * tp
-        of_rows.append((kind, dp, replicas, tp))
+        # What stages of one rank have together is cut alike.
+        of_rows.append((kind, dp, replicas, tp, chance.choice(FSDP_AT)))
     stages: list[Drawn] = []
     for at in range(num_stages):
-        kind, dp, replicas, tp = of_rows[schedule.row_of[at]]
+        kind, dp, replicas, tp, fsdp_at = of_rows[schedule.row_of[at]]
         habits = [*chance.sample(ANY_WIDTH, 3)]
         if dp == 1:
             habits.append(chance.choice(ONE_RANK))
@@ -132,7 +133,7 @@ def draw_case(seed: int) -> Case:
                 tp,
                 tuple(habits),
                 chance.choice(LEAVES),
-                chance.choice(FSDP_AT),
+                fsdp_at,
                 chance.getrandbits(20),
             )
         )

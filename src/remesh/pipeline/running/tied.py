@@ -50,12 +50,11 @@ class TiedWeights:
         for index, name in tie.parameters:
             if index not in self.stages:
                 continue
-            for module in self.stages[index].module.modules():
-                if isinstance(
-                    module, FSDPModule
-                ):  # after a forward it may have whole parameters, which no gradient is of
-                    module.reshard()
-            own = dict(self.stages[index].module.named_parameters(remove_duplicate=False))
+            module = self.stages[index].module
+            for each in module.modules():
+                if isinstance(each, FSDPModule):  # after a forward it may have whole parameters: no gradient is theirs
+                    each.reshard()
+            own = dict(module.named_parameters(remove_duplicate=False))
             if name not in own:
                 raise PipelineError(
                     f"looking for the tied weight {tie}: stage {index} has no parameter {name!r}, found "
@@ -63,10 +62,11 @@ class TiedWeights:
                 )
             if own[name].requires_grad:
                 found[own[name]] = None
-        if len({_local(parameter).shape for parameter in found}) > 1:
+        parts = {(tuple(piece_of(one).shards), getattr(one, "placements", None)) for one in found}
+        if len(parts) > 1:
             raise PipelineError(
-                f"looking for the tied weight {tie}: the stages of one rank have parts of shapes "
-                f"{[tuple(_local(parameter).shape) for parameter in found]}, expected one; shard them alike"
+                f"looking for the tied weight {tie}: stages of one rank have it with placements "
+                f"{[placements for _, placements in parts]}, expected one layout; shard it alike on these stages"
             )
         return list(found)
 
@@ -102,10 +102,6 @@ class TiedWeights:
             for parameter, old in mine.items():
                 found = sums[str(tie)]
                 parameter.grad = found.clone() if old is None else old + found
-
-
-def _local(parameter: torch.Tensor) -> torch.Tensor:
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
 def _gradient_of(parameter: nn.Parameter) -> torch.Tensor:
