@@ -49,7 +49,7 @@ DEBIAN_PROGRAMS := lammps hpcc netpipe-mpich2 netpipe-openmpi gromacs quantum-es
                    libmpich-dev libopenmpi-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-unit test-procs test-slow test-long test-mpi test-netns test-gpu test-browser test-hosts interop peers mpi mpi-programs mpi4py-suite mpich-suite check format bench lines pictures docs \
+.PHONY: help demo test test-unit test-procs test-slow test-long test-mpi test-netns test-gpu test-stores test-pods test-browser test-hosts interop peers mpi mpi-programs mpi4py-suite mpich-suite check format bench lines pictures docs \
         hosts hosts-vllm matrix wheel wheel-check clean
 
 help:  ## this list
@@ -96,7 +96,7 @@ test-browser: $(STAMP)  ## pages in a real browser; Chromium comes from the syst
 	$(RUN) -m pip install --quiet --constraint constraints.txt --editable '.[browser]'
 	$(RUN) -m pytest -m browser $(TESTS)
 
-test-mpi test-netns test-gpu: test-%: $(STAMP)  ## tiers that need more of the machine
+test-mpi test-netns test-gpu test-stores test-pods: test-%: $(STAMP)  ## tiers that need more of the machine
 	$(RUN) -m pytest -m $* $(TESTS)
 
 interop: $(STAMP)  ## checkpoints both ways with megatron-core, which goes to .interop/ without its dependencies

@@ -97,6 +97,7 @@ site_trees = {
         /elastic/protocol
         /mpi/protocol
         /mpi/images
+        /mpi/in_place
         /checkpoint/format""",
 }
 # Reached by links alone: in no menu, and no search looks into their texts.

@@ -23,7 +23,7 @@ from remesh.testbed.pool import RankPool
 from tests import profiles  # noqa: F401 - loads a profile of Hypothesis
 from tests.leftovers import watch
 
-_SPECIAL_TIERS = ("mpi", "netns", "gpu", "browser", "hosts", "slow", "long")
+_SPECIAL_TIERS = ("mpi", "netns", "gpu", "browser", "hosts", "stores", "pods", "slow", "long")
 """Those that are run when they are asked for; they get the marker ``special``, by which pyproject.toml and the Makefile
 leave them out."""
 
@@ -187,8 +187,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         missing = [name for name in KINDS if isinstance(dict(find_all())[name], ConfigError)]
         if missing:
             pytest.skip(f"needs {', '.join(missing)}, which `make mpi` installs")
-    if item.get_closest_marker("netns"):
-        for tool in ("ip", "tc"):
+    if item.get_closest_marker("netns") or item.get_closest_marker("pods"):
+        for tool in ("ip", "tc", "unshare"):
             if shutil.which(tool) is None:
                 pytest.skip(f"needs {tool}, which is not on the path")
         if os.geteuid() != 0:

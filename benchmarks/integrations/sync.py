@@ -1,8 +1,9 @@
 """Time of new weights from a trainer into engines: two hosts of each, shaped links, real TCP.
 
 A trainer under FSDP2 has the tensors of a Hugging Face checkpoint, two engines hold vLLM's fused and sharded ones.
-Ours moves shards into these (`map_weights`). The peer does what the engines of vLLM and verl do by themselves: trainers
-gather each tensor, and the first one broadcasts all of it to every engine, bucket by bucket, over the same gloo.
+Ours moves shards into these, as a record of the engines' loader has them. The peer does what the engines of vLLM and
+verl do by themselves: trainers gather each tensor, and the first one broadcasts all of it to every engine, bucket by
+bucket, over the same gloo.
 
 Times are over ``t``, a plain message of the bytes that the busiest NIC has to carry, headers of TCP included. No
 broadcast of whole tensors can beat its own bound, all bytes of the model through one NIC, which stands beside. A sync
@@ -24,7 +25,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from benchmarks.report import Row, at_least, at_most, spread_of
 from benchmarks.reshard.netns import MAX_LOAD, MAX_T_SPREAD
 from benchmarks.reshard.netns_ranks import nic_bytes, plain_message, timed
-from remesh.integrations.fused_weights import EnginePlace, map_weights
+from remesh.layout.recorded import record
 from remesh.resharding import Resharder
 from remesh.testbed import BedSpec, HostSpec, Testbed
 
@@ -186,7 +187,7 @@ class _Engine:
                 f"{stem}.mlp.down_proj.weight": torch.zeros(sizes.width, sizes.inner // size),
                 f"{stem}.input_layernorm.weight": torch.zeros(sizes.width),
             }
-        self.wanted = map_weights(self.parameters, shapes_of(sizes), EnginePlace(number, size, KV_HEADS))
+        self.wanted = record(self._load, shapes_of(sizes), self.parameters).bind(self.parameters)
         self.num_bytes = sum(one.nbytes for one in self.parameters.values())
 
     def clear(self) -> None:
@@ -196,8 +197,11 @@ class _Engine:
 
     def take(self, whole: Mapping[str, torch.Tensor]) -> None:
         """Cut whole tensors and put the parts where they belong."""
+        self._load(whole, self.parameters)
+
+    def _load(self, whole: Mapping[str, torch.Tensor], into: Mapping[str, torch.Tensor]) -> None:
         for name, tensor in whole.items():
-            target, start = self._place_of(name)
+            target, start = self._place_of(name, into)
             dim = 1 if name.endswith(("o_proj.weight", "down_proj.weight")) else 0
             part = tensor if "norm" in name else tensor.chunk(len(ENGINES), dim)[self.number]
             target.narrow(0, start, part.shape[0]).copy_(part)
@@ -209,7 +213,7 @@ class _Engine:
         if not all(found[name].equal(one) for name, one in self.parameters.items()):
             raise AssertionError(f"{contestant} left wrong bits in an engine")
 
-    def _place_of(self, name: str) -> tuple[torch.Tensor, int]:
+    def _place_of(self, name: str, into: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor, int]:
         size = len(ENGINES)
         for names, fused, starts in (
             (("q_proj", "k_proj", "v_proj"), "qkv_proj", (0, HEADS * HEAD // size, (HEADS + KV_HEADS) * HEAD // size)),
@@ -217,6 +221,6 @@ class _Engine:
         ):
             for one, start in zip(names, starts, strict=True):
                 if f".{one}." in name:
-                    target = self.parameters[name.replace(one, fused)]
+                    target = into[name.replace(one, fused)]
                     return target, len(target) // 2 if start is None else start
-        return self.parameters[name], 0
+        return into[name], 0

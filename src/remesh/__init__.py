@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     )
     from remesh.foundation.retention import KeepBest as KeepBest, KeepEvery as KeepEvery, KeepLast as KeepLast
     from remesh.layout.from_torch import Piece as Piece
+    from remesh.layout.recorded import Recorded as Recorded, record as record
     from remesh.resharding.faces import (
         redistribute_across as redistribute_across,
         reshard_tensor as reshard_tensor,

@@ -1,6 +1,6 @@
 """A trainer beside real engines of vLLM: what these say of weights that they have loaded, and behind updates.
 
-    vllm_program.py FOLDER TENSOR_PARALLEL tied|untied
+    vllm_program.py FOLDER TENSOR_PARALLEL tied|untied|mla|biased SEED OTHER_SEED
 
 The engine loads the weights of a folder. It gets others, all at once, and then in two parts those that it had. Of what
 is packed behind a load nothing can be read, so words and their probabilities are compared, to the bit.
@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 from vllm import LLM, SamplingParams
 from vllm.config import WeightTransferConfig
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
@@ -47,11 +55,17 @@ class Client:
         self.engine.finish_weight_update()
 
 
-def _model(seed: int, *, tied: bool) -> LlamaForCausalLM:
+def _model(seed: int, kind: str) -> PreTrainedModel:
     torch.manual_seed(seed)
     sizes = {"vocab_size": 130, "hidden_size": 256, "intermediate_size": 384, "max_position_embeddings": 128}
-    heads = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    return LlamaForCausalLM(LlamaConfig(**sizes, **heads, dtype="float32", tie_word_embeddings=tied))
+    common = {**sizes, "num_hidden_layers": 2, "num_attention_heads": 4, "dtype": "float32"}
+    if kind == "mla":  # as DeepSeek's, of dense layers alone, since experts on a CPU are packed at the first load
+        ranks = {"q_lora_rank": 96, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
+        dense = {"v_head_dim": 128, "first_k_dense_replace": 2, "num_key_value_heads": 4, "n_routed_experts": 8}
+        return DeepseekV3ForCausalLM(DeepseekV3Config(**common, **ranks, **dense))
+    if kind == "biased":
+        return Qwen2ForCausalLM(Qwen2Config(**common, num_key_value_heads=2))
+    return LlamaForCausalLM(LlamaConfig(**common, num_key_value_heads=2, tie_word_embeddings=kind == "tied"))
 
 
 def _words(engine: Any) -> list[Any]:
@@ -65,8 +79,8 @@ def _words(engine: Any) -> list[Any]:
     ]
 
 
-def main(folder: str, tensor_parallel: str, kind: str) -> None:
-    loaded, trained = (_model(seed, tied=kind == "tied") for seed in (3, 4))
+def main(folder: str, tensor_parallel: str, kind: str, *seeds: str) -> None:
+    loaded, trained = (_model(int(seed), kind) for seed in seeds)
     loaded.save_pretrained(folder)
     register()
     engine = LLM(

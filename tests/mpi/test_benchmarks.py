@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from benchmarks.mpi import c_programs, costs, images, whole_runs
+from benchmarks.mpi import c_programs, costs, images, in_place, whole_runs
 from benchmarks.mpi.chain import (
     ALL,
     ONE_HOST,
@@ -52,6 +52,16 @@ def test_what_a_rank_costs_beside_a_program_in_c_is_measured() -> None:
         for what in ("beside the program", "of the MPI library alone, in a native program")
     )
     assert beside > alone > 1e6
+
+
+def test_calls_in_place_are_measured_beside_native_and_two_processes() -> None:
+    found = {row.case.partition(": ")[2]: row for row in in_place.rows(20, 1, [("mpich", "shm")])}
+    for name in ("latency", "allreduce"):
+        assert found[f"{name} of 8 bytes, native"].value > 0
+        assert {f"{name} of 8 bytes, added in place", f"{name} of 8 bytes, added with two processes a rank"} <= set(
+            found
+        )
+    assert found["loading a lower half"].value > 0
 
 
 @pytest.mark.netns

@@ -88,6 +88,7 @@ INNER_ARROW: dict[str, dict[str, str]] = {
     "carried.mpi": {
         "library": "",
         "calls": "",
+        "in_place": "library",
         "lower": "arena calls channel extension library mpis native program_environment together",
     },
 }
@@ -98,7 +99,7 @@ _MODULES_THROUGH_THE_WALL = {"remesh.testbed", "remesh.testbed.inside"}
 
 # Rooms that are pure but for these modules ...
 _SHELLS = {
-    "layout": {"remesh.layout.from_torch", "remesh.layout.torch_memory"},
+    "layout": {f"remesh.layout.{name}" for name in ("from_torch", "numbers", "recorded", "torch_memory")},
     "resharding": {
         "remesh.resharding.reshard_api",
         "remesh.resharding.faces",

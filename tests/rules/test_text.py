@@ -79,5 +79,5 @@ def test_links_of_the_documents_lead_somewhere() -> None:
 
 def test_every_folder_of_tests_is_under_a_known_roof() -> None:
     roofs = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir() and not path.name.startswith("_")}
-    tiers = {"unit", "procs", "mpi", "netns", "browser", "gpu", "hosts", "slow"}
+    tiers = {"unit", "procs", "mpi", "netns", "browser", "gpu", "hosts", "stores", "pods", "slow"}
     assert roofs <= tiers | {"laws", "rules", "scenarios", "vectors", "golden", "attacks", "interop", "support"}

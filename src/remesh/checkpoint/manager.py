@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 class Checkpoints:
-    """The checkpoints of one run, under ``root``: a path, or a URL of any store that fsspec knows.
+    """The checkpoints of one run, under ``root``: a path, or a URL of an object store or any store that fsspec knows.
 
     ``keep`` is how many of the newest stay, or a list of `KeepLast`, `KeepEvery` and `KeepBest` of
     `remesh.foundation.retention`: what any of them keeps stays, and the newest stays always; None keeps all. With

@@ -27,7 +27,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
 from remesh.checkpoint.background.saving_thread import BackgroundSave, thread_of
-from remesh.checkpoint.checkpoint_errors import CheckpointMismatchError, as_checkpoint_error
+from remesh.checkpoint.checkpoint_errors import CheckpointFormatError, CheckpointMismatchError, as_checkpoint_error
+from remesh.checkpoint.formats.safetensors_format import is_safetensors
 from remesh.checkpoint.plan.writes import SMALL_BYTES, Choice, HeldBoxes, choose_writers
 from remesh.checkpoint.run.collective_steps import take_step
 from remesh.checkpoint.run.common_data import Common, join_common
@@ -53,6 +54,7 @@ from remesh.checkpoint.run.reader import (
     plan_fill,
     run_fill,
 )
+from remesh.checkpoint.run.safetensors import open_safetensors
 from remesh.checkpoint.run.writer import RankState, begin_save, commit_save, part_of, store_index, write_part
 from remesh.checkpoint.storage import Directory, Location, location_of
 from remesh.checkpoint.storage.save_lock import SaveLock
@@ -248,10 +250,11 @@ def load(
     Called by every rank of the group; blocks until all have read, and before that until a save of this program that is
     under way there has ended. The number of ranks and the placement of every
     tensor may differ from those of the save; values are cast to the dtype of the tensor that they fill, floats to other
-    floats and integers to wider ones, and with ``allow_unsafe_types`` whatever ``copy_`` casts. ``path`` may
-    also hold a checkpoint of native torch. Every tensor and every other key of ``state`` must be in the checkpoint;
-    without ``strict``, those that are not keep their values, and a warning in the log names them. Shapes must match.
-    Common data that is stored and not asked for is added; of a list that held tensors it is ``{index: value}``.
+    floats and integers to wider ones, and with ``allow_unsafe_types`` whatever ``copy_`` casts. ``path`` may also hold
+    a checkpoint of native torch, or be a folder of safetensors, as Hugging Face has them. Every tensor and every other
+    key of ``state`` must be in the checkpoint; without ``strict``, those that are not keep their values, and a warning
+    in the log names them. Shapes must match. Common data that is stored and not asked for is added; of a list that held
+    tensors it is ``{index: value}``.
     Objects with ``load_state_dict`` get their state dicts last, and are in the result themselves. The versions of
     modules that torch keeps at a state dict, beside its items, are those of ``state``.
 
@@ -260,6 +263,16 @@ def load(
     loaded = load_chosen(lambda _: state, path, group=group, strict=strict, allow_unsafe_types=allow_unsafe_types)
     filled: dict[str, Any] = fill_nest(state, loaded)
     return filled
+
+
+def _open_any(place: Location) -> OpenCheckpoint:
+    """A checkpoint, or what Hugging Face has written, where there is no sign of one."""
+    try:
+        return open_checkpoint(place, allow_native=True)
+    except CheckpointFormatError as raised:
+        if raised.reason != "not-a-checkpoint" or not is_safetensors(place):
+            raise
+        return open_safetensors(place)
 
 
 def load_chosen(
@@ -284,7 +297,7 @@ def load_chosen(
                 check_option(doing, name, given, bool)  # type: ignore[unreachable]  # not all check types
         if (save_into_it := _UNDER_WAY.get(location_of(path))) is not None:
             save_into_it.failure()  # what became of it, its handle reports
-        checkpoint = open_checkpoint(location_of(path), allow_native=True)
+        checkpoint = _open_any(location_of(path))
         return _plan_load(choose(checkpoint), checkpoint, strict, allow_unsafe_types)
 
     with collector_at_rest():

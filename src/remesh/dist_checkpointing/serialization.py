@@ -1,6 +1,6 @@
 """Entry points for saving and loading sharded state dicts, with Megatron Core's signatures.
 
-All functions accept a path for the directory, or a URL that fsspec knows. Those that are not marked otherwise
+All functions accept a path for the directory, or a URL of a store. Those that are not marked otherwise
 do not communicate. What saves and loads is `remesh.checkpoint.run`, as for plain states.
 """
 

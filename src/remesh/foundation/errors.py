@@ -25,6 +25,10 @@ class PeerError(Error, RuntimeError):
     """Another rank died, left or disagrees; the job must meet again on a new mesh."""
 
 
+class EndedError(PeerError, ProcessLookupError):
+    """A process of this machine that was to be looked at has ended, or was killed meanwhile."""
+
+
 class FormatError(Error, ValueError):
     """Files are damaged, foreign or hostile; the reader must choose another source.
 

@@ -27,7 +27,7 @@ from remesh.foundation.errors import ConfigError
 
 _EXTRAS = {
     "fsspec": "torch",
-    "s3fs": "s3",
+    "obstore": "s3",
     "safetensors": "safetensors",
     "starlette": "dashboard",
     "torch": "torch",

@@ -74,6 +74,9 @@ EVENTS: Final = EnvironmentVariable("REMESH_EVENTS", "", "workers", "folder of t
 CHANNEL: Final = EnvironmentVariable(
     "REMESH_CHANNEL", "", "MPI programs", "file of the channel to the lower half", is_internal=True
 )
+PROGRAM: Final = EnvironmentVariable(
+    "REMESH_PROGRAM", "", "torch programs", "process id of the rank's program, inside its namespace", is_internal=True
+)
 WIRE_PROBES: Final = EnvironmentVariable(
     "REMESH_WIRE_PROBES",
     "",

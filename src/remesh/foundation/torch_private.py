@@ -31,6 +31,7 @@ _HOMES: Final = {
     "GroupThatCompares": "torch._C._distributed_c10d._ProcessGroupWrapper",
     "StorageInfo": "torch.distributed.checkpoint.filesystem._StorageInfo",
     "StridedShard": "torch.distributed.tensor.placement_types._StridedShard",
+    "TorchDispatchMode": "torch.utils._python_dispatch.TorchDispatchMode",
     "foreach_copy": "torch._foreach_copy_",
     "init_optimizer_state": "torch.distributed.checkpoint.state_dict._init_optim_state",
     "make_group": "torch.distributed.distributed_c10d._new_process_group_helper",

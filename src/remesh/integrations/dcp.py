@@ -43,7 +43,7 @@ from remesh.checkpoint.formats.directory import begin, check_can_save, finish, l
 from remesh.checkpoint.formats.fetch import fetch, read_blobs
 from remesh.checkpoint.formats.index_files import stage_native_index
 from remesh.checkpoint.formats.torch_format import check_files
-from remesh.checkpoint.run.reader import OpenCheckpoint
+from remesh.checkpoint.run.reader import OpenCheckpoint, check_are_writable, check_own_places
 from remesh.checkpoint.storage import Directory, Location, is_location, location_of
 from remesh.checkpoint.storage.save_lock import SaveLock, held
 from remesh.checkpoint.values.entities import check_has_values
@@ -193,6 +193,7 @@ class DcpReader(StorageReader):
         of_tensors = [item for item in plan.items if item.type is not LoadItemType.BYTE_IO]
         extents = [checkpoint.manifest.objects[item.storage_index.fqn] for item in of_bytes]
         places = [planner.resolve_tensor(item).detach() for item in of_tensors]
+        _check_places(of_tensors, places)
         reads = chunk_reads(checkpoint, of_tensors, places)
         check_files(checkpoint.directory, [*(read.extent for read in reads), *extents])
         with as_checkpoint_errors(f"loading checkpoint {checkpoint.directory}"):
@@ -221,6 +222,14 @@ class DcpReader(StorageReader):
         if self._pickles is Pickles.SAFE and (unpickles or _is_pickle(blob)):
             load_object(blob, f"{item.storage_index.fqn!r} of {self.checkpoint_id}")
         planner.load_bytes(item, io.BytesIO(blob))
+
+
+def _check_places(items: Sequence[ReadItem], places: Sequence[torch.Tensor]) -> None:
+    """Raise `CheckpointMismatchError` for what cannot be filled; torch raises it on all ranks."""
+    named = [(item.dest_index.fqn, place) for item, place in zip(items, places, strict=True)]
+    for name, place in named:
+        check_own_places(place, name)
+    check_are_writable(named)
 
 
 def _given(directory: Location | None, doing: str) -> Location:

@@ -2,11 +2,12 @@
 
     LLM(model, weight_transfer_config=WeightTransferConfig(backend="remesh"))
 
-Every trainer rank sends what it holds, to the ranks that want it, and no rank has a whole tensor. Names and layouts are
-those of Hugging Face in the trainer, and vLLM's fused and sharded ones in the engines (`fused_weights`).
+Every trainer rank sends what it holds, to the ranks that want it, and no rank has a whole tensor. Where each element
+belongs in an engine's fused and sharded parameters is what the model's own ``load_weights`` does, which is run on
+numbers once (`remesh.record`).
 
     trainer ranks 0 .. T-1, ranks of the engines T .. T+N-1: one group beside the default groups of all
-    trainer_init -> init_transfer_engine on every worker: meet, map names; what does not fit is raised on all
+    trainer_init -> init_transfer_engine on every worker: meet, record; what does not fit is raised on all
     send_weights -> start_weight_update, update_weights (all move at the same time), finish_weight_update
 
 When engines join or leave, ``trainer_init`` is called again, with a client of those that are there. An update brings
@@ -15,7 +16,8 @@ what the source yields: with `ShardedModule.only`, adapted layers alone or what 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -25,12 +27,12 @@ import torch
 import torch.distributed as dist
 
 from remesh.comm.gather import step_together
-from remesh.foundation.errors import ConfigError
+from remesh.foundation.errors import ConfigError, Error
 from remesh.groups.beside import join_beside, leave_beside
-from remesh.integrations.fused_weights import VLLM_RULES, EnginePlace, Rule, WantedWeights, map_weights
 from remesh.integrations.host_programs import check_host
 from remesh.integrations.store_meeting import act_while_asking, store_at
-from remesh.layout.from_torch import Piece
+from remesh.layout.from_torch import Piece, dtype_name, torch_dtype
+from remesh.layout.recorded import BoundWeights, Recorded, record
 from remesh.resharding import Resharder
 
 check_host("vllm", (0, 33))
@@ -49,6 +51,8 @@ from remesh.integrations.vllm_layers import (  # noqa: E402
     packs_once,
     parameters_of,
     processed_layers,
+    recompute_attention,
+    standing_in,
 )
 from remesh.integrations.vllm_source import ShardedModule, held_by  # noqa: E402
 
@@ -88,6 +92,8 @@ class RemeshWorkerInitInfo(WeightTransferInitInfo):
     """Number of this meeting at that place."""
     shapes: dict[str, list[int]]
     """Whole shapes of the trainer's tensors."""
+    dtypes: dict[str, str]
+    """Their dtypes."""
     first_worker: int = 0
     """Number of this engine's first rank, for clients of several engines."""
 
@@ -119,6 +125,7 @@ class RemeshTrainerEngine(TrainerWeightTransferEngine[RemeshTrainerInitInfo]):
             **{key: value for key, value in asdict(init_info).items() if key != "rank"},
             meeting=store.add(f"meetings of {init_info.rank}", 1),
             shapes={meta.name: list(meta.shape) for meta in source.metadata},
+            dtypes={meta.name: dtype_name(meta.dtype) for meta in source.metadata},
         )
 
         def meet() -> None:
@@ -161,16 +168,14 @@ class RemeshTrainerEngine(TrainerWeightTransferEngine[RemeshTrainerInitInfo]):
 
 
 class RemeshWorkerEngine(WeightTransferEngine[RemeshWorkerInitInfo, RemeshUpdateInfo]):
-    """The engines' side, on every worker. For a model with other names, a subclass sets other ``rules``."""
+    """The engines' side, on every worker."""
 
     init_info_cls = RemeshWorkerInitInfo
     update_info_cls = RemeshUpdateInfo
     supports_draft_weight_update = False
-    rules: ClassVar[Sequence[Rule]] = VLLM_RULES
     _group: dist.ProcessGroup | None = None
     _resharder: Resharder | None = None
-    _shapes: Mapping[str, Sequence[int]]
-    _wanted: WantedWeights | None = None
+    _recorded: Recorded | None = None
     _processed: Mapping[str, torch.nn.Module]
 
     def init_transfer_engine(self, init_info: RemeshWorkerInitInfo) -> None:
@@ -180,8 +185,7 @@ class RemeshWorkerEngine(WeightTransferEngine[RemeshWorkerInitInfo, RemeshUpdate
         number = init_info.first_worker + parallel.data_parallel_index * parallel.world_size + parallel.rank
         store = dist.TCPStore(init_info.master_address, init_info.master_port, is_master=False)
         self._group = _meet(init_info, store, init_info.num_trainers + number)
-        self._shapes = init_info.shapes
-        self._wanted = step_together(self._check_and_map, self._group, _MEETING).mine
+        self._recorded = step_together(partial(self._check_and_record, init_info), self._group, _MEETING).mine
         self._resharder = Resharder(self._group)
 
     def start_weight_update(self) -> None:
@@ -192,53 +196,73 @@ class RemeshWorkerEngine(WeightTransferEngine[RemeshWorkerInitInfo, RemeshUpdate
 
     def receive_weights(self, update_info: RemeshUpdateInfo) -> None:
         """Fill the model's parameters. All ranks raise alike; values of parameters filled in place are then unknown."""
-        if self._resharder is None or self._wanted is None:
+        if self._resharder is None or self._recorded is None:
             raise ConfigError(
                 "receiving weights: this worker is not connected to a trainer; call init_weight_transfer_engine first"
             )
         sent = {name for names in step_together(dict, self._group, _UPDATING, tell=sorted).told for name in names}
         with ExitStack() as stack:
-            wanted = step_together(lambda: self._make_room(sent, stack), self._group, _UPDATING).mine
-            self._resharder.reshard({}, {name: piece for name, piece in wanted.pieces.items() if name in sent})
-            wanted.copy_ties()
+            bound = step_together(lambda: self._make_room(sent, stack), self._group, _UPDATING).mine
+            self._resharder.reshard({}, dict(bound.pieces))
+            bound.copy()
+        recompute_attention(self.model, self.model_config)
 
     def shutdown(self) -> None:
         """Leave the trainers; the model stays as it is."""
         if self._group is not None:
             leave_beside(self._group)
-        self._group = self._resharder = self._wanted = None
+        self._group = self._resharder = self._recorded = None
         self._processed = {}
 
-    def _check_and_map(self) -> WantedWeights:
-        parallel, processed = self.parallel_config, processed_layers(self.model)
+    def _check_and_record(self, info: RemeshWorkerInitInfo) -> Recorded:
+        processed = processed_layers(self.model)
         cannot = {
-            "pipeline_parallel_size": parallel.pipeline_parallel_size > 1,
-            "enable_expert_parallel": parallel.enable_expert_parallel,
             "quantization": getattr(self.model_config, "quantization", None) is not None,
-            "use_mla": getattr(self.model_config, "use_mla", False),
             "experts on a CPU": packs_once(processed.values()),
         }
         if any(cannot.values()):
             raise ConfigError(
-                f"mapping weights onto an engine of vLLM: found {[name for name, is_on in cannot.items() if is_on]}, "
-                "expected tensor and data parallelism of plain weights; take vLLM's nccl backend there"
+                f"recording how an engine of vLLM loads: found {[name for name, is_on in cannot.items() if is_on]}, "
+                "expected plain weights, which vLLM processes at every load; take vLLM's nccl backend there"
             )
         self._processed = processed
-        return self._map()
 
-    def _map(self) -> WantedWeights:
-        size = self.parallel_config.tensor_parallel_size
-        place = EnginePlace(self.parallel_config.rank % size, size, self.model_config.get_total_num_kv_heads())
-        return map_weights(parameters_of(self.model, self._processed), self._shapes, place, self.rules)
+        def load(given: dict[str, torch.Tensor], into: dict[str, torch.Tensor]) -> None:
+            with standing_in(self.model, processed, into):
+                try:
+                    self.model.load_weights(given.items())
+                except Error:
+                    raise
+                except Exception as raised:
+                    words = f"{type(raised).__name__}: {raised}"
+                    raise ConfigError(
+                        f"recording how an engine of vLLM loads: its model's load_weights raised {words}, expected it "
+                        "to take every tensor of the trainer; give the source names and shapes of Hugging Face"
+                    ) from raised
 
-    def _make_room(self, sent: Collection[str], stack: ExitStack) -> WantedWeights:
+        dtypes = {name: torch_dtype(one) for name, one in info.dtypes.items()}
+        parameters = parameters_of(self.model, processed)
+        return record(load, info.shapes, parameters, dtypes=dtypes, groups=_by_layer(info.shapes))
+
+    def _make_room(self, sent: Collection[str], stack: ExitStack) -> BoundWeights:
         """Lay layers open that have to process what is sent, until the end of ``stack``; where all goes then."""
-        assert self._wanted is not None
-        touched = layers_to_open(self._processed, self._wanted.made_of, sent)
-        if not touched:
-            return self._wanted
-        stack.enter_context(laid_open(touched, self.model_config))
-        return self._map()
+        recorded = self._recorded
+        assert recorded is not None
+        touched = layers_to_open(self._processed, recorded, sent)
+        if touched:
+            stack.enter_context(laid_open(touched, self.model_config))
+        found = parameters_of(self.model, self._processed)
+        wanted = {name: one for name, one in found.items() if not recorded.made_of(name).isdisjoint(sent)}
+        return recorded.bind(wanted, sent)
+
+
+def _by_layer(names: Iterable[str]) -> list[list[str]]:
+    """Names that have the same number first, as those of one layer do, in the order of the trainer."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        match = re.match(r".*?\.\d+\.", name)
+        groups.setdefault(match[0] if match else "", []).append(name)
+    return list(groups.values())
 
 
 def _meet(info: RemeshWorkerInitInfo, store: dist.Store, rank: int) -> dist.ProcessGroup:

@@ -27,9 +27,11 @@ from vllm.model_executor.model_loader.reload.layerwise import (
     initialize_layerwise_reload,
 )
 from vllm.model_executor.model_loader.reload.meta import materialize_layer
+from vllm.model_executor.model_loader.reload.sanitize import restore_layer_refs
 from vllm.platforms import current_platform
 
 from remesh.foundation.errors import ConfigError
+from remesh.layout.recorded import Recorded
 
 _PLAIN = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
 
@@ -47,6 +49,10 @@ def _is_processed(layer: nn.Module) -> bool:
     return not is_left_alone and bool(get_layerwise_info(layer).restore_metadata[0])
 
 
+def _attention_of(model: nn.Module) -> list[nn.Module]:
+    return [layer for layer in model.modules() if is_deferred_attention_layer(layer)]
+
+
 def packs_once(layers: Collection[nn.Module]) -> bool:
     """Whether there are layers that vLLM processes at their first load alone: experts on a CPU."""
     return current_platform.is_cpu() and any(type(layer.quant_method) not in _PLAIN for layer in layers)
@@ -54,23 +60,60 @@ def packs_once(layers: Collection[nn.Module]) -> bool:
 
 def parameters_of(model: nn.Module, layers: Mapping[str, nn.Module]) -> dict[str, torch.Tensor]:
     """All parameters as a checkpoint has them; those of processed ``layers`` on ``meta`` unless laid open."""
-    hidden = {f"{name}.{key}" for name, layer in layers.items() for key in layer._parameters}
-    found: dict[str, torch.Tensor] = {name: one for name, one in model.named_parameters() if name not in hidden}
+    hidden = {id(one) for layer in layers.values() for one in layer._parameters.values()}
+    for layer in _attention_of(model):  # which compute some of their own
+        made = get_layerwise_info(layer).restore_metadata[0]
+        hidden |= {id(one) for key, one in layer._parameters.items() if key not in made}
+    found: dict[str, torch.Tensor] = {name: one for name, one in model.named_parameters() if id(one) not in hidden}
+    tied: dict[int, torch.Tensor] = {}
     for name, layer in layers.items():
         info = get_layerwise_info(layer)
         made, held = info.restore_metadata[0], dict(layer.named_parameters(recurse=False))
-        wanted = held if info.can_load() else held | made
-        found |= {f"{name}.{key}": one for key, one in wanted.items() if key in made or key == "bias"}
+        for key, one in (held if info.can_load() else held | made).items():
+            if key in made or key == "bias":
+                # A parameter that two layers share was captured twice.
+                found[f"{name}.{key}"] = tied.setdefault(id(held.get(key, one)), one)
     return found
 
 
-def layers_to_open(
-    layers: Mapping[str, nn.Module], made_of: Mapping[str, Collection[str]], sent: Collection[str]
-) -> list[nn.Module]:
+@contextmanager
+def standing_in(
+    model: nn.Module, layers: Mapping[str, nn.Module], others: Mapping[str, torch.Tensor]
+) -> Iterator[None]:
+    """Other tensors in the places of all parameters, with what loaders find on these; until the end of the block."""
+    held = {layer: dict(layer._parameters) for layer in model.modules()}
+    wanted = parameters_of(model, layers)
+    made: dict[int, torch.Tensor] = {}
+    try:
+        for name, one in others.items():
+            path, _, key = name.rpartition(".")
+            layer, stands_for = model.get_submodule(path), wanted[name]
+            stand_in = one.detach()
+            stand_in.__class__, stand_in.__dict__ = stands_for.__class__, dict(stands_for.__dict__)
+            made[id(held[layer].get(key))] = restore_layer_refs(stand_in, layer)
+            layer._parameters[key] = made[id(held[layer].get(key))]  # type: ignore[assignment]
+        for layer, parameters in held.items():  # which may share some
+            shared = {key: made[id(one)] for key, one in parameters.items() if one is not None and id(one) in made}
+            layer._parameters.update(shared)  # type: ignore[arg-type]
+        yield
+    finally:
+        for layer, parameters in held.items():
+            layer._parameters.clear()
+            layer._parameters.update(parameters)
+
+
+def recompute_attention(model: nn.Module, model_config: Any) -> None:
+    """Have attention layers compute what they make of weights of layers below them: the absorbed factors of MLA."""
+    for layer in _attention_of(model):
+        if any(True for _ in layer.children()):
+            layer.process_weights_after_loading(model_config.dtype)  # type: ignore[operator]
+
+
+def layers_to_open(layers: Mapping[str, nn.Module], recorded: Recorded, sent: Collection[str]) -> list[nn.Module]:
     """Of the processed ``layers`` those that an update touches; `ConfigError` if it brings a part of a layer alone."""
     sources: dict[str, set[str]] = {}
-    for name, parts in made_of.items():
-        sources.setdefault(name.rpartition(".")[0], set()).update(parts)
+    for name in recorded.targets:
+        sources.setdefault(name.rpartition(".")[0], set()).update(recorded.made_of(name))
     touched = [name for name in layers if not sources.get(name, set()).isdisjoint(sent)]
     if missing := sorted({one for name in touched for one in sources[name]}.difference(sent)):
         raise ConfigError(

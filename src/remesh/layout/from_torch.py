@@ -269,13 +269,19 @@ def _has_all_storage(tensor: torch.Tensor) -> bool:
     >>> _has_all_storage(cut), _has_all_storage(cut[:2])
     (False, True)
     """
-    num_elements = tensor.numel()
-    if not num_elements:
-        return True
-    reach = num_elements
-    if not tensor.is_contiguous():
-        reach = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return (tensor.storage_offset() + reach) * tensor.element_size() <= tensor.untyped_storage().nbytes()
+    reach = reach_of(tensor)
+    return not reach or (tensor.storage_offset() + reach) * tensor.element_size() <= tensor.untyped_storage().nbytes()
+
+
+def reach_of(tensor: torch.Tensor) -> int:
+    """Elements from the first to the last of a strided tensor in its memory, with what lies between.
+
+    >>> reach_of(torch.ones(4, 6)[:2, :3])
+    9
+    """
+    if tensor.is_contiguous() or not tensor.numel():
+        return tensor.numel()
+    return 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _has_address(tensor: torch.Tensor) -> bool:
@@ -287,8 +293,10 @@ def _has_address(tensor: torch.Tensor) -> bool:
 
 def _local_of(tensor: DTensor) -> torch.Tensor:
     """The local tensor itself: without autograd ``to_local`` returns no view or copy, and detaching shares memory."""
-    with torch.no_grad():
-        local = tensor.to_local()
+    if torch.is_grad_enabled():
+        with torch.no_grad():
+            return _local_of(tensor)
+    local = tensor.to_local()
     if isinstance(local, AsyncCollectiveTensor):
         local = local.wait()
     return local.detach()

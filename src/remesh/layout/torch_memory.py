@@ -13,7 +13,7 @@ import torch
 
 from remesh.foundation.errors import LayoutError
 from remesh.layout.box import Box
-from remesh.layout.from_torch import Piece
+from remesh.layout.from_torch import Piece, reach_of
 from remesh.layout.places import check_places
 from remesh.layout.shard import Shard
 
@@ -30,7 +30,7 @@ def find_shared(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
     >>> find_shared([whole[:, 2:], whole[:, :2], whole[0], torch.zeros(4, 4)]), find_shared([whole[1], whole[0]])
     ([[0, 1, 2]], [])
     """
-    spans = [(one.get_device(), one.data_ptr(), _end_of(one), at) for at, one in enumerate(tensors) if one.numel()]
+    spans = [(one.get_device(), one.data_ptr(), end_of(one), at) for at, one in enumerate(tensors) if one.numel()]
     spans.sort()
     clusters: list[list[int]] = []
     before, reach = -2, 0
@@ -108,12 +108,9 @@ def _bits_of(tensor: torch.Tensor) -> torch.Tensor:
     return row.view(torch.uint8).view(tensor.numel(), tensor.element_size())
 
 
-def _end_of(tensor: torch.Tensor) -> int:
+def end_of(tensor: torch.Tensor) -> int:
     """The address behind its last element."""
-    if tensor.is_contiguous():
-        return tensor.data_ptr() + tensor.nbytes
-    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr() + (reach + 1) * tensor.element_size()
+    return tensor.data_ptr() + reach_of(tensor) * tensor.element_size()
 
 
 def _share_bytes(tensors: Sequence[torch.Tensor]) -> bool:

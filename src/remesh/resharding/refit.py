@@ -42,6 +42,7 @@ from remesh.device.streams import CallersStreams, StreamOrder
 from remesh.foundation.errors import PeerError, PlanError
 from remesh.foundation.options import check_option, check_range
 from remesh.layout.from_torch import Piece, dtensor_of
+from remesh.layout.recorded import Recorded
 from remesh.resharding.model.tasks import Missing
 from remesh.resharding.planning.transfer import PlanOptions
 from remesh.resharding.running.cache import Resharder
@@ -69,8 +70,9 @@ class Refit:
 
     ``take`` names the tensors that this rank wants, as they should be: they become one of its two buffers, the other
     is allocated like them (the first push raises a lack of memory on all ranks), so give no other `Refit` the same
-    memory. Empty on a rank that only trains. With ``in_place`` there is no other buffer, and this rank's readers wait
-    while a version moves, at most ``readers_timeout_s``; ranks may differ in it.
+    memory. Empty on a rank that only trains. With what was ``recorded`` of a loader they are its targets, local tensors
+    under their own names, and its sources are what is taken. With ``in_place`` there is no other buffer, and this
+    rank's readers wait while a version moves, at most ``readers_timeout_s``; ranks may differ in it.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Refit:
         group: Group = None,
         readers_timeout_s: float = _READERS_TIMEOUT_S,
         in_place: bool = False,
+        recorded: Recorded | None = None,
         **options: Unpack[PlanOptions],
     ) -> None:
         check_option(_DOING, "readers_timeout_s", readers_timeout_s, float)
@@ -96,6 +99,7 @@ class Refit:
         self._buffers: tuple[dict[str, torch.Tensor | Piece], ...] = (dict(take or {}),)
         if not in_place:
             self._make_second_buffer()
+        self._bound = [None if recorded is None else recorded.bind(_locals_of(each)) for each in self._buffers]
         self._is_written_in_place = False
         """Whether a version is being moved into the buffer that readers see."""
         self._torn: int | None = None
@@ -158,7 +162,7 @@ class Refit:
             return version
 
         try:
-            meeting = self._resharder.meet(lambda: (give or {}, self._buffers[back]), tell, _DOING)
+            meeting = self._resharder.meet(lambda: (give or {}, self._taken_into(back)), tell, _DOING)
             agreed = _agree_on_version(meeting.said)
         except BaseException:
             if self._under_way is None:  # nothing has moved
@@ -169,11 +173,15 @@ class Refit:
         self._under_way = RefitHandle(self, meeting.start(), back, agreed)
         return self._under_way
 
+    def _taken_into(self, buffer: int) -> Tensors:
+        bound = self._bound[buffer]
+        return self._buffers[buffer] if bound is None else dict(bound.pieces)
+
     def _keep_left(self, back: int, missing: Iterable[str]) -> None:
         """Bring the back buffer up to date where no rank gives anything: its values are those of two versions ago."""
         if self._front not in (None, back):
-            front = pieces_of(self._buffers[self._front])
-            for name, piece in pieces_of({name: self._buffers[back][name] for name in front.keys() & missing}).items():
+            front, behind = (pieces_of(self._taken_into(at)) for at in (self._front, back))
+            for name, piece in {name: behind[name] for name in front.keys() & missing}.items():
                 piece.tensor.copy_(front[name].tensor)
 
     @contextlib.contextmanager
@@ -222,6 +230,9 @@ class Refit:
             if self._under_way is handle:
                 self._under_way = None
                 with handle.streams.followed():
+                    bound = self._bound[back]
+                    if has_arrived and bound is not None:
+                        bound.copy()
                     self._orders[back].end_write()
                 if has_arrived:
                     self._front, self._version, self._torn = back, handle.version, None
@@ -299,6 +310,19 @@ class RefitHandle:
             raise
         self._refit.settle(self, self._back, has_arrived=True)
         return moved
+
+
+def _locals_of(tensors: Tensors) -> dict[str, torch.Tensor]:
+    """Targets of a recorded loader, which has places in the memory of a rank."""
+    found: dict[str, torch.Tensor] = {}
+    for name, one in tensors.items():
+        if isinstance(one, Piece | DTensor):
+            raise PlanError(
+                f"{_DOING}: target {name!r} of a recorded loader is a {type(one).__name__}, expected this rank's own "
+                "tensor; record the loader with local tensors"
+            )
+        found[name] = one
+    return found
 
 
 def _order_of(tensors: Tensors) -> StreamOrder:

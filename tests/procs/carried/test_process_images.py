@@ -28,6 +28,7 @@ from remesh.carried.images import (
     check_imageable,
     compact_image,
     dump_image,
+    freeze,
     remember_image,
     start_upper,
 )
@@ -41,7 +42,7 @@ from remesh.carried.images.look import ahead
 from remesh.carried.images.restore import upper as upper_module
 from remesh.carried.images.write.dump import _without_zeros_at_end
 from remesh.foundation.errors import ConfigError, FormatError, StorageError
-from remesh.foundation.linux.procfs import children_of, read_descriptors, start_of
+from remesh.foundation.linux.procfs import children_of, read_descriptors, read_status, start_of
 from tests.procs.stage import CHANNEL_BYTES, PATIENCE_S, WAIT_FOR_GO, Stage, damages, wait_for
 
 pytestmark = pytest.mark.procs
@@ -205,6 +206,69 @@ def test_interval_timers_go_on_with_the_time_that_was_left(stage: Stage) -> None
     """)
     told = "True 0.25 True 0.0 (0.0, 0.0)\n{'SIGALRM'}\n"
     assert stage.finish(stage.restore(image)) == told
+
+
+_TREATMENT = """
+import ctypes, resource, signal
+libc = ctypes.CDLL(None)
+
+def treatment():
+    status = open("/proc/thread-self/status").read()
+    return [
+        os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0), libc.syscall(252, 1, 0), libc.prctl(30),
+        status.partition("NoNewPrivs:")[2].split()[0], open("/proc/self/oom_score_adj").read(),
+        [resource.getrlimit(number) for number in range(16)],
+    ]
+
+def choose(nice, policy, priority, slack):
+    os.sched_setscheduler(0, policy, os.sched_param(0))
+    os.setpriority(os.PRIO_PROCESS, 0, nice)
+    libc.syscall(251, 1, 0, priority)
+    libc.prctl(29, slack)
+
+def other():
+    choose(7, os.SCHED_IDLE, 3 << 13, 1000000)
+    told.append(treatment()); chosen.set(); go.wait(); told.append(treatment()); print(told[-1] == told[-2])
+
+choose(3, os.SCHED_BATCH, 2 << 13 | 6, 70000)
+libc.prctl(38, 1, 0, 0, 0)
+open("/proc/self/oom_score_adj", "w").write("300")
+for number in range(16):
+    if number not in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC):
+        soft, hard = resource.getrlimit(number)
+        resource.setrlimit(number, (1 << 40, 1 << 41) if hard == resource.RLIM_INFINITY else (soft, hard))
+before = treatment()
+told, chosen, go = [], threading.Event(), threading.Event()
+thread = threading.Thread(target=other)
+thread.start()
+chosen.wait()
+"""
+
+
+def test_how_the_kernel_treats_threads_and_processes_is_kept(stage: Stage) -> None:
+    image = stage.image_of(f"{_TREATMENT}\n{WAIT_FOR_GO}\nprint(treatment() == before)\ngo.set(); thread.join()")
+    upper = stage.restore(image)
+    assert (upper.note, stage.finish(upper)) == ("", "True\nTrue\n")
+
+
+def test_a_periodic_timer_that_expired_while_the_process_stood_goes_on(stage: Stage) -> None:
+    upper = stage.start(f"""
+        import signal
+        rung = []
+        signal.signal(signal.SIGALRM, lambda *_: rung.append(1))
+        signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
+        {textwrap.indent(WAIT_FOR_GO, " " * 8).strip()}
+        rung.clear()
+        while len(rung) < 3: time.sleep(0.01)
+        print(signal.getitimer(signal.ITIMER_REAL)[1])
+    """)
+    image = stage.folder / "image"
+    with freeze(upper.pid) as frozen:
+        wait_for(lambda: int(read_status(upper.pid)["ShdPnd"], 16) >> signal.SIGALRM - 1 & 1 == 1, "it does not expire")
+        dump_image(frozen, image)
+        upper.kill()
+    (stage.work / "go").touch()
+    assert stage.finish(stage.restore(image)) == "0.2\n"
 
 
 def test_clocks_do_not_run_backwards_and_do_not_jump(stage: Stage) -> None:
@@ -765,6 +829,7 @@ def test_an_image_is_for_its_owner_only(stage: Stage) -> None:
     image = stage.image_of(WAIT_FOR_GO)
     assert image.stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in image.iterdir()} == {0o600}
+    (stage.work / "go").unlink()
     with pytest.raises(StorageError, match="File exists"):
         dump_image(stage.start(WAIT_FOR_GO).pid, image)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -22,9 +23,11 @@ from remesh.carried.images.form.format import CHUNKS_FILE, PAGES_FILE
 from remesh.carried.images.form.image_reader import read_tree, stored_pages
 from remesh.carried.rounds.job_folder import JobFolder, rank_name
 from remesh.carried.torch import torch_job
+from remesh.carried.torch.successors import REFUSAL, prepare_successors
 from remesh.foundation.checksums import crc32
 from remesh.foundation.errors import Error
-from remesh.foundation.linux.procfs import start_of
+from remesh.foundation.linux.procfs import children_of, start_of
+from remesh.foundation.settings import PROGRAM
 from tests.damage import damaged
 from tests.procs.carried.torch_jobs import NEEDS_IMAGES, PATIENCE_S, PROGRAMS, REMESH, TorchJob, run_natively
 
@@ -106,6 +109,81 @@ def _only_these_are_left(job: TorchJob, *names: str) -> None:
     while (left := sorted(path.name for path in JobFolder(job.folder).images.iterdir())) != [*names]:
         assert time.monotonic() < deadline_s, left
         time.sleep(0.05)
+
+
+def test_ranks_that_write_to_the_same_files_lose_nothing_and_write_nothing_twice(job: TorchJob, tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    job.run("one_log.py", str(tmp_path))
+    job.wait_for(2)
+    assert "checkpoint 1" in job.checkpoint()
+    _goes_on(job)
+    job.stop()
+    with log.open("a") as later:
+        later.write("what came after the checkpoint\n")
+    _restart(job)
+    job.stop()
+    lines = [line.split() for line in log.read_text().splitlines()]
+    for rank, what in itertools.product(("0", "1"), ("beat", "step")):
+        found = [int(line[2]) for line in lines if line[:2] == [rank, what]]
+        assert found == list(range(1, len(found) + 1)) and len(found) > 10
+    assert {tuple(line[1:2]) for line in lines} == {("beat",), ("step",)}
+    # Of two ranks that have a file, one finds it bad: no other is cut.
+    with log.open("a") as later:
+        later.write("more\n")
+    length = log.stat().st_size
+    with (tmp_path / "table.npy").open("r+b") as table:
+        table.truncate(100)
+    job.restart()
+    status, said = job.end()
+    assert status == 1 and "table.npy" in said and "shorter" in said
+    assert log.stat().st_size == length
+
+
+def test_a_program_that_is_killed_while_it_stands_for_its_image_ends_the_job_by_its_name(stopped: TorchJob) -> None:
+    _restart(stopped)
+    keeper, images = _keepers(stopped)[1], JobFolder(stopped.folder).images
+    (init,) = children_of(keeper)
+    (program,) = children_of(init)
+    with subprocess.Popen([*REMESH, "checkpoint", str(stopped.folder)], stderr=subprocess.DEVNULL):
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not [*images.glob(f"*.part/{rank_name(1)}/{IMAGE}")]:
+            assert time.monotonic() < deadline_s
+        os.kill(program, signal.SIGKILL)
+        status, said = stopped.end()
+    assert status == 128 + signal.SIGKILL and "the program of rank 1" in said and "was killed by signal 9" in said
+    _restart(stopped)
+
+
+def test_a_script_that_starts_itself_again_is_carried(job: TorchJob) -> None:
+    job.run("again.py", "exec", "100000")
+    job.wait_for(5)
+    assert "checkpoint 1" in job.checkpoint()
+    job.stop()
+    _restart(job)
+    found = [line.split() for line in job.lines()]
+    assert [int(step) for step, _ in found] == list(range(len(found)))
+
+
+def test_a_python_of_a_program_finds_what_it_is_and_the_sitecustomize_of_the_site(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('own')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv(PROGRAM.name, "")
+    prepare_successors()
+    program = (
+        "import sys; from remesh.carried.torch.successors import find_lineage; print(find_lineage().value, sys.path)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("own\nchild") and "startup" not in done.stdout
+
+
+@pytest.mark.parametrize("how", ["child", "fork"])
+def test_ranks_that_a_program_makes_in_children_are_refused_at_their_first_call(job: TorchJob, how: str) -> None:
+    job.size = 1
+    job.run("again.py", how, "10")
+    assert job.end()[0] == 1
+    assert REFUSAL in "".join(path.read_text() for path in (job.folder / "logs").glob("*.err"))
 
 
 @pytest.mark.slow

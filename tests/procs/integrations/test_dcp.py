@@ -6,9 +6,11 @@ import datetime
 import io
 import os
 import pickle
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -157,6 +159,36 @@ def test_a_backward_pass_through_what_was_loaded_over_is_refused(tmp_path):
     dcp.load({"w": weight}, storage_reader=DcpReader(tmp_path / "c"))
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+def _load_into_a_read_only_map(path: Path) -> str:
+    """One tensor that rank 1 maps read-only: torch raises on both what rank 1 says, by name, and no process dies."""
+    state = {"v": torch.zeros(4)}
+    if dist.get_rank() == 1:
+        (path.parent / "raw").write_bytes(bytes(16))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, of memory that is not writable
+            state["v"] = torch.from_numpy(np.memmap(path.parent / "raw", np.float32, mode="r"))
+    with pytest.raises(dcp.api.CheckpointException) as raised:
+        dcp.load(state, storage_reader=DcpReader(path))
+    assert list(raised.value.failures) == [1]
+    return str(raised.value)
+
+
+def test_a_read_only_map_is_refused_by_name_on_all_ranks(ranks, tmp_path):
+    dcp.save({"v": torch.ones(4)}, storage_writer=DcpWriter(tmp_path / "c"))
+    for said in ranks.run(_load_into_a_read_only_map, 2, (tmp_path / "c",)):
+        assert "filling tensor 'v': its memory can only be read" in said
+
+
+def test_a_target_whose_elements_share_memory_is_refused_and_one_that_shows_its_conjugate_is_filled(tmp_path):
+    values = torch.tensor([1 + 2j, 3 - 1j])
+    dcp.save({"v": values}, storage_writer=DcpWriter(tmp_path / "c"))
+    with pytest.raises(dcp.api.CheckpointException, match="'v': its elements overlap in memory"):
+        dcp.load({"v": torch.zeros(1, dtype=torch.complex64).expand(2)}, storage_reader=DcpReader(tmp_path / "c"))
+    shown = torch.zeros(2, dtype=torch.complex64).conj()
+    dcp.load({"v": shown}, storage_reader=DcpReader(tmp_path / "c"))
+    assert shown.equal(values)
 
 
 def test_a_complete_checkpoint_is_not_written_over(tmp_path):

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,8 +84,49 @@ class _Box(nn.Module):
     """A module with children and parameters of any names."""
 
 
-def _module_of(tensors: dict[str, torch.Tensor]) -> nn.Module:
-    root = _Box()
+class _EngineModel(_Box):
+    """A model as vLLM's are: one parameter after the other takes what its rank has of a tensor."""
+
+    rank, size, num_kv, is_tied = 0, 1, 1, False
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        parameters = dict(self.named_parameters())
+        for name, one in weights:
+            stem, _, last = name.rpartition(".")
+            if stem.endswith(".experts"):
+                self._load_experts(parameters, f"{stem}.routed_experts", last, one)
+            elif match := re.fullmatch(r"(.*)\.(q|k|v|gate|up)_proj\.weight", name):
+                self._load_fused(parameters, match[1], match[2], one)
+            elif "norm" in name:
+                parameters[name].data.copy_(one)
+            else:
+                is_row = name.endswith(("o_proj.weight", "down_proj.weight"))
+                parameters[name].data.copy_(one.chunk(self.size, int(is_row))[self.rank])
+                if self.is_tied and name == "model.embed_tokens.weight":
+                    parameters["lm_head.weight"].data.copy_(one.chunk(self.size)[self.rank])
+
+    def _load_fused(self, parameters: dict[str, nn.Parameter], stem: str, part: str, one: torch.Tensor) -> None:
+        if part in ("gate", "up"):
+            parameters[f"{stem}.gate_up_proj.weight"].data.chunk(2)[part == "up"].copy_(one.chunk(self.size)[self.rank])
+            return
+        q_rows, kv_rows = HEADS // self.size * HEAD, max(1, self.num_kv // self.size) * HEAD
+        start = {"q": 0, "k": q_rows, "v": q_rows + kv_rows}[part]
+        rows = q_rows if part == "q" else kv_rows
+        rank = self.rank if part == "q" else self.rank // max(1, self.size // self.num_kv)
+        to = parameters[f"{stem}.qkv_proj.weight"].data.narrow(0, start, rows)
+        to.copy_(one.narrow(0, rank * rows, rows))
+
+    def _load_experts(self, parameters: dict[str, nn.Parameter], stem: str, part: str, one: torch.Tensor) -> None:
+        for expert, matrix in enumerate(one):
+            if part == "down_proj":
+                parameters[f"{stem}.w2_weight"].data[expert].copy_(matrix.chunk(self.size, 1)[self.rank])
+            else:
+                mine = [each.chunk(self.size)[self.rank] for each in matrix.chunk(2)]
+                parameters[f"{stem}.w13_weight"].data[expert].copy_(torch.cat(mine))
+
+
+def _module_of(tensors: dict[str, torch.Tensor], root: nn.Module | None = None) -> nn.Module:
+    root = _Box() if root is None else root
     for name, tensor in tensors.items():
         *path, last = name.split(".")
         at = root
@@ -189,7 +231,7 @@ def _serve(store: dist.Store, number: int, engine: Any) -> None:
         try:
             if name == "init":
                 engine.parallel_config.tensor_parallel_size = num_workers
-                engine.model = _module_of(engine.make(number, num_workers))
+                engine.model = engine.make(number, num_workers)
                 _process_experts(engine.model)
                 engine.init_transfer_engine(engine.parse_init_info(args[0]))
             elif name == "update":
@@ -239,11 +281,12 @@ def _engine(vllm: Any, number: int, num_kv: int, *, tied: bool, extra: tuple[str
     engine = factory.WeightTransferEngineFactory.create_engine(backend, config, torch.device("cpu"), nn.Module())
     assert type(engine) is vllm.RemeshWorkerEngine
 
-    def make(rank: int, size: int) -> dict[str, torch.Tensor]:
+    def make(rank: int, size: int) -> nn.Module:
         like = _engine_tensors(_whole(num_kv, 0, tied=tied), rank, size, num_kv)
-        return {name: torch.zeros(tensor.shape) for name, tensor in like.items()} | {
-            name: torch.zeros(2) for name in extra
-        }
+        model = _EngineModel()
+        model.rank, model.size, model.num_kv, model.is_tied = rank, size, num_kv, tied
+        blank = {name: torch.zeros(tensor.shape) for name, tensor in like.items()}
+        return _module_of(blank | {name: torch.zeros(2) for name in extra}, model)
 
     engine.make = make
     return engine
@@ -335,17 +378,17 @@ def test_an_update_brings_what_the_source_names_and_leaves_all_else(ranks: RankP
     assert all(ranks.run(_update_in_part, TRAINERS + 2, ((free_port(), free_port()), names)))
 
 
-def _meet_a_strange_model(ports: tuple[int, int]) -> str:
+def _meet_a_strange_model(ports: tuple[int, int], extra: tuple[str, ...], more: dict[str, torch.Tensor]) -> str:
     rank = dist.get_rank()
     store = dist.TCPStore("127.0.0.1", ports[0], is_master=rank == 0, wait_for_workers=False)
     with _published() as vllm:
         if rank >= 1:
-            _serve(store, rank - 1, _engine(vllm, rank - 1, 1, tied=True, extra=("model.odd", "model.strange")))
+            _serve(store, rank - 1, _engine(vllm, rank - 1, 1, tied=True, extra=extra))
             return ""
         client = _Client(store, dist.get_world_size() - 1)
-        whole = _whole(1, 0, tied=True) | {"model.more": torch.zeros(1)}
+        whole = _whole(1, 0, tied=True) | more
         info = vllm.RemeshTrainerInitInfo("127.0.0.1", ports[1], 1, client.num_workers, rank=0, timeout_s=100)
-        with pytest.raises(ConfigError) as raised:
+        with pytest.raises(Error) as raised:
             vllm.RemeshTrainerEngine.trainer_init(info, client=client, source=_module_source()(_module_of(whole)))
         client.end()
         with pytest.raises(ConfigError, match="no iter_local"):
@@ -353,9 +396,15 @@ def _meet_a_strange_model(ports: tuple[int, int]) -> str:
         return str(raised.value)
 
 
-def test_names_that_no_rule_maps_are_told_all_at_once_to_trainer_and_engines(ranks: RankPool) -> None:
-    told = ranks.run(_meet_a_strange_model, 3, ((free_port(), free_port()),))[0]
-    assert all(name in told for name in ("'model.odd'", "'model.strange'", "'model.more'")), told
+def test_parameters_that_no_tensor_fills_are_told_all_at_once_to_trainer_and_engines(ranks: RankPool) -> None:
+    told = ranks.run(_meet_a_strange_model, 3, ((free_port(), free_port()), ("model.odd", "model.strange"), {}))[0]
+    assert "'model.odd' of shape (2,)" in told and "'model.strange'" in told, told
+
+
+def test_what_the_engines_own_loader_raises_is_told_to_trainer_and_engines(ranks: RankPool) -> None:
+    more = {"model.more": torch.zeros(1)}
+    told = ranks.run(_meet_a_strange_model, 3, ((free_port(), free_port()), (), more))[0]
+    assert "load_weights raised KeyError: 'model.more'" in told, told
 
 
 class _AnsweredAtOnce:
@@ -393,11 +442,11 @@ def test_engines_that_answer_first_hide_no_error_that_all_ranks_raise(met: Error
             store_meeting.act_while_asking(act, ask)
 
 
-def test_engines_that_are_cut_in_other_ways_are_refused_by_name() -> None:
+def test_quantised_engines_are_refused_by_name() -> None:
     with _published() as vllm:
         engine = _engine(vllm, 0, 2, tied=False)
-        engine.parallel_config.pipeline_parallel_size, engine.model_config.quantization = 2, "fp8"
-        with pytest.raises(ConfigError, match=r"\['pipeline_parallel_size', 'quantization'\]"):
-            engine._check_and_map()
+        engine.model_config.quantization = "fp8"
+        with pytest.raises(ConfigError, match=r"found \['quantization'\]"):
+            engine._check_and_record(None)
         with pytest.raises(ConfigError, match="is not connected to a trainer"):
             engine.receive_weights(vllm.RemeshUpdateInfo())

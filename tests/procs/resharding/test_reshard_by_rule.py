@@ -10,6 +10,7 @@ from remesh.layout import Layout, Mesh, layout_from_spec
 from remesh.layout.from_torch import Piece
 from remesh.resharding import Resharder, TensorMove, plan_reshard
 from remesh.resharding.planning import planner
+from remesh.resharding.running import cache
 from remesh.resharding.running.run import gather_timings, run_plan
 from remesh.resharding.schedule.grid_rows import GridRows
 from remesh.testbed.pool import RankPool
@@ -26,6 +27,7 @@ def run_by_rule() -> int:
     whole = torch.arange(SHAPE[0] * SHAPE[1], dtype=torch.int32).reshape(SHAPE)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planner, "_MAX_NAMED", -1)
+        patch.setattr(cache, "_planned", {})
         for src, dst in CASES:
             held, wanted = (
                 layout_from_spec(spec, SHAPE, Mesh.of({"host": 2, "device": 2}), "int32") for spec in (src, dst)

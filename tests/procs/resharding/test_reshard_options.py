@@ -184,6 +184,7 @@ def fail_to_plan_on_one_rank() -> str:
 
     verb = verbs()["reshard"]
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cache, "_planned", {})
         if dist.get_rank() == 1:
             patch.setattr(cache, "plan_stacked", run_out)
         with pytest.raises(MemoryError) as caught:

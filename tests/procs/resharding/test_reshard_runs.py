@@ -47,6 +47,7 @@ def repeat_with_one_plan() -> list[tuple[int, int]]:
     planned = []
     plan_stacked = cache.plan_stacked
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cache, "_planned", {})
         patch.setattr(cache, "plan_stacked", lambda *args: planned.append(1) or plan_stacked(*args))  # type: ignore[func-returns-value]
         resharder = Resharder(host_of=HOSTS)
         rows, columns = mesh_of([0, 1, 2]), mesh_of([1, 2, 3])
@@ -83,6 +84,41 @@ def test_a_repeated_call_plans_nothing_and_moves_what_is_there_now(ranks: RankPo
     counts = ranks.run(repeat_with_one_plan)
     assert counts[0] == [(1, 0), (1, 1), (1, 2), (1, 3), (1, 4), (2, 4), (2, 5)]
     assert all(each == counts[0] for each in counts)
+
+
+def call_alike_many_times() -> list[int]:
+    """How often was planned up to each of these calls?"""
+    planned: list[int] = []
+    plan_stacked = cache.plan_stacked
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cache, "_planned", {})
+        patch.setattr(cache, "plan_stacked", lambda *args: planned.append(1) or plan_stacked(*args))  # type: ignore[func-returns-value]
+        counts = []
+
+        def go(seed: int, size: int = 12, **options: Any) -> None:
+            whole = numbers(size, 9, seed=seed)
+            take = {"a": on(torch.zeros(size, 9), mesh_of([1, 2, 3]), Shard(1))}
+            reshard({"a": on(whole, mesh_of([0, 1, 2]), Shard(0))}, take, **options)
+            assert torch.equal(take["a"].to_local(), on(whole, mesh_of([1, 2, 3]), Shard(1)).to_local())
+            counts.append(len(planned))
+
+        for seed in (1, 2):
+            go(seed)
+        go(3, chunk_bytes=64)  # other options are another plan
+        go(4)
+        for size in range(13, 13 + cache._MAX_PLANNED):
+            go(5, size)
+        assert len(cache._planned) == cache._MAX_PLANNED
+        go(6)  # the oldest is forgotten
+        patch.setattr(cache, "_MAX_MESSAGES", 0)
+        go(7, 40)
+        go(8, 40)
+        return counts
+
+
+def test_calls_alike_plan_once_whatever_tensors_they_are_of(ranks: RankPool) -> None:
+    for counts in ranks.run(call_alike_many_times):
+        assert counts == [1, 1, 2, 2, 3, 4, 5, 6, 7, 8, 9]
 
 
 COLLECTIVES = ("all_gather", "all_gather_into_tensor", "all_reduce", "all_to_all", "barrier", "broadcast", "gather")

@@ -16,7 +16,7 @@ CREDENTIALS = {"AWS_ACCESS_KEY_ID": "testing-key", "AWS_SECRET_ACCESS_KEY": "tes
 def object_store() -> Iterator[dict[str, str]]:
     """A server of S3 with one empty bucket; yields the environment by which clients find it."""
     boto3 = pytest.importorskip("boto3")
-    pytest.importorskip("s3fs")
+    pytest.importorskip("obstore")
     moto_server = pytest.importorskip("moto.server")
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each of thousands of requests
     server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)

@@ -487,3 +487,44 @@ def test_the_load_that_every_user_writes_fills_an_optimizer_that_has_made_no_ste
     _stepped(model, optim, 9)
     _stepped(other, theirs, 9)
     assert all(map(torch.equal, model.parameters(), other.parameters()))
+
+
+def _sparse(seed: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = torch.nn.ModuleList([torch.nn.Embedding(6, 3, sparse=True) for _ in range(2)])
+    return model, torch.optim.SparseAdam(model.parameters(), lr=0.1)
+
+
+def _look_up(model: torch.nn.Module, optim: torch.optim.Optimizer, which: int, *rows: int) -> None:
+    optim.zero_grad()
+    model[which](torch.tensor(rows)).square().sum().backward()  # type: ignore[index]
+    optim.step()
+
+
+def test_an_optimizer_of_sparse_gradients_is_filled_before_its_first_step(tmp_path: Path) -> None:
+    model, optim = _sparse(0)
+    for rows in ((1, 2), (2, 5)):  # the first table has no gradient yet, and its optimizer no moments of it
+        _look_up(model, optim, 1, *rows)
+    remesh.save({"model": model, "optim": optim}, tmp_path)
+    other, theirs = _sparse(1)
+    remesh.load({"model": other, "optim": theirs}, tmp_path)
+    assert str(theirs.state_dict()) == str(optim.state_dict())
+    for one in ((model, optim), (other, theirs)):
+        _look_up(*one, 0, 0, 3)
+        _look_up(*one, 1, 1, 5)
+    assert all(map(torch.equal, model.parameters(), other.parameters()))
+
+
+def test_lbfgs_without_steps_is_refused_with_what_to_do_and_its_model_loads_without_it(tmp_path: Path) -> None:
+    model = torch.nn.Linear(4, 3)
+    optim = torch.optim.LBFGS(model.parameters(), max_iter=4)
+    _stepped(model, optim, 0)
+    remesh.save({"model": model, "optim": optim}, tmp_path)
+    other = torch.nn.Linear(4, 3)
+    theirs = torch.optim.LBFGS(other.parameters(), max_iter=4)
+    before = [one.detach().clone() for one in other.parameters()]
+    with pytest.raises(CheckpointingException, match="leave LBFGS out, whose state grows with its steps"):
+        remesh.load({"model": other, "optim": theirs}, tmp_path)
+    assert all(map(torch.equal, before, other.parameters())) and not theirs.state
+    remesh.load({"model": other}, tmp_path)
+    assert all(map(torch.equal, model.parameters(), other.parameters()))

@@ -171,3 +171,26 @@ def test_a_snapshot_in_the_cache_of_hugging_face_is_read_through_its_links(tmp_p
     with pytest.raises(CheckpointFormatError) as caught:
         open_safetensors(snapshot)
     assert caught.value.reason == "escaping-path"
+
+
+def test_load_fills_an_engines_parameters_from_hugging_faces_files_as_its_loader_would(tmp_path: Path) -> None:
+    whole = {
+        name: torch.randn(rows, 6).to(torch.bfloat16) for name, rows in (("q", 8), ("k", 4), ("v", 4), ("kv_b", 8))
+    }
+    for name, tensor in whole.items():
+        save_file({name: tensor}, tmp_path / f"{name}.safetensors")
+
+    def load(given: dict[str, torch.Tensor], into: dict[str, torch.Tensor]) -> None:
+        into["qkv"].copy_(torch.cat([given[name].chunk(2)[1] for name in "qkv"]))
+        into["w_uk_t"].copy_(given["kv_b"][:4].T)
+        into["w_uv"].copy_(given["kv_b"][4:])
+
+    made = {"qkv": torch.zeros(8, 6), "w_uk_t": torch.zeros(6, 4), "w_uv": torch.zeros(4, 6)}
+    expected = {name: torch.zeros_like(tensor) for name, tensor in made.items()}
+    load(whole, expected)
+    bound = remesh.record(load, {name: tuple(tensor.shape) for name, tensor in whole.items()}, made).bind(made)
+    remesh.load(dict(bound.pieces), tmp_path)
+    bound.copy()
+    assert all(made[name].equal(tensor) for name, tensor in expected.items())
+    with pytest.raises(CheckpointMismatchError, match="'more'"):
+        remesh.load({"more": torch.zeros(1)}, tmp_path)

@@ -22,7 +22,8 @@ from remesh.checkpoint.checkpoint_errors import CheckpointFormatError, Checkpoin
 from remesh.checkpoint.formats.directory import IN_PROGRESS_FNAME
 from remesh.checkpoint.plan.step_names import step_name
 from remesh.checkpoint.run.housekeeping import decide_removals, list_checkpoints, remove_checkpoint
-from remesh.checkpoint.storage import Entry, RemotePath, location_of, remote, store_of
+from remesh.checkpoint.storage import Entry, RemotePath, fsspec_client, location_of, remote_answers, store_of
+from remesh.checkpoint.storage.fsspec_client import FsspecClient
 from remesh.checkpoint.storage.integrity import verify
 from remesh.cli import main
 from remesh.dist_checkpointing import ShardedObject, ShardedTensor
@@ -246,14 +247,14 @@ def test_an_aborted_upload_leaves_nothing(place):
 
 
 class _Flaky:
-    """A client that answers at the attempt ``works_at``."""
+    """A client's read that is answered at the attempt ``works_at``."""
 
     def __init__(self, works_at: int, raised: Exception) -> None:
         self.num_calls = 0
         self.works_at = works_at
         self.raised = raised
 
-    def __call__(self, path: RemotePath, method: str, *args: Any, **options: Any) -> Any:
+    def __call__(self, client: FsspecClient, path: RemotePath) -> bytes:
         self.num_calls += 1
         if self.num_calls < self.works_at:
             raise self.raised
@@ -263,27 +264,27 @@ class _Flaky:
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     taken: list[float] = []
-    monkeypatch.setattr(remote.time, "sleep", taken.append)
+    monkeypatch.setattr(remote_answers.time, "sleep", taken.append)
     return taken
 
 
 def test_a_store_that_fails_for_a_while_is_asked_again(monkeypatch, pauses, caplog):
     flaky = _Flaky(4, ConnectionResetError("reset"))
-    monkeypatch.setattr(remote, "_call", flaky)
+    monkeypatch.setattr(FsspecClient, "read", lambda *given: flaky(*given))
     with caplog.at_level(logging.CRITICAL):
-        assert store_of(RemotePath("s3", "b/f")).read(RemotePath("s3", "b/f")) == b"content"
+        assert store_of(RemotePath("memory", "b/f")).read(RemotePath("memory", "b/f")) == b"content"
     assert flaky.num_calls == 4 and pauses == [0.2, 0.4, 0.8]
 
 
 def test_a_store_that_keeps_failing_is_an_error_after_a_bounded_number_of_attempts(monkeypatch, pauses, caplog):
     flaky = _Flaky(10**9, ConnectionResetError("reset by peer"))
-    monkeypatch.setattr(remote, "_call", flaky)
+    monkeypatch.setattr(FsspecClient, "read", lambda *given: flaky(*given))
     with (
         caplog.at_level(logging.CRITICAL),
         pytest.raises(StorageError, match="tried 5 times.*reset by peer"),
     ):
-        store_of(RemotePath("s3", "b/f")).read(RemotePath("s3", "b/f"))
-    assert flaky.num_calls == remote.NUM_ATTEMPTS == 5
+        store_of(RemotePath("memory", "b/f")).read(RemotePath("memory", "b/f"))
+    assert flaky.num_calls == FsspecClient.num_attempts == 5
 
 
 class _Silent(MemoryFileSystem):
@@ -365,7 +366,7 @@ class _Broken:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.call = remote._call
+        self.call = fsspec_client._call
 
     def __call__(self, path: RemotePath, method: str, *args: Any, **options: Any) -> Any:
         if self.text not in str(path):
@@ -384,7 +385,7 @@ def test_a_store_that_gives_no_answer_is_not_taken_for_one_without_the_newest_ch
         for step in (1, 2):
             if step not in checkpoints.steps():  # memory outlives a test
                 checkpoints.save(step, STATE)
-    monkeypatch.setattr(remote, "_call", _Broken(broken))
+    monkeypatch.setattr(fsspec_client, "_call", _Broken(broken))
     with caplog.at_level(logging.CRITICAL), pytest.raises(StorageError, match="reset by peer"):
         look("memory://unreachable/run")
 
@@ -407,9 +408,9 @@ def test_a_folder_that_gives_no_answer_is_not_taken_for_none(monkeypatch, tmp_pa
 
 def test_a_definite_answer_is_not_asked_for_again(monkeypatch, pauses):
     flaky = _Flaky(10**9, PermissionError("no"))
-    monkeypatch.setattr(remote, "_call", flaky)
+    monkeypatch.setattr(FsspecClient, "read", lambda *given: flaky(*given))
     with pytest.raises(PermissionError):
-        store_of(RemotePath("s3", "b/f")).read(RemotePath("s3", "b/f"))
+        store_of(RemotePath("memory", "b/f")).read(RemotePath("memory", "b/f"))
     assert flaky.num_calls == 1 and pauses == []
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from remesh.cli.run import run
+from tests.support.pods import After, rules_after
 
 DEPLOY = Path(__file__).resolve().parents[3] / "examples" / "deploy"
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="needs kubernetes-validate, of the extra test")
@@ -37,13 +38,31 @@ def test_the_validator_refuses_what_is_wrong() -> None:
         kubernetes_validate.validate(job, "1.33", strict=True)
 
 
-def test_the_service_finds_the_pods_and_names_the_host_of_the_store() -> None:
+def test_the_service_finds_the_pods_and_names_hosts_of_the_store() -> None:
     service, job = documents()
     pod = job["spec"]["template"]
     assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
     assert pod["spec"]["subdomain"] == service["metadata"]["name"]
-    endpoint = f"--rdzv-endpoint={job['metadata']['name']}-0.{service['metadata']['name']}:29400"
-    assert endpoint in pod["spec"]["containers"][0]["args"]
+    hosts = [f"{job['metadata']['name']}-{index}.{service['metadata']['name']}:29400" for index in range(3)]
+    assert f"--rdzv-endpoint={','.join(hosts)}" in pod["spec"]["containers"][0]["args"]
+
+
+@pytest.mark.parametrize(
+    ("code", "is_disrupted", "num_failures", "after"),
+    [
+        (0, False, 0, After.SUCCEEDED),
+        (0, True, 0, After.SUCCEEDED),  # a pod that has ended with 0 never comes back, evicted or not
+        (80, False, 0, After.AGAIN),
+        (81, False, 20, After.AGAIN),
+        (137, True, 20, After.AGAIN),
+        (137, False, 0, After.COUNTED),
+        (1, False, 19, After.COUNTED),
+        (1, False, 20, After.INDEX_FAILED),
+    ],
+)
+def test_what_the_job_does_after_a_pod(code: int, is_disrupted: bool, num_failures: int, after: After) -> None:
+    spec = documents()[1]["spec"]
+    assert rules_after(spec, code, is_disrupted=is_disrupted, num_failures=num_failures) is after
 
 
 def test_every_flag_is_one_of_remesh_run() -> None:

@@ -296,6 +296,120 @@ def two_optimizers(job: Job, world: World) -> Net:
     return net
 
 
+class Unlucky(Exception):
+    """What a program makes of an error of the network."""
+
+
+def loops_left_by_break(job: Job, world: World) -> Net:
+    """What decides is a variable of this call, which the next one begins anew."""
+    net = Net(job)
+    for _ in range(3):
+        num_taken = 0
+        for batch in job.batches(A, 4, epochs=3):
+            num_taken += step(job, world, net, "A", batch)
+            if num_taken:
+                break
+        evaluate(world, net)
+    return net
+
+
+def numbered(batches: Iterator[torch.Tensor]) -> Iterator[tuple[int, torch.Tensor]]:
+    """A generator of the program's around ours, as progress bars are."""
+    for number, batch in enumerate(batches):  # noqa: UP028 - it stays a loop
+        yield number, batch
+
+
+def wrapped_loops_left_by_break(job: Job, world: World) -> Net:
+    net = Net(job)
+    for _ in range(2):
+        for number, batch in numbered(job.batches(A, 3, epochs=2)):
+            step(job, world, net, "A", batch)
+            if number == 0:
+                break
+        evaluate(world, net)
+    return net
+
+
+def loops_whose_errors_are_renamed(job: Job, world: World) -> Net:
+    net = Net(job)
+    for _ in range(2):
+        try:
+            for batch in job.batches(A, 4, max_steps=2):
+                step(job, world, net, "A", batch)
+                evaluate(world, net)
+        except PeerError as error:
+            raise Unlucky from error
+    return net
+
+
+def epochs_and_batches_left_by_break(job: Job, world: World) -> Net:
+    net = Net(job)
+    for epoch in job.epochs(5):
+        for batch in job.batches(A, 4, epochs=1):
+            step(job, world, net, "A", batch)
+            if batch.sum() > 0:
+                break
+        value = evaluate(world, net)
+        net.scheduler.step()
+        net.seen = {"epochs": net.seen["epochs"] + 1, "best": (epoch, value)}
+        if net.seen["epochs"] == 3:
+            break
+    for batch in job.batches(B, 3, max_steps=2):
+        step(job, world, net, "B", batch)
+        evaluate(world, net)
+    return net
+
+
+def causal_language_model_without_a_trainer(job: Job, world: World) -> Net:
+    """The loop of run_clm_no_trainer: accumulation, a scheduler of steps, a perplexity each epoch, early stop."""
+    net = Net(job)
+    for epoch in job.epochs(6):
+        for batch in job.batches(A, 2, epochs=1):
+            world.collective()
+            (net.loss(batch) / 2).backward()
+            if job.commit():
+                world.taken.append(("A", batch.tolist()))
+                if job.step % 2 == 0 or job.step % 5 == 0:  # the last of an epoch steps, too
+                    net.optim.step()
+                    net.scheduler.step()
+                    net.optim.zero_grad()
+        perplexity = evaluate(world, net)
+        best = net.seen["best"]
+        if best is not None and (perplexity >= best[1] or epoch - best[0] >= 2):
+            break
+        net.seen = {"epochs": net.seen["epochs"] + 1, "best": best if epoch % 2 else (epoch, perplexity)}
+    evaluate(world, net)
+    return net
+
+
+def images_with_an_average_of_weights(job: Job, world: World) -> Net:
+    """The loop of timm: mixup, an average of the weights, evaluation of both and a scheduler each epoch."""
+    torch.manual_seed(2)
+    average = torch.optim.swa_utils.AveragedModel(
+        nn.Linear(1, 1), multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+    )
+    net = Net(job, average=average)
+    for _ in job.epochs(3):
+        for batch in job.batches(A, 4, epochs=1):
+            share = np.random.beta(0.8, 0.8)
+            mixed = share * batch.float() + (1 - share) * batch.flip(0).float()
+            world.collective()
+            net.loss(mixed).backward()
+            if job.commit():
+                net.optim.step()
+                average.update_parameters(net.model)
+                world.taken.append(("A", batch.tolist()))
+            net.optim.zero_grad()
+        with torch.no_grad():
+            value = float(average(torch.ones(1, 1)))
+        evaluate(world, net)
+        net.scheduler.step()
+        net.seen = {"epochs": net.seen["epochs"] + 1, "best": value}
+        world.collective()
+    net.model.load_state_dict(average.module.state_dict())  # so that it is compared
+    return net
+
+
 PROGRAMS: list[Program] = [
     epochs_inside,
     evaluation_after_each_step,
@@ -310,6 +424,12 @@ PROGRAMS: list[Program] = [
     streams_that_are_not_carried,
     accumulation_with_evaluation,
     two_optimizers,
+    loops_left_by_break,
+    wrapped_loops_left_by_break,
+    loops_whose_errors_are_renamed,
+    epochs_and_batches_left_by_break,
+    causal_language_model_without_a_trainer,
+    images_with_an_average_of_weights,
 ]
 
 
@@ -322,8 +442,8 @@ def run(program: Program, hurt: Sequence[int] = ()) -> tuple[World, dict[str, An
             try:
                 net = program(Job(session, EventLog(None, "test")), world)
                 session.finish()
-            except (Leave, PeerError):
-                held = session.hold()
+            except (Leave, PeerError, Unlucky) as error:
+                held = session.hold(error)
                 assert held is not None, f"nobody holds state after collective {world.count} of {program.__name__}"
                 continue
             weights = {name: one.tolist() for name, one in net.model.state_dict().items()}

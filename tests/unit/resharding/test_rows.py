@@ -14,6 +14,7 @@ from remesh.layout import Box, Layout, Shard
 from remesh.resharding import Plan, TensorMove, plan_reshard, plan_transfer
 from remesh.resharding.planning import planner
 from remesh.resharding.planning.simulate import simulate_plan
+from remesh.resharding.schedule import rows as rows_module
 from remesh.resharding.schedule.chunks import Chunks, PartRows
 from remesh.resharding.schedule.host_rows import colour_hops, compute_waiting
 from remesh.resharding.schedule.rows import Ends, Rows
@@ -24,8 +25,9 @@ _UNCHECKED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 @pytest.fixture
 def always_by_hosts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Even the smallest plan has rows between hosts."""
+    """Even the smallest plan has rows between hosts, and makes the messages of each rank by itself."""
     monkeypatch.setattr(planner, "_MAX_TIMED", -1)
+    monkeypatch.setattr(rows_module, "_MAX_KEPT", 0)
     yield
 
 

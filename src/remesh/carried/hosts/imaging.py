@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,5 +32,6 @@ def dump_into(frozen: images.Frozen, folder: Path, request: Message) -> dict[str
         "num_pages_inherited": made.num_pages_inherited,
         "builds_upon": sorted(int(Path(each).parents[1].name) for each in made.ancestors),
         "shared_names": list(made.shared_names),
+        "written_files": [asdict(each) for each in made.written_files],
         "seconds": dict(made.seconds),
     }

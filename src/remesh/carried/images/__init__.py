@@ -23,6 +23,12 @@ if TYPE_CHECKING:
         NotImageable as NotImageable,
         OpenFilePolicy as OpenFilePolicy,
         Site as Site,
+        WrittenFile as WrittenFile,
+    )
+    from remesh.carried.images.form.written_files import (
+        check_written as check_written,
+        cut_written as cut_written,
+        tell_sampled as tell_sampled,
     )
     from remesh.carried.images.look.ahead import (
         remember_image as remember_image,

@@ -22,6 +22,7 @@ from remesh.carried.rounds.job_folder import JobFolder, rank_name
 from remesh.carried.rounds.journal import Journal
 from remesh.carried.rounds.ranks import Ranks
 from remesh.carried.rounds.round_machine import Ask, Commit, End, Ending, Instruction, Obstacle, Round, TakeImage
+from remesh.carried.rounds.shared_files import agree_on_files
 from remesh.carried.rounds.status import Status
 from remesh.foundation.errors import Error
 from remesh.foundation.thread_pool import PooledExecutor
@@ -297,7 +298,8 @@ class Checkpointing:
         return None if self.last is None else int(self.last["number"])
 
     def _commit(self, attempt: _Attempt) -> str:
-        bases = {each for message in attempt.images.values() for each in message["report"].get("builds_upon", ())}
+        reports = agree_on_files({rank: message["report"] for rank, message in sorted(attempt.images.items())})
+        bases = {each for report in reports.values() for each in report.get("builds_upon", ())}
         try:
             manifest = {
                 **self._add_to_checkpoint(attempt.part),
@@ -308,7 +310,7 @@ class Checkpointing:
                 "taken": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
                 **self._ranks.made_by(),
                 "builds_upon": sorted(bases),
-                "ranks": {rank_name(rank): message["report"] for rank, message in sorted(attempt.images.items())},
+                "ranks": {rank_name(rank): report for rank, report in reports.items()},
             }
             self._folder.commit_checkpoint(attempt.part, manifest, self._journal.warn)
         except (Error, OSError) as error:

@@ -4,7 +4,7 @@ One thread, one `step` at a time: messages that have arrived, rounds that are du
 are stands in `remesh.carried.rounds.ranks`, what becomes of a request for a checkpoint in
 `remesh.carried.rounds.checkpointing`.
 
-    rank      hello, ready, status, imaged, ended, failed, left    <->    ask, image, end, leave, abort
+    rank      hello, meet, ready, status, imaged, ended, failed, left    <->    met, ask, image, end, leave, abort
     client    checkpoint, look                               <->    checkpointed, state
 """
 
@@ -195,6 +195,8 @@ class Coordinator:
                 self._ranks.ready[rank] = message
                 if self.all_ready and self.outcome is None:
                     self._on_all_ready()
+            case "meet":
+                self._ranks.meet(rank, str(message["step"]))
             case "status":
                 self._checkpointing.on_status(message)
             case "imaged":

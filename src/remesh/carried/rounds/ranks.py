@@ -24,6 +24,8 @@ class Ranks:
         """The words of each rank whose program runs."""
         self.ended: dict[int, int] = {}
         """The exit status of each program that has ended."""
+        self._met: dict[str, set[int]] = {}
+        """The ranks that wait for all others at a step of their restart, by its name."""
         self.left: set[int] = set()
         """Ranks whose lines may break: they have announced that they go."""
 
@@ -47,6 +49,13 @@ class Ranks:
         """The rank that is lost because this line broke; None if no rank is."""
         rank = self._rank_of.pop(peer, None)
         return None if rank in self.left else rank
+
+    def meet(self, rank: int, step: str) -> None:
+        """Note that a rank has come as far as this step; once all have, each is told."""
+        met = self._met.setdefault(step, set())
+        met.add(rank)
+        if len(met) == self.num_ranks:
+            self.send_all({"type": "met", "step": step})
 
     @property
     def all_ready(self) -> bool:

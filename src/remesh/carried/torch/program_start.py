@@ -23,6 +23,7 @@ from remesh.carried.torch.children import ForkGuard
 from remesh.carried.torch.gate import Gate
 from remesh.carried.torch.hook import after_import
 from remesh.carried.torch.keeper_line import ControlThread, token_of
+from remesh.carried.torch.successors import prepare_successors, refuse
 
 if TYPE_CHECKING:
     from remesh.carried.torch.backends import Backends
@@ -36,13 +37,19 @@ class CarriedProgram:
     """One program from its start on."""
 
     def __init__(self, notices: Path = Path(CHANNEL_PATH)) -> None:
-        self._gate = Gate()
+        self._gate, self._pid = Gate(), os.getpid()
         self._rank, self._size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._control = ControlThread(self._gate, self._rank, notices)
         self._backends: Backends | None = None
 
     def run(self, arguments: list[str]) -> dict[str, Any]:
         """Run the program to its end. Returns its names: what they stand for lasts as long as they are kept."""
+        self.begin()
+        return _run_as_main(arguments)
+
+    def begin(self) -> None:
+        """Do what comes before the program's first line."""
+        prepare_successors()
         after_import(_TORCH, self._on_torch)
         after_import(_COMPILER_RULES, _leave_out_ours)
         after_import(_SYMMETRIC_MEMORY, _refuse_symmetric_memory)
@@ -51,7 +58,6 @@ class CarriedProgram:
         # Called as the last of all: threads of the program may communicate after its last line, and so may `atexit`.
         atexit.register(self._control.send_goodbye)
         self._take_leave_before_os_exit()
-        return _run_as_main(arguments)
 
     def _take_leave_before_os_exit(self) -> None:
         """Have a program that ends by `os._exit` wait for a cut and send goodbye, as one that ends by itself."""
@@ -99,6 +105,8 @@ class CarriedProgram:
 
     def _find_backends(self) -> Backends:
         """Return the backends, made at the first call, when torch has been imported as a whole."""
+        if os.getpid() != self._pid:
+            refuse()
         if self._backends is None:
             from remesh.carried.torch.backends import Backends  # noqa: PLC0415  imports torch, as the program has
             from remesh.carried.torch.program_store import StoreLink  # noqa: PLC0415  as above

@@ -35,13 +35,17 @@ from remesh.carried.images import (
     Site,
     Starter,
     Upper,
+    WrittenFile,
     check_imageable,
+    check_written,
+    cut_written,
     freeze,
     remember_image,
     restore_upper,
     share_hashes,
     start_hashing_ahead,
     start_upper,
+    tell_sampled,
 )
 from remesh.carried.rounds.job_folder import Checkpoint, JobFolder, rank_name
 from remesh.carried.rounds.leader_line import Control
@@ -141,6 +145,7 @@ class Keeper:
         self._number = int(report["notice"])
         self._surround.channel.touch(mode=0o600)
         self._listen()
+        sampled = self._cut_files(report, policy)
         if not report["has_image"]:
             self._surround.starter.close()
             self._ended = 0
@@ -150,7 +155,8 @@ class Keeper:
             return
         self._is_expected = True
         image = checkpoint.rank_folder(self._rank) / IMAGE
-        self._upper = restore_upper(image, self._site(), open_files=policy, starter=self._surround.starter)
+        self._upper = restore_upper(image, self._site(), open_files=None, starter=self._surround.starter)
+        self._upper.note = "; ".join(filter(None, [self._upper.note, sampled]))
         self._device_memory.restore(self._upper.pid, report.get("devices", []))
         remember_image(image)
         start_hashing_ahead(self._upper.pid)
@@ -160,6 +166,25 @@ class Keeper:
             if not checkpoint.manifest["ranks"][rank_name(rank)]["has_image"]
         )
         self._give_notice("restart/", ended)
+
+    def _cut_files(self, report: Message, policy: OpenFilePolicy) -> str:
+        """Check the files that the program writes to, then cut them; each once all ranks have come as far.
+
+        No file is cut before all are good, and no program writes before all are cut. Returns a note for the user.
+        """
+        files = [WrittenFile(**each) for each in report.get("written_files", ())]
+        sampled = check_written(files, policy, f"restoring rank {self._rank}")
+        self._meet("files are checked")
+        cut_written(files, policy)
+        self._meet("files are cut")
+        return tell_sampled(sampled)
+
+    def _meet(self, step: str) -> None:
+        """Wait until all ranks have come as far."""
+        self._control.send({"type": "meet", "step": step})
+        while (message := self._events.get()) != {"type": "met", "step": step}:
+            if message["type"] in ("abort", "lost"):
+                raise RunOver(message.get("cause", "the coordinator of the job is gone"))
 
     def _site(self) -> Site:
         out, err = (str(output.path) for output in self._outputs)
@@ -349,8 +374,7 @@ class Keeper:
             shutil.rmtree(folder, ignore_errors=True)
             self._report_imaged(str(error), report, refused=isinstance(error, NotImageable))
             return
-        if not request["stop"]:
-            self._go_on()
+        # It stands until the round is over: others that still run may share its files, and note what they hold then.
         self._report_imaged("", report)
 
     def _wait_until_imageable(self, pid: int) -> None:

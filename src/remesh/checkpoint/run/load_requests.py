@@ -142,7 +142,8 @@ def check_objects_get_all(asked: Container[str], objects: Sequence[Path], stored
         raise CheckpointMismatchError(
             f"object {name!r}: its state_dict() has no place for {len(rest)} tensors that are stored, such "
             f"as {rest[0]!r}, expected a place for each; let the object create its state first (run one step of an "
-            "optimizer), or get its state with torch's get_state_dict"
+            "optimizer; leave LBFGS out, whose state grows with its steps, and let it begin anew), or get its state "
+            "with torch's get_state_dict"
         )
 
 
@@ -255,13 +256,19 @@ def _dotted(nest: Any, prefix: str = "") -> Iterator[str]:
 def let_optimizers_begin(state: dict[str, Any], checkpoint: OpenCheckpoint) -> None:
     """Let torch's optimizers that have made no step yet create their state, with a step of none, to have it filled.
 
-    One that has gradients is left alone, and so are those that cannot step without a closure or with dense gradients.
+    One that has gradients is left alone, and so is LBFGS: what it keeps depends on the steps that it has made.
     """
     for path, leaf in nested_leaves(state) if isinstance(state, dict) else ():
         if not isinstance(leaf, torch.optim.Optimizer) or not f"{type(leaf).__module__}.".startswith("torch.optim."):
             continue
-        can_begin = not isinstance(leaf, torch.optim.LBFGS | torch.optim.SparseAdam) and not leaf.state
-        if can_begin and f"{name_of(path)}.state" in checkpoint.above:
+        if leaf.state or f"{name_of(path)}.state" not in checkpoint.above:
+            continue
+        if isinstance(leaf, torch.optim.SparseAdam):  # it takes no step with dense gradients
+            for number, one in enumerate(one for group in leaf.param_groups for one in group["params"]):
+                if f"{name_of(path)}.state.{number}" in checkpoint.above:  # others have had no gradient
+                    moments = {name: torch.zeros_like(one) for name in ("exp_avg", "exp_avg_sq")}
+                    leaf.state[one] = {"step": 0, **moments}
+        elif not isinstance(leaf, torch.optim.LBFGS):
             init_optimizer_state(leaf)
 
 

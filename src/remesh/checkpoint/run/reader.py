@@ -205,7 +205,7 @@ def plan_fill(
     """
     check_before_new(checkpoint, entities)
     held = [(one.key, one.data) for one in entities if isinstance(one, ShardedTensor) and one.data is not None]
-    _check_is_writable([*held, *whole, *((one.key, one.piece.tensor) for one in apart)])
+    check_are_writable([*held, *whole, *((one.key, one.piece.tensor) for one in apart)])
     entities = [_with_data(one) if isinstance(one, ShardedTensor) else one for one in entities]
     objects = [one for one in entities if isinstance(one, ShardedObject)]
     asked, whole, apart = _apart([one for one in entities if isinstance(one, ShardedTensor)], whole, apart)
@@ -236,7 +236,8 @@ def _apart(
     """The tensors, seen to be fit to be filled; those in one memory with others with memory of their own."""
     filled = [*((one.key, _filled(one)) for one in tensors), *whole]
     for key, tensor in filled:
-        _check_can_fill(tensor, key)
+        check_own_places(tensor, key)
+        _check_shows_memory(tensor, key)
     if len(filled) < 2:
         return tensors, whole, apart
     found = mark_shared(filled, apart)
@@ -460,14 +461,18 @@ def _read_objects(checksums: Checksums, fill: Fill) -> list[Any]:
     return values
 
 
-def _check_can_fill(tensor: torch.Tensor, key: str) -> None:
-    """`check_has_values`, and that every element has a place of its own, so that values read into it stay there."""
-    check_has_values(tensor, key)
+def _check_shows_memory(tensor: torch.Tensor, key: str) -> None:
+    """Raise `CheckpointMismatchError` for a tensor whose elements are not what is in its memory."""
     if tensor.is_conj() or tensor.is_neg():
         raise CheckpointMismatchError(
             f"filling tensor {key!r}: it shows the {'conjugate' if tensor.is_conj() else 'negative'} of what is in its "
             "memory, expected a tensor that shows its memory; load into resolve_conj() or resolve_neg() of it"
         )
+
+
+def check_own_places(tensor: torch.Tensor, key: str) -> None:
+    """Raise `CheckpointMismatchError` unless every element has a place of its own in memory."""
+    check_has_values(tensor, key)
     if not tensor.is_contiguous() and not has_own_places(tensor.shape, tensor.stride()):
         raise CheckpointMismatchError(
             f"filling tensor {key!r}: its elements overlap in memory (shape {tuple(tensor.shape)}, strides "
@@ -475,17 +480,16 @@ def _check_can_fill(tensor: torch.Tensor, key: str) -> None:
         )
 
 
-def _check_is_writable(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Raise `CheckpointMismatchError` for a tensor whose memory may not be written, such as a read-only map of a
-    file."""
-    foreign = [
-        (key, tensor)
-        for key, tensor in tensors
-        if tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_nested
-        if not tensor.untyped_storage().resizable()
-    ]
+def check_are_writable(tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Raise `CheckpointMismatchError` for memory that may not be written, such as a read-only map of a file."""
+    # What torch has allocated itself needs no look, so that a usual load does not go there.
+    foreign = [(key, tensor) for key, tensor in tensors if not _is_allocated_by_torch(tensor)]
     if foreign and (key := find_read_only(foreign)) is not None:
         raise CheckpointMismatchError(
             f"filling tensor {key!r}: its memory can only be read, as that of a file mapped with mode 'r', "
             "expected memory that can be written; map it with mode 'c', or give a copy"
         )
+
+
+def _is_allocated_by_torch(tensor: torch.Tensor) -> bool:
+    return type(tensor) is torch.Tensor and tensor.layout is torch.strided and tensor.untyped_storage().resizable()

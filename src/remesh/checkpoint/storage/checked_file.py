@@ -5,7 +5,8 @@ edges go through a *window*, which also serves many small neighbours with one re
 foreign writer, is read the same way and not checked.
 
 Large reads are given to a few threads; reading and checking let others run meanwhile. The memory used beside the
-destinations is one window for this thread and one for each reader, of at most `WINDOW_BYTES` or the longest view.
+destinations is one window for this thread and one for each reader, of at most `WINDOW_BYTES` or the longest view; of a
+remote store each reader also has what one read brings.
 """
 
 from __future__ import annotations
@@ -31,8 +32,6 @@ from remesh.foundation.thread_pool import PooledExecutor
 WINDOW_BYTES = 4 << 20
 _DIRECT_BYTES = 256 << 10
 _TASK_BYTES = 8 << 20
-_PIECE_BYTES = 256 << 10
-"""Read and checked while it is still in the processor's cache."""
 _GROUP = 16
 """Blocks whose checksums are compared as one."""
 NUM_READERS = min(4, os.cpu_count() or 1)
@@ -59,6 +58,7 @@ class CheckedFile:
         self._window_start = 0
         self.worthwhile_gap_bytes = store_of(path).worthwhile_gap_bytes
         """Unwanted bytes in between that are read along rather than skipped."""
+        self._read_bytes = store_of(path).worthwhile_read_bytes
         self._file = store_of(path).open_ranged(path)
         self._stop = trailer.data_bytes if trailer else self._file.num_bytes
         self.num_bytes_read = 0
@@ -98,7 +98,7 @@ class CheckedFile:
         body_start, body_stop = -(-start // block) * block, stop // block * block
         if body_start > start:
             destination[: body_start - start] = self.view(start, body_start, what)
-        for at, end in _cut(body_start, body_stop, _TASK_BYTES):
+        for at, end in _cut(body_start, body_stop, max(_TASK_BYTES, self._read_bytes)):
             part = destination[at - start : end - start]
             self._read_beside(partial(self._fetch, at, part, what))
         self.num_bytes_read += body_stop - body_start
@@ -167,7 +167,7 @@ class CheckedFile:
 
     def _fetch(self, start: int, destination: memoryview, what: str) -> None:
         """Fill whole blocks; the last one of the file may be shorter."""
-        piece = max(1, _PIECE_BYTES // self._block_bytes) * self._block_bytes
+        piece = max(1, self._read_bytes // self._block_bytes) * self._block_bytes
         for at, end in _cut(start, start + len(destination), piece):
             self._fill_blocks(at, destination[at - start : end - start], what)
 

@@ -1,4 +1,4 @@
-"""Location of a checkpoint: a path of this machine, or a URL that fsspec knows (``s3://bucket/run/step-120``).
+"""Location of a checkpoint: a path of this machine, or a URL of a store (``s3://bucket/run/step-120``).
 
 Both kinds are values with the same interface (join, name, parent): `pathlib.Path` and `RemotePath`. What can be done at
 a location is the business of its store, which `store_of` finds. A URL names a place and nothing else: credentials come
@@ -13,7 +13,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from remesh.checkpoint.storage.remote import RemotePath, RemoteStore
+from remesh.checkpoint.storage.fsspec_client import FsspecClient
+from remesh.checkpoint.storage.obstore_client import ObstoreClient
+from remesh.checkpoint.storage.obstore_settings import SCHEMES
+from remesh.checkpoint.storage.remote import RemoteStore
+from remesh.checkpoint.storage.remote_client import RemotePath
 from remesh.checkpoint.storage.store import LocalStore, Store
 from remesh.foundation.errors import ConfigError
 from remesh.foundation.options import OptionError
@@ -91,4 +95,4 @@ def store_of(location: Location) -> Store[Any]:
 
 @lru_cache
 def _remote_store(scheme: str) -> RemoteStore:
-    return RemoteStore(scheme)
+    return RemoteStore(ObstoreClient() if scheme in SCHEMES else FsspecClient(scheme))

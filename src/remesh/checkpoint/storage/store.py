@@ -104,6 +104,8 @@ class Store(ABC, Generic[P]):
 
     worthwhile_gap_bytes: int
     """Up to so many unwanted bytes between two wanted ranges it is cheaper to read along than to ask twice."""
+    worthwhile_read_bytes: int
+    """Up to so many bytes one read is cheaper than several."""
     has_directories: bool
     """Whether a directory exists on its own; where not, it is there as long as a file is below it."""
 
@@ -195,6 +197,7 @@ class LocalStore(Store[Path]):
     """The file system of this machine, or one that is mounted on it."""
 
     worthwhile_gap_bytes = 16 << 10
+    worthwhile_read_bytes = 256 << 10  # checked while it is still in the processor's cache
     has_directories = True
 
     def is_directory(self, path: Path) -> bool:

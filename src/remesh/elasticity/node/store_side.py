@@ -147,6 +147,9 @@ class StoreSide:
         if (moved := self._home.read_moved(self.shared)) is not None:
             return self._follow(*moved, log)
         self._beats.keep(watched)
+        return [*self._look_at_beats(watched)]
+
+    def _look_at_beats(self, watched: Collection[int]) -> list[NodeDead]:
         looks = (self._beats.take(index, self.shared.count(f"beat/{index}"), time.monotonic()) for index in watched)
         return [dead for dead in looks if dead is not None]
 
@@ -176,17 +179,18 @@ class StoreSide:
         return self._settle(found, time.monotonic() - started_s, log)
 
     def send_goodbye(self) -> None:
-        """Wait until every other agent has finished too: this one may host the store that all need to the end."""
-        deadline_s = time.monotonic() + EXIT_BARRIER_TIMEOUT_S
+        """Wait until every other agent has finished or died: this one may host the store that all need to the end."""
+        deadline_s, next_look_s = time.monotonic() + EXIT_BARRIER_TIMEOUT_S, 0.0
         with contextlib.suppress(RuntimeError):
             self.shared.put(f"bye/{self.index}", {})
-            others = [index for index in self._reader.read_nodes(self.shared) if index != self.index]
+            others = {index for index in self._reader.read_nodes(self.shared) if index != self.index}
+            self._beats.keep(())
             while others and time.monotonic() < deadline_s:
-                others = [
-                    index
-                    for index in others
-                    if self.shared.get(f"bye/{index}") is None and self._is_listening(index) is not False
-                ]
+                others -= {index for index in others if self.shared.get(f"bye/{index}") is not None}
+                others -= {index for index in others if self._is_listening(index) is False}
+                if (now_s := time.monotonic()) >= next_look_s:  # the address of a pod that is gone answers nothing
+                    next_look_s = now_s + BEAT_INTERVAL_S
+                    others -= {dead.index for dead in self._look_at_beats(others)}
                 time.sleep(_POLL_S)
 
     def _is_listening(self, index: int) -> bool | None:

@@ -150,7 +150,7 @@ class Job:
                 yield collate([source[index] for index in share.indices])
                 session.check_resolved("asking for the next batch: it would be the same one again")
         except GeneratorExit:
-            session.readings.leave(name, 0 if stream is None else stream.epoch)
+            session.leave_batches(name, 0 if stream is None else stream.epoch)
             raise
         session.end_batches(name, ended, cut(), 0 if stream is None else stream.epoch)
 

@@ -11,13 +11,18 @@ came from elsewhere. Another one is refused: samples would come twice, or never.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from traceback import walk_stack
+from types import CodeType
 from typing import Any
 
 from remesh.elasticity.training.position import Position, Reading, SampleSource
 from remesh.foundation.errors import ConfigError
+
+_Place = tuple[CodeType, int]
+"""An instruction of a function."""
 
 
 class OnChange(Enum):
@@ -45,6 +50,27 @@ class Identity:
         return {"length": self.length, "seed": self.seed} | ({"digest": self.digest()} if with_digest else {})
 
 
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """A loop that is left: by the program, or by an error that passes through it."""
+
+    end: Callable[[Position], Position]
+    """The position once it is behind the job."""
+    values: Any
+    """The program's plain values then."""
+    places: Sequence[_Place] = field(default_factory=lambda: _places_in_program())
+    """Where the program was, from the inside outwards."""
+
+    def is_before(self, raised: Collection[_Place]) -> bool:
+        """Whether the program left it before an error that was raised at these places.
+
+        An error leaves a loop at the instruction at which it is raised there; a ``break`` is another one.
+        """
+        codes = {code for code, _ in raised}
+        place = next((place for place in self.places if place[0] in codes), None)
+        return place is not None and place not in raised
+
+
 class Readings:
     """The readings of one program, from entering ``train`` on."""
 
@@ -61,13 +87,12 @@ class Readings:
         self._unproved: set[str] = set()
         """Keys of the sources whose datasets this program has not shown yet."""
         self._is_from_disk = False
-        self._left: tuple[str, int] | None = None
-        """A reading whose loop was left in the middle, and passes over an iterable: by the program, if it calls the job
-        again."""
+        self._left: list[_Left] = []
+        """Loops that were left in the middle since the last call of the job: behind it, if the program did so."""
 
     def stand_at(self, position: Position, *, is_from_disk: bool = False) -> None:
         """Go on from here. A digest is looked at where the state is not of this run."""
-        self.position, self._is_from_disk, self._left = position, is_from_disk, None
+        self.position, self._is_from_disk, self._left = position, is_from_disk, []
         self._unproved = position.sources.keys() - self._keys.values()
 
     def call(self) -> str:
@@ -125,16 +150,21 @@ class Readings:
         }
         self.position = replace(self.position, sources={**self.position.sources, key: source}, readings=readings)
 
-    def leave(self, name: str, epoch: int) -> None:
-        """The loop over this reading is left in the middle: by the program, or since the generation ends."""
-        self._left = name, epoch
+    def leave(self, name: str, epoch: int, values: Any) -> None:
+        """The loop over this reading is left in the middle, with these plain values; ``epoch`` of an iterable."""
+        self._left.append(_Left(lambda position: position.ended(name, epoch), values))
 
-    def settle(self) -> bool:
-        """The program has called the job: a reading that it has left is behind it. Whether there is one."""
-        if self._left is None:
-            return False
-        self.position, self._left = self.position.ended(*self._left), None
-        return True
+    def settle(self, error: BaseException | None = None) -> Any:
+        """The program has called the job, or this error ends it: the loops that it left before are behind it.
+
+        The plain values that it left the last of them with; None if there is none.
+        """
+        raised = None if error is None else _places_of(error)
+        behind = [one for one in self._left if raised is None or one.is_before(raised)]
+        for one in behind:
+            self.position = one.end(self.position)
+        self._left = []
+        return behind[-1].values if behind else None
 
     def pass_over(self, name: str) -> None:
         """An iterable had ended where this reading of it begins, unnoticed: one pass more."""
@@ -143,6 +173,16 @@ class Readings:
         self.position = replace(self.position, readings={**self.position.readings, name: later})
 
     # --- epochs ---
+
+    def end_epoch(self, epoch: int, values: Any) -> None:
+        """The program asks for the epoch after this one."""
+        # Else the others were in the next one, and this rank has theirs.
+        self._left.append(_Left(lambda now: now.next_epoch("e") if now.epoch == epoch else now, values))
+
+    def leave_epochs(self, count: int, values: Any) -> None:
+        """The loop over so many epochs is left in the middle."""
+        self._where = "a"
+        self._left.append(_Left(lambda position: replace(position.next_epoch("e"), epoch=count), values))
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs from where the job stands; what is called in the loop over them is counted by itself."""
@@ -153,14 +193,35 @@ class Readings:
             )
         while self.position.epoch < count:
             self._where, self._counts["e"] = "e", 0
-            epoch = self.position.epoch
-            yield epoch
-            if self.position.epoch == epoch:  # else the others were in the next one, and this rank has theirs
-                self.position = self.position.next_epoch("e")
+            yield self.position.epoch
             # A program may make a dataset in each epoch: they would all be kept.
             self._keys = {address: key for address, key in self._keys.items() if not key.startswith("e")}
             self._objects = [one for one in self._objects if id(one) in self._keys]
         self._where = "a"
+
+
+def _places_in_program() -> Sequence[_Place]:
+    frames = (frame for frame, _ in walk_stack(None))
+    ours = __name__.partition(".")[0] + "."
+    return [(one.f_code, one.f_lasti) for one in frames if not one.f_globals.get("__name__", "").startswith(ours)]
+
+
+def _places_of(error: BaseException) -> set[_Place]:
+    """The instructions at which an error was raised, and those before it that it followed from."""
+    found: set[_Place] = set()
+    pending, seen = [error], {id(error)}
+    while pending:
+        one = pending.pop()
+        chained = [
+            before for before in (one.__cause__, one.__context__) if before is not None and id(before) not in seen
+        ]
+        pending += chained
+        seen |= set(map(id, chained))
+        entry = one.__traceback__
+        while entry is not None:
+            found.add((entry.tb_frame.f_code, entry.tb_lasti))
+            entry = entry.tb_next
+    return found
 
 
 def _text(known: Mapping[str, Any]) -> str:

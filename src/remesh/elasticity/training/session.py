@@ -222,6 +222,10 @@ class TrainingSession:
         self._settled = self._state.settings()
         self._batch = _Batch(name, num_samples, stream, {key: str(one) for key, one in cut.items()})
 
+    def leave_batches(self, name: str, epoch: int) -> None:
+        """The loop over this reading ends before the reading does: by a ``break``, or by an error."""
+        self.readings.leave(name, epoch, None if self._state is None else self._state.settings())
+
     def end_batches(self, name: str, stream: Stream | None, cut: Mapping[str, Any], epoch: int) -> None:
         """There is no batch of this reading any more; arguments as in `open_batch`, ``epoch`` the passes over it.
 
@@ -245,8 +249,14 @@ class TrainingSession:
             raise ConfigError("asking for epochs: call job.carry(...) first: it restores the epoch")
         for epoch in self.readings.epochs(count):
             self._settled = self._state.settings()
-            yield epoch
+            try:
+                yield epoch
+            except GeneratorExit:
+                self.readings.leave_epochs(count, self._state.settings())
+                raise
             self.check_resolved("asking for the next epoch")
+            # Before this rank may leave: what the body did behind its batches is not done again.
+            self.readings.end_epoch(epoch, self._state.settings())
             self.boundary()
         self._settled = self._state.settings()
 
@@ -413,8 +423,8 @@ class TrainingSession:
                 "job.commit(ok=False) to drop it"
             )
 
-    def hold(self) -> HeldState | None:
-        """The state to keep while the network is gone.
+    def hold(self, error: BaseException | None = None) -> HeldState | None:
+        """The state to keep while the network is gone, which has raised ``error`` in the program.
 
         What it was given, as long as nothing is carried on the new mesh, and what it has there where others may have
         nothing else any more; None when this rank was hit in the middle of taking a step, so that its state belongs to
@@ -425,6 +435,8 @@ class TrainingSession:
                 return self._filling.in_doubt
             is_torn = self._filling is not None and self._filling.is_torn
             return None if is_torn else self._held
+        if error is not None and not self._step.is_open:
+            self._settled = self.readings.settle(error) or self._settled
         return self._hold(self._state) if self._step.is_whole else None
 
     def _hold(self, state: CarriedState) -> HeldState | None:
@@ -448,8 +460,7 @@ class TrainingSession:
         if self._step.phase is StepPhase.BETWEEN:
             if was is not StepPhase.BETWEEN:
                 self.readings.position = self.position.marked()
-            if self.readings.settle() and self._state is not None:
-                self._settled = self._state.settings()
+            self._settled = self.readings.settle() or self._settled
         for one in owed:
             self._do(one)
 

@@ -207,7 +207,7 @@ class TrainingWorker:
 
     def _leave(self, error: Exception | None) -> None:
         """Leave the generation: keep the state, report to the agent. Reported already if a vote was resolved."""
-        self._keep()
+        self._keep(error)
         self._lower.sever()
         if self._next_meeting is None:
             if error is not None:
@@ -224,9 +224,9 @@ class TrainingWorker:
             pass
         raise Exit(False, str(message["text"]))
 
-    def _keep(self) -> None:
+    def _keep(self, error: BaseException | None = None) -> None:
         if self._session is not None:
-            self._held = self._session.hold()
+            self._held = self._session.hold(error)
             self._taken = self._session.last_taken
             self._is_dispensable = self._session.is_dispensable
             self._session = None

@@ -36,11 +36,14 @@ MS_SLAVE: Final = 0x80000
 PR_SET_DEATH_SIGNAL: Final = 1
 PR_GET_DEATH_SIGNAL: Final = 2
 PR_SET_NAME: Final = 15
+PR_SET_TIMER_SLACK: Final = 29
+PR_GET_TIMER_SLACK: Final = 30
 PR_SET_MM: Final = 35
 PR_SET_MM_MAP: Final = 14
 PR_SET_CHILD_SUBREAPER: Final = 36
 PR_GET_CHILD_SUBREAPER: Final = 37
 PR_GET_TID_ADDRESS: Final = 40
+PR_SET_NO_NEW_PRIVS: Final = 38
 PR_SET_THP_DISABLE: Final = 41
 
 # Numbers of system calls.
@@ -72,6 +75,8 @@ SYS: Final = {
     "prctl": 157,
     "set_tid_address": 218,
     "epoll_ctl": 233,
+    "ioprio_set": 251,
+    "ioprio_get": 252,
     "tgkill": 234,
     "openat": 257,
     "set_robust_list": 273,

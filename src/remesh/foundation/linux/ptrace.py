@@ -103,9 +103,16 @@ class Tracee:
         """Set options of the trace; see the ``OPTION_`` constants."""
         ptrace(_SETOPTIONS, self.tid, data=options)
 
-    def detach(self) -> None:
-        """Let the thread run on, with its registers as they were set."""
-        ptrace(_DETACH, self.tid)
+    def detach(self) -> bool:
+        """Let the thread run on, with its registers as they were set; returns False if it was killed meanwhile.
+
+        Such a thread must be waited for, or nobody else is told of its end.
+        """
+        try:
+            ptrace(_DETACH, self.tid)
+        except ProcessLookupError:
+            return False
+        return True
 
     def _wait(self) -> int:
         _, status = os.waitpid(self.tid, _ALL_THREADS)

@@ -50,17 +50,20 @@ _LATEST = 1 << 40
 _LAST_ROUND = 1 << 62
 
 
-def check_plan(moves: Sequence[TensorMove], rows: MessageRows, copies: Sequence[Copy]) -> None:
-    """Raise `PlanError`, naming what is wrong, unless all that the module docstring lists holds."""
+def check_plan(moves: Sequence[TensorMove], rows: MessageRows, copies: Sequence[Copy]) -> bool:
+    """Raise `PlanError`, naming what is wrong, unless all that the module docstring lists holds.
+
+    Returns whether every rank gets all that it wants; else some boxes are held by no rank.
+    """
     for before, after in itertools.pairwise(moves):
         if before.name >= after.name:
             _refuse(f"tensor {after.name!r} comes after {before.name!r}, expected ascending names")
     if isinstance(rows, Rows):
-        _check_rows(moves, rows, copies)
-    elif not isinstance(rows, GridRows) or rows.moves != tuple(moves):
+        return _check_rows(moves, rows, copies)
+    if not isinstance(rows, GridRows) or rows.moves != tuple(moves):
         _refuse("its messages follow a rule for other moves, expected the rule of this plan")
-    else:
-        _check_copies_of_rule(rows, copies)
+    _check_copies_of_rule(rows, copies)
+    return True  # both sides are all of each tensor, or there were no such rows
 
 
 def check_rank(rows: GridRows, copies: Sequence[Copy], rank: int) -> None:
@@ -73,8 +76,8 @@ def check_rank(rows: GridRows, copies: Sequence[Copy], rank: int) -> None:
 
 def _check_rows(
     moves: Sequence[TensorMove], rows: Rows, copies: Sequence[Copy], ranks: Collection[int] | None = None
-) -> None:
-    """``ranks`` are those of which rows and copies are complete; all by default."""
+) -> bool:
+    """``ranks`` are those of which rows and copies are complete; all by default. Whether these get all they want."""
     _check_copies(moves, copies)
     _check_columns(rows)
     _check_sets(rows)
@@ -82,7 +85,7 @@ def _check_rows(
     _check_parts(moves, rows)
     _check_kept(moves, rows, copies)
     _check_disjoint(moves, rows, copies)
-    _check_totals(moves, rows, copies, ranks)
+    return _check_totals(moves, rows, copies, ranks)
 
 
 def _refuse(found: str) -> NoReturn:
@@ -151,7 +154,7 @@ def _check_sets(rows: Rows) -> None:
         for rank in rows.rank_sets[takers]
         for givers in giving.get(rank, ())
     }
-    if clashing and np.isin(rows.givers * base + rows.takers, sorted(clashing)).any():
+    if clashing and not clashing.isdisjoint(distinct(rows.givers * base + rows.takers, base * base)[0].tolist()):
         _refuse("a rank takes a chunk that it holds, expected that it copies it")
 
 
@@ -159,13 +162,12 @@ def _check_hops(rows: Rows) -> None:
     if not 1 <= rows.period <= _LATEST:
         _refuse(f"its periods have {rows.period} times, expected 1 to {_LATEST}")
     for what, side in (("out of", rows.hop_giver), ("into", rows.hop_taker)):
-        order = np.lexsort((rows.colour, side))
-        if ((np.diff(side[order]) == 0) & (np.diff(rows.colour[order]) == 0)).any():
+        if not _are_distinct(side * rows.period + rows.colour):
             _refuse(f"two hops {what} one place have the same time, expected at most one message in a round")
     if not _are_distinct(rows.flow_of_hop * rows.num_places + rows.hop_taker):
         _refuse("a flow has two hops into one place, expected each place once")
     relayed = np.flatnonzero(rows.before != OWNED)
-    if (rows.hop_time[relayed] <= rows.hop_time[rows.before[relayed]]).any():
+    if len(relayed) and (rows.hop_time[relayed] <= rows.hop_time[rows.before[relayed]]).any():
         _refuse("a hop has no later time than the one that brings its giver the chunks, expected a later one")
     # Numbers of rounds have to fit into 64 bits.
     num_times = rows.num_periods * rows.period + int(rows.hop_time.max(initial=0))
@@ -185,25 +187,17 @@ def _check_hops(rows: Rows) -> None:
 
 def _check_owners(rows: Rows, numbers: IntArray, place_sets: Sequence[tuple[int, ...]]) -> None:
     """Hops that no other comes before are out of places on which every chunk of their flow has a giver."""
-    base = len(place_sets)
-    pairs, _ = distinct(rows.flow_of_chunk * base + numbers[rows.givers], len(rows.num_chunks) * base)
-    flow, owners = np.divmod(pairs, max(base, 1))
-    roots = np.flatnonzero(rows.before == OWNED)
-    of_flow = np.searchsorted(rows.flow_of_hop[roots], np.arange(len(rows.num_chunks) + 1))
-    counts = np.diff(of_flow)[flow]
-    each = np.repeat(np.arange(len(flow)), counts)
-    members = np.arange(len(each)) + np.repeat(of_flow[flow] - (np.cumsum(counts) - counts), counts)
-    used = distinct(owners, base)[0].tolist() if len(owners) else []
-    owned = np.array([number * rows.num_places + place for number in used for place in place_sets[number]], np.int64)
-    if not np.isin(owners[each] * rows.num_places + rows.hop_giver[roots[members]], owned).all():
+    chunk, root = rows.cross(np.arange(len(rows.givers)), np.flatnonzero(rows.before == OWNED))
+    pairs = numbers[rows.givers[chunk]] * rows.num_places + rows.hop_giver[root]
+    found = distinct(pairs, len(place_sets) * rows.num_places)[0].tolist()
+    places_of = [frozenset(places) for places in place_sets]
+    if not all(place in places_of[owners] for owners, place in (divmod(pair, rows.num_places) for pair in found)):
         _refuse("a hop is out of a place that neither holds the chunk nor took it before")
 
 
 def _are_distinct(keys: IntArray) -> bool:
-    if not len(keys):
-        return True
-    limit = int(keys.max()) + 1
-    return len(distinct(keys, limit)[0]) == len(keys)
+    ordered = np.sort(keys)
+    return not (ordered[1:] == ordered[:-1]).any()
 
 
 def _check_parts(moves: Sequence[TensorMove], rows: Rows) -> None:
@@ -223,7 +217,7 @@ def _check_parts(moves: Sequence[TensorMove], rows: Rows) -> None:
     if (parts.nbytes != BoxArray(parts.starts, parts.stops).sizes * itemsizes).any():
         _refuse("a part has other bytes than its box")
     rises = np.flatnonzero(np.diff(itemsizes) > 0) + 1
-    if not np.isin(rises, rows.chunks.first_part).all():
+    if len(rises) and not np.isin(rises, rows.chunks.first_part).all():
         _refuse("item sizes rise inside a chunk, expected that every part begins aligned")
 
 
@@ -242,19 +236,19 @@ def _check_kept(moves: Sequence[TensorMove], rows: Rows, copies: Sequence[Copy])
     others: dict[tuple[int, ...], int] = {}
     copied = np.array([others.setdefault(copy.ranks, len(rows.rank_sets) + len(others)) for copy in copies], np.int64)
     rank_sets = (*rows.rank_sets, *others)
-    parts, chunk = rows.chunks.parts, np.repeat(np.arange(len(rows.givers)), np.diff(rows.chunks.first_part))
-    boxes = PartRows.of([Part(copy.tensor, copy.box, 0) for copy in copies], parts.ndims)
+    num_parts, per_chunk = len(rows.chunks.parts), np.diff(rows.chunks.first_part)
+    boxes = PartRows.of([Part(copy.tensor, copy.box, 0) for copy in copies], rows.chunks.parts.ndims)
+    parts = PartRows.joined([rows.chunks.parts, boxes] if copies else [rows.chunks.parts])
     for side, verb, sets in (("src", "gives", rows.givers), ("dst", "takes", rows.takers)):
-        kept = _KeptBoxes([getattr(move, side) for move in moves], rank_sets)
-        for what, which, ends in ((verb, parts, sets[chunk]), ("copies", boxes, copied)):
-            found = kept.find_lacking(which, ends)
-            if found is not None:
-                part, ranks = which.rows(found, found + 1)[0], rank_sets[int(ends[found])]
-                raise PlanError(
-                    f"{_DOING}: one of the ranks {ranks[:4]} ({len(ranks)} in all) {what} {part.box} of tensor "
-                    f"{moves[part.tensor].name!r}, expected that each {'holds' if side == 'src' else 'wants'} it in "
-                    "one shard; plan again"
-                )
+        ends = np.concatenate((np.repeat(sets, per_chunk), copied))
+        found = _KeptBoxes([getattr(move, side) for move in moves], rank_sets).find_lacking(parts, ends)
+        if found is not None:
+            part, ranks = parts.rows(found, found + 1)[0], rank_sets[int(ends[found])]
+            what, keeps = verb if found < num_parts else "copies", "holds" if side == "src" else "wants"
+            raise PlanError(
+                f"{_DOING}: one of the ranks {ranks[:4]} ({len(ranks)} in all) {what} {part.box} of tensor "
+                f"{moves[part.tensor].name!r}, expected that each {keeps} it in one shard; plan again"
+            )
 
 
 class _KeptBoxes:
@@ -267,7 +261,7 @@ class _KeptBoxes:
         self._layout_of = np.array([number_of[id(layout)] for layout in layouts], dtype=np.int64)
         """Number of the layout of each tensor."""
         self._rank_sets = rank_sets
-        self._kinds: dict[tuple[object, ...], int] = {}
+        self._kinds: dict[tuple[int, tuple[Box, ...]], int] = {}
         """Numbers of kinds, by layout and boxes."""
         self._kind_of: dict[tuple[int, int], int] = {}
         """The kind of a rank in a layout."""
@@ -280,16 +274,17 @@ class _KeptBoxes:
             self._layout_of[parts.tensor] * len(self._rank_sets) + sets, len(self._distinct) * len(self._rank_sets)
         )
         kinds = [self._kinds_of(*divmod(pair, len(self._rank_sets))) for pair in pairs.tolist()]
-        starts, stops = self._ends(parts.starts.shape[1])
+        width = parts.starts.shape[1]
+        by_place = self._boxes(width).transpose(1, 2, 0)
         inside = np.ones(len(sets), dtype=bool)
         for turn in range(max(map(len, kinds), default=0)):
             kind = np.array([each[turn % len(each)] for each in kinds], dtype=np.int64)[place]
             found = np.zeros(len(sets), dtype=bool)
-            for low, high in zip(starts, stops, strict=True):
-                holds = low[:, 0].take(kind) >= 0
-                for dim in range(parts.starts.shape[1]):
-                    holds &= low[:, dim + 1].take(kind) <= parts.starts[:, dim]
-                    holds &= high[:, dim].take(kind) >= parts.stops[:, dim]
+            for is_box, *ends in by_place:
+                holds = is_box.take(kind) > 0
+                for dim in range(width):
+                    holds &= ends[dim].take(kind) <= parts.starts[:, dim]
+                    holds &= ends[width + dim].take(kind) >= parts.stops[:, dim]
                 found |= holds
             inside &= found
         return None if inside.all() else int(np.argmin(inside))
@@ -299,31 +294,25 @@ class _KeptBoxes:
         for rank in self._rank_sets[rank_set]:
             kind = self._kind_of.get((layout, rank))
             if kind is None:
-                boxes = [shard.box for shard in self._distinct[layout].shards_of(rank)]
+                boxes = tuple(shard.box for shard in self._distinct[layout].shards_of(rank))
                 if len(boxes) > 1:
-                    boxes = sorted(set(boxes))
-                kind = self._kinds.setdefault((layout, *boxes), len(self._kinds))
+                    boxes = tuple(sorted(set(boxes)))
+                kind = self._kinds.setdefault((layout, boxes), len(self._kinds))
                 self._kind_of[layout, rank] = kind
             found.add(kind)
         return sorted(found)
 
-    def _ends(self, width: int) -> tuple[IntArray, IntArray]:
-        """Boxes of each kind, ``[which of its boxes, kind, dim]``, padded; before the starts stands -1 for no box."""
-        by_ndim: dict[int, list[tuple[int, int, Box]]] = {}
-        for kind, (_, *boxes) in enumerate(self._kinds):
-            for at, box in enumerate(boxes):
-                assert isinstance(box, Box)
-                by_ndim.setdefault(len(box.start), []).append((at, kind, box))
-        most = max([1, *(len(boxes) - 1 for boxes in self._kinds)])
-        starts = np.zeros((most, len(self._kinds), width + 1), dtype=np.int64)
-        stops = np.ones((most, len(self._kinds), width), dtype=np.int64)
-        starts[:, :, 0] = -1
-        for ndim, several in by_ndim.items():
-            at, kinds = np.array([each[:2] for each in several], dtype=np.int64).T
-            starts[at, kinds, 0] = 0
-            starts[at, kinds, 1 : ndim + 1] = [box.start for _, _, box in several]
-            stops[at, kinds, :ndim] = [box.stop for _, _, box in several]
-        return starts, stops
+    def _boxes(self, width: int) -> IntArray:
+        """Boxes of each kind, ``[kind, which of its boxes, 1 + 2 * width]``: 1 for a box, start and stop, padded."""
+        most = max([1, *(len(boxes) for _, boxes in self._kinds)])
+        none = (0,) * (1 + 2 * width)
+        table = []
+        for _, boxes in self._kinds:
+            for box in boxes:
+                fill = width - len(box.start)
+                table.append((1, *box.start, *(0,) * fill, *box.stop, *(1,) * fill))
+            table += [none] * (most - len(boxes))
+        return np.array(table, dtype=np.int64).reshape(len(self._kinds), most, len(none))
 
 
 def _by_tensor(copies: Sequence[Copy]) -> dict[int, list[Copy]]:
@@ -383,8 +372,8 @@ def _check_apart(
 
 def _check_totals(
     moves: Sequence[TensorMove], rows: Rows, copies: Sequence[Copy], ranks: Collection[int] | None
-) -> None:
-    """Every rank gets as many elements as it wants and any rank holds."""
+) -> bool:
+    """Every rank gets as many elements as it wants and any rank holds; whether these are all that it wants."""
     parts = rows.chunks.parts
     base = len(rows.rank_sets)
     takers = np.repeat(rows.takers, np.diff(rows.chunks.first_part))
@@ -396,6 +385,7 @@ def _check_totals(
     copied = _by_tensor(copies)
     wanted: dict[int, dict[int, int]] = {}
     known: set[tuple[object, ...]] = set()
+    is_complete = True
     for tensor, (move, low, high) in enumerate(zip(moves, ends, ends[1:], strict=False)):
         here = copied.get(tensor, [])
         what = [*((id(copy.box), copy.ranks) for copy in here), sets[low:high].tobytes(), sizes[low:high].tobytes()]
@@ -411,7 +401,9 @@ def _check_totals(
                 got[rank] = got.get(rank, 0) + size
         if id(move.dst) not in wanted:
             wanted[id(move.dst)] = _num_wanted(move.dst, ranks)
+        is_complete &= got == wanted[id(move.dst)]
         _check_total(move, got, wanted[id(move.dst)], ranks)
+    return is_complete
 
 
 def _num_wanted(layout: Layout, ranks: Collection[int] | None) -> dict[int, int]:

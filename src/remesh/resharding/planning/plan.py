@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -49,11 +49,13 @@ class Plan:
     """What no schedule can beat, and why."""
     network: Network | None = None
     """Links that it was planned for; None when all hosts counted as equal. Invariant: has all hosts of ``host_of``."""
+    is_complete: bool = field(init=False, repr=False, compare=False)
+    """Whether every rank gets all that it wants."""
 
     def __post_init__(self) -> None:
         if self.network is not None:
             self.network.check_hosts(self.host_of.values(), "checking a reshard plan")
-        check_plan(self.moves, self.rows, self.copies)
+        object.__setattr__(self, "is_complete", check_plan(self.moves, self.rows, self.copies))
 
     @property
     def host_of(self) -> Mapping[int, str]:
@@ -146,9 +148,7 @@ class Plan:
     @cached_property
     def missing(self) -> Mapping[str, tuple[Box, ...]]:
         """Boxes that are wanted but held by no rank, by tensor; the plan leaves them alone."""
-        if isinstance(self.rows, GridRows):
-            return {}  # both sides are all of each tensor, or there were no such rows
-        return compute_missing_boxes(self.moves)
+        return {} if self.is_complete else compute_missing_boxes(self.moves)
 
     @property
     def _fields(self) -> PlanFields:

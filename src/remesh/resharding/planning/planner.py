@@ -197,7 +197,7 @@ def _schedule(strategy: str, problem: _Problem) -> Rows:
     if strategy == SPLIT:
         ways = _find_ways(problem)
         made = make_host_rows(problem.fused, ways.routes, host_of, ways.chunk_bytes)
-        num_messages, num_hosts = made.rows.num_messages, len(made.rows.hosts)
+        num_messages, num_hosts = made.untimed.num_messages, len(made.untimed.hosts)
         if num_messages > _MAX_TIMED or (
             num_messages * num_hosts > _MAX_TIMED_BY_HOSTS and compute_waiting(made.rows) <= _MAX_WAITING
         ):

@@ -12,7 +12,8 @@ A call, in steps:
 3. Known epoch, other memory on some rank: the ranks check their tensors against the kept transfer, and look up anew.
 4. Unknown epoch: descriptions are gathered, options compared; the transfer is planned as part of the second gather, in
    which the ranks compare its digest, so a rank that cannot plan keeps no other waiting. A resharder that has planned
-   nothing yet gathers descriptions in step 1.
+   nothing yet gathers descriptions in step 1. What another one in this process has planned last in the same epoch is
+   not planned again, so calls of `remesh.reshard` in a loop plan once.
 
 A rank that is called with the very same tensor objects does not even describe them again.
 """
@@ -52,6 +53,11 @@ _MAX_PLACES = 4
 """With so many sets of tensors a plan may alternate without looking anything up: two are double buffers."""
 _MAX_JOBS = 16
 """Pairs of an epoch and a set of tensors that are kept ready."""
+_MAX_PLANNED = 4
+_MAX_MESSAGES = 1 << 15
+"""Transfers of more messages are not kept for other resharders: they take much memory."""
+_planned: dict[str, Transfer] = {}
+"""The last transfers of all resharders, by epoch, oldest first. Invariant: at most _MAX_PLANNED."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +181,7 @@ class Resharder:
 
         def make() -> BoundTransfer:
             if agreement.told is not None:
-                kept["transfer"] = self._plan([described for described, _ in agreement.told], options)
+                kept["transfer"] = _plan(agreement.agreed.epoch, [each for each, _ in agreement.told], options)
             return BoundTransfer(kept["transfer"], call.give, call.take, self._group)
 
         job, tag = agree_on_run(make, self._group)
@@ -184,9 +190,6 @@ class Resharder:
         if len(self._jobs) > _MAX_JOBS:
             del self._jobs[next(iter(self._jobs))]
         return job, tag
-
-    def _plan(self, described: Sequence[Any], options: PlanOptions) -> Transfer:
-        return plan_stacked(moves_of(described), options.get("host_of") or hosts_of(described), options)
 
     def _describe(self, give: Tensors, take: Tensors) -> _Call:
         objects: tuple[Any, ...] = ()
@@ -207,6 +210,18 @@ class Resharder:
         call = _Call(objects, given, taken, describe_all(given, taken), places)
         self._calls = [*self._calls[1 - _MAX_PLACES :], call]
         return call
+
+
+def _plan(epoch: str, described: Sequence[Any], options: PlanOptions) -> Transfer:
+    """What the epoch alone decides, whatever group and resharder it is for."""
+    transfer = _planned.pop(epoch, None) or plan_stacked(
+        moves_of(described), options.get("host_of") or hosts_of(described), options
+    )
+    if transfer.plan.rows.num_messages <= _MAX_MESSAGES:
+        _planned[epoch] = transfer
+    for oldest in list(_planned)[:-_MAX_PLANNED]:
+        _planned.pop(oldest, None)
+    return transfer
 
 
 def _are_the_same(objects: tuple[Any, ...], others: tuple[Any, ...]) -> bool:

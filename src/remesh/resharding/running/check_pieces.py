@@ -16,7 +16,7 @@ import torch
 from remesh.foundation.errors import PlanError
 from remesh.layout import Box, Layout, Shard, check_places, has_own_places
 from remesh.layout.from_torch import Piece, dtype_name, find_read_only, why_without_memory
-from remesh.layout.torch_memory import find_shared, places_of
+from remesh.layout.torch_memory import end_of, find_shared, places_of
 from remesh.resharding.model.tasks import TensorMove, travelling_dtype
 
 
@@ -159,8 +159,7 @@ def find_sharing(take: Mapping[str, Piece]) -> list[str]:
 
 def _span(name: str, piece: Piece) -> _Span:
     tensor = piece.tensor
-    reach = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    return _Span(tensor.data_ptr(), tensor.data_ptr() + reach * tensor.element_size(), name)
+    return _Span(tensor.data_ptr(), end_of(tensor), name)
 
 
 def _lie_alike(given: Piece, taken: Piece) -> bool:

@@ -79,7 +79,8 @@ def check_tensors(tensors: object, side: str) -> None:
 
 def pieces_of(tensors: Tensors) -> dict[str, Piece]:
     """What this rank holds of each tensor."""
-    return {name: piece_of(tensor) for name, tensor in tensors.items()}
+    with torch.no_grad():  # once for all of them
+        return {name: piece_of(tensor) for name, tensor in tensors.items()}
 
 
 def gather_moves(give: Tensors, take: Tensors, group: Group = None) -> list[TensorMove]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -38,11 +39,20 @@ _Floats = npt.NDArray[np.float64]
 class HostRows:
     """Rows between hosts, and what scheduling their messages in time wants to know of them."""
 
-    rows: Rows
+    untimed: Rows
+    """The rows, before their hops have times."""
     num_periods: int
     """Chunks of the finest route."""
     _runs: Sequence[_FlowRun]
     _fused: Fused
+
+    @cached_property
+    def rows(self) -> Rows:
+        """The rows, with times for their hops."""
+        rows = self.untimed
+        colour = colour_hops(rows.hop_giver, rows.hop_taker)
+        period = int(colour.max(initial=0)) + 1
+        return replace(rows, hop_time=_lags(rows.before) * period + colour, period=period)
 
     @property
     def sequence(self) -> list[int]:
@@ -180,7 +190,8 @@ class _Drafts:
     def add(self, group: int, routes: Sequence[Route], chunk_bytes: int) -> None:
         """The flows of one more group."""
         low, high = self._first_stream[group], self._first_stream[group + 1]
-        if len(routes) > 1 or self._largest[group] > chunk_bytes or self._overlaps:
+        beside = set(self._beside(group)) if self._overlaps else {frozenset[str]()}
+        if len(routes) > 1 or self._largest[group] > chunk_bytes or len(beside) > 1:
             self._cut(group, routes, chunk_bytes)
             return
         if self._whole[1] != low:
@@ -189,7 +200,7 @@ class _Drafts:
         self._whole[1] = high
         self._num_chunks.append(high - low)
         self._num_periods = max(self._num_periods, high - low)
-        self._hops.append(routes[0].hops)
+        self._hops.append(_with_local(routes[0].hops, *beside))
 
     def finish(self) -> HostRows:
         """All of them."""
@@ -202,7 +213,6 @@ class _Drafts:
         givers, takers = (np.concatenate(sides) for sides in zip(*((r.givers, r.takers) for r in runs), strict=True))
         used, places = distinct(np.concatenate((givers, takers)), len(fused.rank_sets))
         first_part = ends_of(np.concatenate([np.diff(run.first_part) for run in runs]))
-        colour = colour_hops(giver, taker)
         made = Rows(
             host_of=self._host_of,
             ends=Ends.HOSTS,
@@ -214,11 +224,9 @@ class _Drafts:
             first_hop=ends_of([len(hops) for hops in self._hops]),
             hop_giver=giver,
             hop_taker=taker,
-            hop_time=colour,
-            period=int(colour.max(initial=0)) + 1,
+            hop_time=np.zeros(len(giver), dtype=np.int64),
+            period=1,
         )
-        if (made.before != OWNED).any():
-            made = replace(made, hop_time=_lags(made.before) * made.period + colour)
         return HostRows(made, self._num_periods, runs, fused)
 
     def _flush(self) -> None:
@@ -242,14 +250,13 @@ class _Drafts:
         first, last = int(fused.first_part[low]), int(fused.first_part[high])
         parts = fused.parts.take(np.arange(first, last))
         cuts = self._cuts_of(parts, fused.first_part[low : high + 1] - first, routes, chunk_bytes)
-        owners = fused.groups[group].owners
-        local = [self._hosts_of(number).intersection(owners) for number in fused.takers[low:high].tolist()]
+        local = self._beside(group)
         found: dict[tuple[int, frozenset[str]], list[int]] = {}
         for cut, (route, stream) in enumerate(zip(cuts.route, cuts.stream, strict=True)):
             found.setdefault((route, local[stream]), []).append(cut)
         for (route, beside), members in found.items():
             self._num_chunks.append(len(members))
-            self._hops.append((*routes[route].hops, *(Hop(host, host) for host in sorted(beside))))
+            self._hops.append(_with_local(routes[route].hops, beside))
         order = np.array([cut for members in found.values() for cut in members], dtype=np.int64)
         streams = low + np.array(cuts.stream, dtype=np.int64).take(order)
         made, first_part = cuts.parts_of(parts, order)
@@ -272,6 +279,12 @@ class _Drafts:
             self._cuts[key] = _Cuts.of(cuts, routes, ndims.tolist(), parts.starts.shape[1])
         return self._cuts[key]
 
+    def _beside(self, group: int) -> list[frozenset[str]]:
+        """For each stream of a group the hosts on which takers sit beside an owner."""
+        takers = self._fused.takers[self._first_stream[group] : self._first_stream[group + 1]]
+        owners = self._fused.groups[group].owners
+        return [self._hosts_of(number).intersection(owners) for number in takers.tolist()]
+
     def _hosts_of(self, rank_set: int) -> frozenset[str]:
         if rank_set not in self._hosts_of_set:
             self._hosts_of_set[rank_set] = frozenset(self._host_of[rank] for rank in self._fused.rank_sets[rank_set])
@@ -280,6 +293,11 @@ class _Drafts:
     def _all_hosts(self, sets: IntArray) -> set[str]:
         numbers = distinct(sets, len(self._fused.rank_sets))[0].tolist()
         return set().union(*(self._hosts_of(number) for number in numbers))
+
+
+def _with_local(hops: tuple[Hop, ...], beside: frozenset[str]) -> tuple[Hop, ...]:
+    """These hops, and those inside the hosts where takers sit beside an owner."""
+    return (*hops, *(Hop(host, host) for host in sorted(beside)))
 
 
 def _lags(before: IntArray) -> IntArray:

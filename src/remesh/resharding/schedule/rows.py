@@ -41,6 +41,8 @@ from remesh.resharding.schedule.message_rows import Columns, MessageRows, loads_
 OWNED = -1
 """Stands for the hop before, where the giver has the chunk in its own memory."""
 _MESSAGES_AT_ONCE = 1 << 20
+_MAX_KEPT = 1 << 15
+"""Up to this many messages are made once and kept, whoever asks for which of them."""
 
 
 class Ends(Enum):
@@ -252,29 +254,47 @@ class Rows(MessageRows):
 
     def blocks(self) -> Iterator[tuple[Columns, IntArray]]:
         """Some flows at a time."""
+        if self._are_few:
+            yield self._all, self.chunks.nbytes[self._all.chunk]
+            return
         ends = ends_of(self._set_sizes.take(self.takers))[self.first_chunk]
         low = 0
         while low < len(self.num_chunks):
             high = max(low + 1, int(np.searchsorted(ends, ends[low] + _MESSAGES_AT_ONCE, side="right")) - 1)
             chunks = np.arange(self.first_chunk[low], self.first_chunk[high])
-            found = self._expand(*self._cross(chunks, np.arange(self.first_hop[low], self.first_hop[high])))
+            found = self._expand(*self.cross(chunks, np.arange(self.first_hop[low], self.first_hop[high])))
             yield found, self.chunks.nbytes[found.chunk]
             low = high
 
+    @property
+    def _are_few(self) -> bool:
+        return self.num_messages <= _MAX_KEPT
+
+    @cached_property
+    def _all(self) -> Columns:
+        """All messages; asked for where they are few."""
+        return self._expand(*self.cross(np.arange(len(self.givers)), np.arange(len(self.hop_giver))))
+
     def of_rank(self, rank: int) -> tuple[Columns, Columns]:
+        if self._are_few:
+            every = self._all
+            gives, takes = (every.take(np.flatnonzero(ends == rank)) for ends in (every.giver, every.taker))
+            return gives.sorted(), takes.sorted()
         sets = self._sets_of.get(rank)
         if sets is None:
             return Columns.joined(()), Columns.joined(())
         place = self.place_of[rank]
         mine = np.flatnonzero(np.isin(self.takers, sets) | np.isin(self.givers, sets))
-        near = self._expand(*self._cross(mine, np.flatnonzero(self.hop_taker == place)))
-        far = self._expand(*self._cross(mine, np.flatnonzero((self.hop_giver == place) & (self.hop_taker != place))))
+        near = self._expand(*self.cross(mine, np.flatnonzero(self.hop_taker == place)))
+        far = self._expand(*self.cross(mine, np.flatnonzero((self.hop_giver == place) & (self.hop_taker != place))))
         given = [each.take(np.flatnonzero(each.giver == rank)) for each in (near, far)]
         return Columns.joined(given).sorted(), near.take(np.flatnonzero(near.taker == rank)).sorted()
 
     @cached_property
     def num_rounds(self) -> int:
         """One more than the last round."""
+        if self._are_few:
+            return int(self._all.round.max(initial=-1)) + 1
         hops = np.flatnonzero(self.num_chunks.take(self.flow_of_hop) > 0)
         last = self._expand(self.first_chunk[1:].take(self.flow_of_hop[hops]) - 1, hops)
         return int(last.round.max(initial=-1)) + 1
@@ -287,7 +307,7 @@ class Rows(MessageRows):
                 found.setdefault(rank, []).append(number)
         return found
 
-    def _cross(self, chunks: IntArray, hops: IntArray) -> tuple[IntArray, IntArray]:
+    def cross(self, chunks: IntArray, hops: IntArray) -> tuple[IntArray, IntArray]:
         """Every pair of these chunks with these hops of its flow; hops are ascending."""
         flows = self.flow_of_chunk[chunks]
         of_hop = self.flow_of_hop[hops]

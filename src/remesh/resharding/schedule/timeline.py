@@ -57,11 +57,11 @@ _PLAIN = HostLink(1.0)
 
 def schedule_in_time(made: HostRows, network: Network | None = None) -> Rows:
     """Rows between ranks, with a hop for every message, by the times at which messages start on these links."""
-    sendings, host_of = _relay(made.rows, made.sequence), made.rows.host_of
+    sendings, host_of = _relay(made.untimed, made.sequence), made.untimed.host_of
     order = compute_order(sendings, made.progress, made.num_periods, lines_of(host_of, network))
     starts = compute_starts(sendings, order, host_of, network)
     rounds = number_rounds(sendings, starts, lanes_of(host_of, network))
-    return Rows.of_messages(host_of, made.rows.chunks, columns_of_sendings(sendings, rounds))
+    return Rows.of_messages(host_of, made.untimed.chunks, columns_of_sendings(sendings, rounds))
 
 
 def columns_of_sendings(sendings: Sequence[Sending], rounds: Sequence[int]) -> Columns:

@@ -34,7 +34,7 @@ from remesh.carried.images.form.layers import Layer, own_layer
 from remesh.carried.images.form.ranges import PageSet
 from remesh.foundation.linux.proc_text import Area, AreaKind
 
-VERSION: Final = 4
+VERSION: Final = 5
 HEADER_FILE: Final = "image.json"
 PROCESS_FILE: Final = "process.json"
 THREADS_FILE: Final = "threads.json"
@@ -163,6 +163,7 @@ class ProcessState:
     is_subreaper: bool  # orphans among its descendants become its children
     death_signal: int  # that it gets when its parent ends; 0 for none
     interval_timers: dict[int, bytes] = field(default_factory=dict)  # struct itimerval by kind, of those that run
+    attributes: dict[str, int] = field(default_factory=dict)  # by name, see `attributes.OF_PROCESSES`
     seat: int = 1  # processors that it was given, bit n for number n; see `seat`
 
     def __post_init__(self) -> None:
@@ -187,6 +188,9 @@ class ThreadState:
     rseq_signature: int
     signal_stack: bytes  # stack_t
     processors: int  # that it may run on, bit n for number n
+    attributes: dict[str, int]  # by name, see `attributes.OF_THREADS`
+    timer_slack_ns: int
+    no_new_privs: bool
 
     def __post_init__(self) -> None:
         _check(self.processors > 0, f"thread {self.tid} has no processor to run on")
@@ -212,7 +216,7 @@ class FileIdentity:
 
     num_bytes: int
     mtime_ns: int
-    sha256: str  # of all its bytes; compared when the time differs; "" in older images, of files mapped for writing
+    sha256: str  # of its bytes, or of samples (`identity.hash_of`); compared when the time differs
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +254,7 @@ class AreasState:
     def written_files(self) -> dict[str, FileIdentity]:
         """The files that the process may write to by its memory, where their time shows nothing."""
         paths = {each.path for each in self.areas if is_written(each)}
-        return {path: identity for path, identity in self.files.items() if path in paths and identity.sha256}
+        return {path: identity for path, identity in self.files.items() if path in paths}
 
 
 def is_written(area: Area | AreaState) -> bool:

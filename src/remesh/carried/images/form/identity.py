@@ -1,4 +1,8 @@
-"""Identity of a file at restore, on this machine or another: length, time, and a hash of its bytes."""
+"""Identity of a file at restore, on this machine or another: length, time, and a hash of its bytes.
+
+Of a file that is longer than `WHOLE_BYTES`, samples are hashed: processes stand still meanwhile, and data sets and
+results have any length. Its beginning and its end are among them, and blocks in between at equal distances.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +19,13 @@ from remesh.carried.images.form.hash_table import FileState, HashTable, Urgency
 from remesh.foundation.files import flush
 from remesh.foundation.linux.calls import is_in_memory
 
+WHOLE_BYTES: Final = 64 << 20
+"""Length of the longest files of which all bytes are hashed."""
 _BLOCK_BYTES: Final = 4 << 20
+_EDGE_BYTES: Final = 1 << 20
+"""The sample at either end of a long file, with what was appended last."""
+_NUM_SAMPLES: Final = 256
+_SAMPLE_BYTES: Final = 64 << 10
 _SETTLED_NS: Final = 2_000_000_000
 """A file that was changed less than this ago may change again without another time: clocks of files have ticks."""
 
@@ -99,7 +109,7 @@ class Identities:
     def remember(self, path: str, identity: FileIdentity) -> None:
         """Take over the identity that an image has of a file, if the file has its length and time."""
         state = FileState.of(os.stat(path))
-        if identity.sha256 and (state.num_bytes, state.mtime_ns) == (identity.num_bytes, identity.mtime_ns):
+        if (state.num_bytes, state.mtime_ns) == (identity.num_bytes, identity.mtime_ns):
             self._known[state] = identity.sha256
 
 
@@ -112,17 +122,40 @@ IDENTITIES: Final = Identities()
 
 
 def hash_of(path: str, num_bytes: int) -> str:
-    """SHA-256 of the first ``num_bytes`` of a file."""
+    """Hash the first ``num_bytes`` of a file: SHA-256 of all of them, or of samples if they are many."""
+    return _hash_pieces(path, samples_of(num_bytes))
+
+
+def hash_all(path: str, num_bytes: int) -> str:
+    """SHA-256 of the first ``num_bytes`` of a file, however many they are."""
+    return _hash_pieces(path, [(0, num_bytes)])
+
+
+def samples_of(num_bytes: int) -> list[tuple[int, int]]:
+    """Start and length of the pieces of a file of this length that are hashed.
+
+    >>> samples_of(1000), len(samples_of(1 << 40)), sum(length for _, length in samples_of(1 << 40)) >> 20
+    ([(0, 1000)], 258, 18)
+    """
+    if num_bytes <= WHOLE_BYTES:
+        return [(0, num_bytes)]
+    apart = (num_bytes - 2 * _EDGE_BYTES) // _NUM_SAMPLES
+    between = [(_EDGE_BYTES + number * apart, _SAMPLE_BYTES) for number in range(_NUM_SAMPLES)]
+    return [(0, _EDGE_BYTES), *between, (num_bytes - _EDGE_BYTES, _EDGE_BYTES)]
+
+
+def _hash_pieces(path: str, pieces: Sequence[tuple[int, int]]) -> str:
     digest = hashlib.sha256()
-    buffer = memoryview(bytearray(min(_BLOCK_BYTES, max(num_bytes, 1))))
+    buffer = memoryview(bytearray(min(_BLOCK_BYTES, max(length for _, length in pieces) or 1)))
     with open(path, "rb", buffering=0) as file:
-        left = num_bytes
-        while left > 0:
-            count = file.readinto(buffer[: min(left, len(buffer))])
-            if not count:
-                break
-            digest.update(buffer[:count])
-            left -= count
+        for start, left in pieces:
+            file.seek(start)
+            while left > 0:
+                count = file.readinto(buffer[: min(left, len(buffer))])
+                if not count:
+                    break
+                digest.update(buffer[:count])
+                left -= count
     return digest.hexdigest()
 
 

@@ -24,7 +24,7 @@ from remesh.carried.images.form.format import (
     StoredFile,
     ThreadsState,
 )
-from remesh.carried.images.form.identity import hash_of
+from remesh.carried.images.form.identity import hash_all
 from remesh.carried.images.form.layers import PageRun, visible_runs
 from remesh.carried.images.form.locks import FileLock, LocksState
 from remesh.carried.images.form.pages import check_chunks, read_chunks
@@ -223,7 +223,7 @@ def _check_carried(folder: Path, header: Header, tree: TreeState) -> None:
     path, stored = folder / image_format.CARRIED_FILE, header.files.get(image_format.CARRIED_FILE)
     num_bytes = sum(file.num_stored_bytes for file in tree.carried)
     try:
-        found = StoredFile(os.stat(path).st_size, hash_of(str(path), num_bytes))
+        found = StoredFile(os.stat(path).st_size, hash_all(str(path), num_bytes))
     except OSError as error:
         raise FormatError(
             "missing-file", f"reading {path}: {error.strerror}; the image is incomplete, restart from another one"

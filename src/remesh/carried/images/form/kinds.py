@@ -89,6 +89,20 @@ class OpenFilePolicy(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class WrittenFile:
+    """A file that processes of a tree may write to, as it was when they were frozen."""
+
+    path: str
+    is_open: bool  # for writing
+    is_mapped: bool  # for writing
+    num_bytes: int
+    mtime_ns: int
+    sha256: str  # of its bytes, or of samples (`identity.hash_of`)
+    place: str = ""  # the same for all who have the file, on all hosts; "" of one read from an image
+    seen_ns: int = 0  # when it was looked at, by the clock of its host
+
+
+@dataclass(frozen=True, slots=True)
 class ImageReport:
     """The report of `dump_image` on the image that it wrote."""
 
@@ -99,3 +113,4 @@ class ImageReport:
     seconds: Mapping[str, float] = field(default_factory=dict)  # by phase: "inspect", "freeze", "state", "pages", ...
     not_tracked: str = ""  # why changed pages are not tracked from now on, though that was asked; "" otherwise
     shared_names: tuple[str, ...] = ()  # in /dev/shm, of memory that the image holds, sorted
+    written_files: tuple[WrittenFile, ...] = ()  # that the processes may write to

@@ -20,12 +20,14 @@ from remesh.carried.images.form.format import (
 )
 from remesh.carried.images.form.identity import Identities
 from remesh.carried.images.look.affinity import processors_of
+from remesh.carried.images.look.attributes import LIMITS, OF_PROCESSES, OF_THREADS, read_attributes
 from remesh.carried.images.look.frozen_process import FrozenProcess
 from remesh.carried.images.look.inspection import is_bound_by_the_site
 from remesh.foundation.linux.calls import (
     PR_GET_CHILD_SUBREAPER,
     PR_GET_DEATH_SIGNAL,
     PR_GET_TID_ADDRESS,
+    PR_GET_TIMER_SLACK,
     get_robust_list,
 )
 from remesh.foundation.linux.proc_text import Area, AreaKind
@@ -41,7 +43,6 @@ _INTERVAL_TIMERS: Final = (0, 1, 2)  # ITIMER_REAL, ITIMER_VIRTUAL, ITIMER_PROF
 _RSEQ_CS_AT: Final = 8  # of the pointer to the critical section, in struct rseq
 _CRITICAL_SECTION: Final = struct.Struct("<2I3Q")  # version, flags, start, length, abort address
 _PR_GET_DUMPABLE: Final = 3
-_LIMITS: Final = (resource.RLIMIT_STACK, resource.RLIMIT_NOFILE, resource.RLIMIT_CORE)
 
 
 # --- process ---
@@ -68,13 +69,14 @@ def capture_process(process: FrozenProcess, scratch: int, seat: int) -> ProcessS
         auxv=auxv,
         signal_actions=_signal_actions(leader, scratch, int(status["SigCgt"], 16) | int(status["SigIgn"], 16)),
         pending_signals=int(status["ShdPnd"], 16),
-        limits={number: resource.prlimit(pid, number) for number in _LIMITS},
+        limits={number: resource.prlimit(pid, number) for number in LIMITS},
         dumpable=leader.call("prctl", _PR_GET_DUMPABLE, 0, 0, 0, 0) == 1,
         monotonic_ns=clocks.monotonic_ns,
         boottime_ns=clocks.boottime_ns,
         is_subreaper=_asked(leader, scratch, PR_GET_CHILD_SUBREAPER) != 0,
         death_signal=_asked(leader, scratch, PR_GET_DEATH_SIGNAL),
         interval_timers=_interval_timers(leader, scratch),
+        attributes=read_attributes(OF_PROCESSES, pid),
         seat=seat,
     )
 
@@ -91,8 +93,11 @@ def _interval_timers(leader: Tracee, scratch: int) -> dict[int, bytes]:
     for which in _INTERVAL_TIMERS:
         leader.call("getitimer", which, scratch)
         timer = leader.read(scratch, _ITIMER_BYTES)
-        if any(timer[_ITIMER_BYTES // 2 :]):  # behind the interval stands what is left; nothing when it does not run
-            timers[which] = timer
+        interval, left = timer[: _ITIMER_BYTES // 2], timer[_ITIMER_BYTES // 2 :]
+        if any(timer):
+            # One with an interval and nothing left has expired while the process stood, and begins anew once its
+            # signal, which is pending, is delivered.
+            timers[which] = interval + (left if any(left) else interval)
     return timers
 
 
@@ -128,13 +133,14 @@ def _capture_thread(pid: int, tracee: Tracee, scratch: int) -> ThreadState:
     tracee.call("sigaltstack", 0, scratch)
     with open(f"/proc/{pid}/task/{tracee.tid}/comm") as file:
         name = file.read().rstrip("\n")
+    status = read_status(pid, tracee.tid)
     return ThreadState(
         tid=inner_id(pid, tracee.tid),
         name=name,
         registers=registers,
         xstate=tracee.xstate(),
         signal_mask=tracee.stopped_signal_mask(),
-        pending_signals=int(read_status(pid, tracee.tid)["SigPnd"], 16),
+        pending_signals=int(status["SigPnd"], 16),
         robust_list=robust_list,
         robust_list_bytes=robust_list_bytes,
         clear_child_tid=clear_child_tid,
@@ -143,6 +149,9 @@ def _capture_thread(pid: int, tracee: Tracee, scratch: int) -> ThreadState:
         rseq_signature=rseq_signature,
         signal_stack=tracee.read(scratch, _SIGNAL_STACK_BYTES),
         processors=processors_of(tracee.tid),
+        attributes=read_attributes(OF_THREADS, tracee.tid),
+        timer_slack_ns=tracee.call("prctl", PR_GET_TIMER_SLACK, 0, 0, 0, 0),
+        no_new_privs=status["NoNewPrivs"] == "1",
     )
 
 

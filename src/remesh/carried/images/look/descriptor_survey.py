@@ -17,9 +17,10 @@ from typing import Final
 from remesh.carried.images.form.carried import CarriedSource, describe_carried, key_of
 from remesh.carried.images.form.format import DescriptorState, FileIdentity, FilesState, is_written
 from remesh.carried.images.form.identity import Identities
-from remesh.carried.images.form.kinds import ImageRefusal, NotImageable
+from remesh.carried.images.form.kinds import ImageRefusal, NotImageable, WrittenFile
 from remesh.carried.images.form.locks import FileLock, LockKind, can_take, locks_of
 from remesh.carried.images.form.tree_format import CarriedFile, FileKind, OpenFile, PipeState, SocketState
+from remesh.carried.images.form.written_files import find_written
 from remesh.carried.images.look.frozen import Frozen
 from remesh.carried.images.look.frozen_process import FrozenProcess
 from remesh.carried.images.look.inspection import is_bound_by_the_site, kind_of
@@ -77,6 +78,10 @@ class Survey:
         self.files.append(file)
         self._holders[_looks_of(descriptor, kind)].append((pid, descriptor.number, len(self.files) - 1))
         return len(self.files) - 1
+
+    def find_written(self) -> list[WrittenFile]:
+        """The files that the processes may write to."""
+        return find_written(self.files, self.written)
 
     def close(self) -> None:
         """Close the files that this process has taken in."""

@@ -12,7 +12,7 @@ from typing import Final, Self
 
 from remesh.carried.images.look.frozen_process import FrozenProcess
 from remesh.carried.images.look.frozen_registry import FROZEN
-from remesh.carried.images.look.process_tree import has_ended, tree_of
+from remesh.carried.images.look.process_tree import has_ended, is_ending, naming_the_ended, tree_of
 from remesh.foundation.errors import ConfigError, PeerError
 from remesh.foundation.linux.calls import is_gone
 
@@ -93,6 +93,11 @@ class Frozen:
         for process in reversed(processes):
             process.thaw()
 
+    def thaw_if_killed(self) -> None:
+        """Let the others run on if the first process was killed, whose end nobody else is told of before."""
+        if self.processes and is_ending(self.pid) and threading.get_ident() == self._owner:
+            self.thaw()
+
     def bury(self) -> None:
         """Reap all threads after the processes were killed: see `FrozenProcess.bury`."""
         for process in reversed(self.processes):
@@ -103,11 +108,12 @@ class Frozen:
 def freeze(pid: int) -> Frozen:
     """Stop a process and all of its descendants at whatever instruction each thread is.
 
-    Raises `ConfigError` when this process may not, `ProcessLookupError` when there is no such process.
+    Raises `ConfigError` when this process may not, `EndedError` when there is no such process, or it ends.
     """
     frozen = Frozen(pid)
     try:
-        frozen.stop()
+        with naming_the_ended(f"freezing process {pid}", lambda: [pid]):
+            frozen.stop()
     except PermissionError as error:
         frozen.thaw()
         raise ConfigError(

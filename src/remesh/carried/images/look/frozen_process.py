@@ -101,15 +101,16 @@ class FrozenProcess:
         )
 
     def thaw(self) -> None:
-        """Let the process run on exactly where it was; does nothing if it was thawed or killed before."""
-        tracees = self.tracees
+        """Let the process run on exactly where it was; if it was killed, reap it. Does nothing the second time."""
         with contextlib.suppress(OSError, PeerError):  # it was killed
             self.finish_calls()
-        for tracee in tracees:
+        killed = []
+        for tracee in self.tracees:
             tracee.close()
-            with contextlib.suppress(OSError):
-                tracee.detach()
-        self.tracees = []
+            if not tracee.detach():
+                killed.append(tracee)
+        self.tracees = killed
+        self.bury()
 
     def bury(self) -> None:
         """Reap the threads of the killed process, or they would never go.

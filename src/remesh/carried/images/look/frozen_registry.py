@@ -14,6 +14,9 @@ class FrozenTree(Protocol):
     def bury(self) -> None:
         """Reap all threads after the processes were killed."""
 
+    def thaw_if_killed(self) -> None:
+        """Let the others run on if the first process was killed."""
+
 
 FROZEN: Final[dict[int, FrozenTree]] = {}
 """The trees that this process holds, by the id of the first process of each."""
@@ -24,3 +27,9 @@ def bury(pid: int) -> None:
     held = FROZEN.pop(pid, None)
     if held is not None:
         held.bury()
+
+
+def thaw_if_killed(pid: int) -> None:
+    """Let a process that this one holds be seen to have ended, if somebody has killed it."""
+    if pid in FROZEN:
+        FROZEN[pid].thaw_if_killed()

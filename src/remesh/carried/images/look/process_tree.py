@@ -6,14 +6,20 @@ those that lost their parent are in it, too.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from remesh.carried.images.form.family import INIT, Kin
-from remesh.foundation.linux.procfs import children_of, family_of, inner_id, read_stat, read_status
+from remesh.carried.images.form.kinds import NotImageable
+from remesh.foundation.errors import EndedError, Error
+from remesh.foundation.linux.procfs import children_of, family_of, inner_id, read_stat, read_status, thread_ids
 
+_END_TIMEOUT_S: Final = 1.0
+_POLL_S: Final = 0.005
 _EXIT_CODE: Final = 51  # its place among the fields of /proc/P/stat
 
 
@@ -46,6 +52,38 @@ def has_ended(pid: int) -> bool:
         return read_status(pid)["State"][0] in "ZX" and len(os.listdir(f"/proc/{pid}/task")) == 1
     except (FileNotFoundError, ProcessLookupError):
         return True
+
+
+def is_ending(pid: int) -> bool:
+    """Whether a process ends, or has ended: all of its threads do. What is stopped does so by SIGKILL only."""
+    try:
+        return all(_is_thread_ending(pid, tid) for tid in thread_ids(pid))
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def _is_thread_ending(pid: int, tid: int) -> bool:
+    try:
+        status = read_status(pid, tid)
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return status["State"][0] in "ZX" or "VmSize" not in status  # its memory goes first
+
+
+@contextlib.contextmanager
+def naming_the_ended(doing: str, pids: Callable[[], Iterable[int]]) -> Iterator[None]:
+    """Raise `EndedError` where what fails does so because one of these processes ends: it fails in many ways."""
+    try:
+        yield
+    except (OSError, Error) as error:
+        # What is killed refuses some requests a moment before. A refusal is mostly what it says, and is not waited for.
+        may_wait = not isinstance(error, NotImageable) or any(_is_thread_ending(pid, pid) for pid in pids())
+        deadline_s = time.monotonic() + (_END_TIMEOUT_S if may_wait else 0.0)
+        while not (ended := [str(pid) for pid in pids() if is_ending(pid)]):
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(_POLL_S)
+        raise EndedError(f"{doing}: process {', '.join(ended)} has ended, or was killed") from error
 
 
 def name_of(pid: int) -> str:

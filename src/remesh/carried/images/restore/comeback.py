@@ -35,6 +35,6 @@ class Comeback:
         """The process id of the program, in its own pid namespace."""
         return self.tree.root.header.pid
 
-    def bring_back(self, policy: OpenFilePolicy) -> str:
+    def bring_back(self, policy: OpenFilePolicy | None) -> str:
         """Make the program run on, as a descendant of this process; returns a note for its user, or ""."""
         return bring_back(self.tree, policy)

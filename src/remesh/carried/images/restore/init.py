@@ -100,7 +100,8 @@ def _be_init(order: dict[str, Any], image: Comeback | None, orders: int, news: i
     note = ""
     if image is not None:
         program = image.pid
-        note = image.bring_back(OpenFilePolicy(order["open_files"]))
+        policy = order["open_files"]
+        note = image.bring_back(None if policy is None else OpenFilePolicy(policy))
     else:
         program = order["pid"]
         _start_program(order)

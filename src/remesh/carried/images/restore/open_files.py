@@ -1,9 +1,7 @@
 """Open files of a restored process tree: checked, truncated and opened by our init, for all that inherit them.
 
-A file that the program reads or writes must begin with the bytes it had at the image. If it is longer now, and the
-program had it open for writing, the policy decides; the program will write again what came after the image. Bytes
-of such a file, or of one that is mapped for writing, may have changed under the policy `REWRITE` only: the program
-reads none of them before it writes them.
+What the program writes to is checked and cut by the rules of `form.written_files`: here, or, of programs that write
+together, by those who restore them, for all of them before any is back.
 """
 
 from __future__ import annotations
@@ -20,14 +18,18 @@ from dataclasses import dataclass
 from typing import Final
 
 from remesh.carried.images.form.carried import remake_carried
-from remesh.carried.images.form.format import FileIdentity
-from remesh.carried.images.form.identity import hash_of
 from remesh.carried.images.form.image_reader import StoredTree
 from remesh.carried.images.form.kinds import OpenFilePolicy
 from remesh.carried.images.form.locks import FileLock, take_of_files
 from remesh.carried.images.form.tree_format import FileKind, OpenFile, PipeState, PollWatch
+from remesh.carried.images.form.written_files import (
+    check_read,
+    check_written,
+    cut_written,
+    find_written,
+    tell_sampled,
+)
 from remesh.carried.images.look.sockets import fill_sockets, make_sockets
-from remesh.foundation.errors import StorageError
 
 _AT_OPENING: Final = os.O_CREAT | os.O_EXCL | os.O_NOCTTY | os.O_TRUNC
 _LAST_OF_OURS: Final = 63
@@ -36,73 +38,21 @@ _SPARE_DESCRIPTORS: Final = 64
 _SET_PIPE_BYTES: Final = 1031
 
 
-_MAPPED: Final = os.O_RDWR | os.O_PATH
-"""Flags that no open file has: of a file that is mapped for writing."""
+def check_and_cut(tree: StoredTree, policy: OpenFilePolicy | None) -> str:
+    """Raise `StorageError` unless every file that was open, or mapped for writing, is as it was, or the policy allows
+    more; then cut those that have grown, if that is the policy. None: all that is written to has been cut.
 
-
-def check_open_files(tree: StoredTree, policy: OpenFilePolicy) -> None:
-    """Raise `StorageError` unless every file that was open, or mapped for writing, begins with what it held.
-
-    And the policy allows more.
+    Returns a note for the user.
     """
-    written = _written_files(tree)
-    for file in (*tree.state.files, *written.values()):
-        if file.kind in (FileKind.FILE, FileKind.FOLDER, FileKind.DEVICE) and not os.path.exists(file.path):
-            raise StorageError(
-                f"restoring {tree.root.folder}: the program had {file.path} {_how(file)}, which is "
-                "gone; put it back, or restart where it is"
-            )
-        if file.content is not None and written.get(file.path, file) is file:
-            _check_content(tree, file, file.content, policy)
-
-
-def _written_files(tree: StoredTree) -> dict[str, OpenFile]:
-    """The files that processes could write to by their memory, by path, as if each were open once more."""
-    found = {path: content for member in tree.members for path, content in member.areas.written_files().items()}
-    return {path: OpenFile(FileKind.FILE, _MAPPED, path, 0, content, -1, 0, ()) for path, content in found.items()}
-
-
-def _how(file: OpenFile) -> str:
-    return "mapped for writing" if file.flags == _MAPPED else "open"
-
-
-def _check_content(tree: StoredTree, file: OpenFile, content: FileIdentity, policy: OpenFilePolicy) -> None:
-    info = os.stat(file.path)
-    what = f"restoring {tree.root.folder}: {file.path}, which the program had {_how(file)},"
-    if info.st_size < content.num_bytes:
-        raise StorageError(
-            f"{what} is shorter than at the image: expected at least {content.num_bytes} bytes, found {info.st_size}; "
-            "put it back as it was"
-        )
-    unchanged = info.st_size == content.num_bytes and info.st_mtime_ns == content.mtime_ns
-    unchanged = unchanged and file.flags != _MAPPED  # writes to memory seldom change the time
-    may_change = policy is OpenFilePolicy.REWRITE and is_writable(file)
-    if not unchanged and not may_change and hash_of(file.path, content.num_bytes) != content.sha256:
-        advice = "; or, if the program only writes it, choose to have it written again" if is_writable(file) else ""
-        raise StorageError(
-            f"{what} was changed since: its first {content.num_bytes} bytes are not those of the image; "
-            f"put it back as it was{advice}"
-        )
-    if info.st_size > content.num_bytes and is_writable(file) and policy is OpenFilePolicy.REFUSE:
-        raise StorageError(
-            f"{what} has grown since the image: expected {content.num_bytes} bytes, found {info.st_size}; choose to "
-            "truncate or to keep what was written since"
-        )
-
-
-def cut_open_files(tree: StoredTree, policy: OpenFilePolicy) -> None:
-    """Cut the files that were open for writing to the length they had, if that is the policy."""
-    if policy is not OpenFilePolicy.TRUNCATE:
-        return
-    for file in tree.state.files:
-        content = file.content
-        if content is not None and is_writable(file) and os.stat(file.path).st_size > content.num_bytes:
-            os.truncate(file.path, content.num_bytes)
-
-
-def is_writable(file: OpenFile) -> bool:
-    """Whether the program may write to the file."""
-    return file.flags & os.O_ACCMODE != os.O_RDONLY
+    doing = f"restoring {tree.root.folder}"
+    named = [file for file in tree.state.files if file.kind in (FileKind.FILE, FileKind.FOLDER, FileKind.DEVICE)]
+    sampled = [file.path for file in named if check_read(file, doing)]
+    if policy is not None:
+        mapped = {path: content for member in tree.members for path, content in member.areas.written_files().items()}
+        written = find_written(tree.state.files, mapped)
+        sampled += check_written(written, policy, doing)
+        cut_written(written, policy)
+    return tell_sampled(sampled)
 
 
 @dataclass(frozen=True, slots=True)

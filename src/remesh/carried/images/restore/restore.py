@@ -22,6 +22,7 @@ from remesh.carried.images.form.image_reader import StoredImage, StoredTree
 from remesh.carried.images.form.kinds import CHANNEL_PATH, OpenFilePolicy
 from remesh.carried.images.form.processor_state import check_fits, this_machine
 from remesh.carried.images.look.affinity import move_masks, processors_of, set_processors
+from remesh.carried.images.look.attributes import set_attributes
 from remesh.carried.images.look.inspection import is_bound_by_the_site
 from remesh.carried.images.restore import open_files
 from remesh.carried.images.restore.open_files import OpenedFiles, opened_files
@@ -44,7 +45,7 @@ _ALL_CHILDREN: Final = 0x40000000  # __WALL
 _PR_SET_DUMPABLE: Final = 4
 
 
-def bring_back(tree: StoredTree, policy: OpenFilePolicy) -> str:
+def bring_back(tree: StoredTree, policy: OpenFilePolicy | None) -> str:
     """Make the processes of the image descendants of this one; they run when this returns. On failure they are killed.
 
     Returns a note for their user on how they came back; "" if there is none.
@@ -55,15 +56,15 @@ def bring_back(tree: StoredTree, policy: OpenFilePolicy) -> str:
         _check_mapped_files(image)
         machine = image.header.machine
         check_fits(machine, this_machine(machine.xstate_bytes), str(image.folder))
-    open_files.check_open_files(tree, policy)
+    notes = [open_files.check_and_cut(tree, policy)]
     if tree.root.channel is not None:
         with open(CHANNEL_PATH, "r+b", buffering=0) as file:
             file.write(tree.root.channel.ljust(os.fstat(file.fileno()).st_size, b"\0"))
-    open_files.cut_open_files(tree, policy)
     stubs = _Stubs(tree)
     try:
         with opened_files(tree) as opened:
-            return _make_all(tree, stubs, opened)
+            notes.append(_make_all(tree, stubs, opened))
+            return "; ".join(filter(None, notes))
     except BaseException:
         stubs.kill()
         raise
@@ -76,7 +77,7 @@ def _check_mapped_files(image: StoredImage) -> None:
         if is_bound_by_the_site(path) or path in written:
             continue
         try:
-            good = has_identity(path, identity) if identity.sha256 else os.stat(path).st_size >= identity.num_bytes
+            good = has_identity(path, identity)
         except OSError as error:
             raise StorageError(
                 f"restoring {image.folder}: the program had {path} mapped, which cannot be read now: {error.strerror}; "
@@ -89,7 +90,7 @@ def _check_mapped_files(image: StoredImage) -> None:
 def _changed(image: StoredImage, path: str, identity: FileIdentity) -> str:
     return (
         f"restoring {image.folder}: the program had {path} mapped, which has changed: expected "
-        f"{identity.num_bytes} bytes with SHA-256 {identity.sha256[:12] or 'of any kind'}, found "
+        f"{identity.num_bytes} bytes with SHA-256 {identity.sha256[:12]}, found "
         f"{os.stat(path).st_size} bytes; restart on machines with the same system image"
     )
 
@@ -103,18 +104,24 @@ def _make_all(tree: StoredTree, stubs: _Stubs, opened: OpenedFiles) -> str:
         choose_next_pid(_first_free_id(tree))
         threads[image.header.pid] = fill_stub(stubs.by_pid[image.header.pid], image, opened)
     stubs.end_the_ended()
-    note = _pin_threads(tree)
+    notes = [_pin_threads(tree), _set_attributes(tree)]
     for image in tree.members:
         set_pending_signals(image, stubs.by_pid[image.header.pid], threads[image.header.pid])
     for image in reversed(tree.members):
         let_go(image, stubs.by_pid[image.header.pid], threads[image.header.pid])
-    return note
+    return "; ".join(filter(None, notes))
 
 
 def _first_free_id(tree: StoredTree) -> int:
     """The first id behind all processes and threads that come back; beyond the kernel's limit, a small one again."""
     threads = [thread.tid for image in tree.members for thread in image.threads.threads]
     return max(*threads, *(each.pid for each in tree.state.kin)) + 1
+
+
+def _set_attributes(tree: StoredTree) -> str:
+    """Set how the kernel treats the processes and their threads; returns a note if some of it cannot be."""
+    threads = [(each.tid, each.attributes) for image in tree.members for each in image.threads.threads]
+    return set_attributes([*threads, *((image.header.pid, image.process.attributes) for image in tree.members)])
 
 
 def _pin_threads(tree: StoredTree) -> str:

@@ -15,6 +15,7 @@ neither the stub nor the image has anything, and goes last.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import resource
 import signal
@@ -32,7 +33,7 @@ from remesh.carried.images.form.processor_state import check_fits, this_machine
 from remesh.carried.images.look.polls import watch_again
 from remesh.carried.images.restore.open_files import OpenedFiles
 from remesh.carried.images.restore.process_namespaces import choose_next_pid
-from remesh.foundation.errors import FormatError, StorageError
+from remesh.foundation.errors import FormatError, PeerError, StorageError
 from remesh.foundation.linux.calls import (
     PAGE_BYTES,
     PR_SET_CHILD_SUBREAPER,
@@ -40,6 +41,8 @@ from remesh.foundation.linux.calls import (
     PR_SET_MM,
     PR_SET_MM_MAP,
     PR_SET_NAME,
+    PR_SET_NO_NEW_PRIVS,
+    PR_SET_TIMER_SLACK,
     write_process,
 )
 from remesh.foundation.linux.proc_text import AreaKind
@@ -105,10 +108,10 @@ def fill_stub(stub: Stub, image: StoredImage, opened: OpenedFiles) -> list[Trace
     _set_descriptors(image.files, leader, opened)
     take_of_process(leader, stub.data, opened.locks.get(image.header.pid, ()))
     watch_again(leader, stub.data, opened.watches.get(image.header.pid, ()))
-    _set_limits(image.process, leader)
     tracees = [leader, *(_make_thread(leader, thread, stub.scratch) for thread in image.threads.threads[1:])]
     for tracee, thread in zip(tracees, image.threads.threads, strict=True):
         _set_thread(tracee, thread, stub.data)
+    _set_limits(image.process, leader)  # which may allow no other thread
     return tracees
 
 
@@ -243,10 +246,14 @@ def _set_descriptors(files: FilesState, leader: Tracee, opened: OpenedFiles) -> 
 
 
 def _set_limits(process: ProcessState, leader: Tracee) -> None:
-    for limit, (soft, _) in process.limits.items():
-        hard = resource.prlimit(leader.tid, limit)[1]
-        soft = soft if hard == resource.RLIM_INFINITY or 0 <= soft <= hard else hard
-        resource.prlimit(leader.tid, limit, (soft, hard))
+    """Set the limits that the process had, or those of this machine where they are lower."""
+    for limit, (soft, hard) in process.limits.items():
+        highest = _lower(hard, resource.prlimit(leader.tid, limit)[1])
+        resource.prlimit(leader.tid, limit, (_lower(soft, highest), highest))
+
+
+def _lower(*limits: int) -> int:
+    return min(limits, key=lambda limit: math.inf if limit == resource.RLIM_INFINITY else limit)
 
 
 def _signals(mask: int) -> list[int]:
@@ -285,6 +292,9 @@ def _set_thread(tracee: Tracee, thread: ThreadState, data: int) -> None:
     tracee.call("prctl", PR_SET_NAME, data, 0, 0, 0)
     tracee.write(data, thread.signal_stack)
     tracee.call("sigaltstack", data, 0)
+    tracee.call("prctl", PR_SET_TIMER_SLACK, thread.timer_slack_ns, 0, 0, 0)
+    if thread.no_new_privs:
+        tracee.call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
 def set_pending_signals(image: StoredImage, stub: Stub, tracees: list[Tracee]) -> None:
@@ -321,7 +331,8 @@ def let_go(image: StoredImage, stub: Stub, tracees: list[Tracee]) -> None:
         tracee.set_signal_mask(thread.signal_mask)
     for tracee in tracees:
         tracee.close()
-        tracee.detach()
+        if not tracee.detach():
+            raise PeerError(f"restoring {image.folder}: its process {image.header.pid} was killed before it ran")
 
 
 def resumed(registers: Registers) -> Registers:

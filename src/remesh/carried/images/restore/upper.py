@@ -18,13 +18,14 @@ from typing import Any, Final
 
 from remesh.carried.images.form.kinds import SITE_PATH, Command, OpenFilePolicy, Site
 from remesh.carried.images.form.platforms import check_platform
-from remesh.carried.images.look.frozen_registry import bury
+from remesh.carried.images.look.frozen_registry import bury, thaw_if_killed
 from remesh.carried.images.restore.starter import Starter
 from remesh.foundation.errors import ConfigError, FormatError, StorageError
 from remesh.foundation.linux import procfs
 from remesh.foundation.linux.calls import PR_SET_CHILD_SUBREAPER, prctl
 
 _END_GRACE_S: Final = 30.0
+_POLL_S: Final = 0.001
 
 
 class Upper:
@@ -47,6 +48,8 @@ class Upper:
 
     def poll(self) -> int | None:
         """Return None while the upper half runs; then its exit status, or minus the signal that ended it."""
+        if self._status is None:
+            thaw_if_killed(self.pid)
         if self._status is None and select.select([self._pidfd], [], [], 0)[0]:
             self._status = self._read_status()
         return self._status
@@ -82,8 +85,10 @@ class Upper:
         for line in _lines(self._news, _END_GRACE_S):
             if line.get("event") == "ended":
                 status = int(line["status"])
+        deadline_s = time.monotonic() + _END_GRACE_S
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(self._init_pid, 0)
+            while os.waitpid(self._init_pid, os.WNOHANG) == (0, 0) and time.monotonic() < deadline_s:
+                time.sleep(_POLL_S)
         return status
 
 
@@ -111,17 +116,18 @@ def restore_upper(
     image: Path,
     site: Site,
     *,
-    open_files: OpenFilePolicy = OpenFilePolicy.TRUNCATE,
+    open_files: OpenFilePolicy | None = OpenFilePolicy.TRUNCATE,
     starter: Starter | None = None,
     timeout_s: float = 600.0,
 ) -> Upper:
     """Bring the process of an image back, with the ids, memory, registers and open files it had; it runs on at once.
 
-    The bytes of its channel are written into ``site.channel_file`` first. ``starter`` as `start_upper` takes it. Raises
+    The bytes of its channel are written into ``site.channel_file`` first. ``starter`` as `start_upper` takes it.
+    ``open_files`` is None where all files that it writes to have been checked and cut (`form.written_files`). Raises
     `FormatError` when the image is damaged or does not fit this machine, `StorageError` when a file it had open is gone
     or changed.
     """
-    order = {"image": str(Path(image).absolute()), "open_files": open_files.value}
+    order = {"image": str(Path(image).absolute()), "open_files": open_files and open_files.value}
     return _start(order, site, starter, f"restoring {image}", timeout_s)
 
 
@@ -225,5 +231,7 @@ def _make_room() -> None:
     """Make the folder that is covered in every upper half's mount namespace. Nothing is ever written into it."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(SITE_PATH, 0o755)
-    if not stat.S_ISDIR(os.lstat(SITE_PATH).st_mode):
-        raise ConfigError(f"starting an upper half: {SITE_PATH} is no folder; remove it")
+    found = os.lstat(SITE_PATH)
+    if not stat.S_ISDIR(found.st_mode):
+        what = f"{SITE_PATH} is no folder, but something of user {found.st_uid}"
+        raise ConfigError(f"starting an upper half: {what}; that user, or root, must remove it")

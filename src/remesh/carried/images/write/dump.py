@@ -23,13 +23,14 @@ from remesh.carried.images.form.image_writer import ImageFolder
 from remesh.carried.images.form.kinds import CHANNEL_PATH, ImageReport, NotImageable
 from remesh.carried.images.form.locks import LocksState
 from remesh.carried.images.form.tree_format import TreeState
+from remesh.carried.images.form.written_files import find_place
 from remesh.carried.images.look.affinity import processors_of
 from remesh.carried.images.look.ahead import hash_ahead, start_hashing_beside
 from remesh.carried.images.look.descriptor_survey import Survey, describe_sockets, survey_tree
 from remesh.carried.images.look.frozen import Frozen, freeze
 from remesh.carried.images.look.frozen_process import FrozenProcess
 from remesh.carried.images.look.inspection import check_frozen, check_imageable
-from remesh.carried.images.look.process_tree import kin_of
+from remesh.carried.images.look.process_tree import kin_of, naming_the_ended
 from remesh.carried.images.look.switch_interval import short_switch_interval
 from remesh.carried.images.write.dump_member import (
     ImageOrder,
@@ -66,14 +67,15 @@ def dump_image(
     the earlier one must then be kept, beside the later one. Includes the bytes of its channel.
 
     Raises `NotImageable` when the process has something an image cannot hold (nothing is left then), `StorageError`
-    when the disk is full or the folder exists; the process goes on in both cases.
+    when the disk is full or the folder exists; the process goes on in both cases. `EndedError` when one ends or is
+    killed meanwhile.
     """
     phases = Phases()
     order = ImageOrder(directory, previous, compress, track)
     if isinstance(process, Frozen):
         process.check_owner()
         return _dump_frozen(process, order, phases)
-    with phases.phase("inspect"):
+    with phases.phase("inspect"), naming_the_ended(f"dumping process {process}", lambda: [process]):
         if refusals := check_imageable(process):
             raise NotImageable(f"dumping process {process}", refusals)
         hash_ahead(process)
@@ -94,7 +96,9 @@ def dump_image(
 @short_switch_interval()
 def _dump_frozen(frozen: Frozen, order: ImageOrder, phases: Phases) -> ImageReport:
     try:
-        with ImageFolder(order.directory) as folder:
+        doing = f"dumping process {frozen.pid} to {order.directory}, which was removed"
+        held = [process.pid for process in frozen.processes]
+        with naming_the_ended(doing, lambda: held), ImageFolder(order.directory) as folder:
             return _fill_folder(frozen, order, phases, folder)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
@@ -109,12 +113,15 @@ def _fill_folder(frozen: Frozen, order: ImageOrder, phases: Phases, folder: Imag
     with phases.phase("survey"):
         if refusals := check_frozen(frozen):
             raise NotImageable(f"dumping process {frozen.pid}", refusals)
+        seen_ns = time.time_ns()
         survey = survey_tree(frozen, IDENTITIES)
     with contextlib.closing(survey):
         with phases.phase("survey"):
             tree = _put_tree(frozen, survey, folder)
         names = tuple(sorted(name for file in tree.carried for name in file.names))
-        return replace(_report(_dump_members(frozen, order, survey, phases, folder), phases), shared_names=names)
+        written = [find_place(each, seen_from_here(frozen.pid, each.path), seen_ns) for each in survey.find_written()]
+        report = _report(_dump_members(frozen, order, survey, phases, folder), phases)
+        return replace(report, shared_names=names, written_files=tuple(written))
 
 
 def _dump_members(

@@ -32,6 +32,7 @@ from remesh.carried.images import (
     Site,
     Starter,
     Upper,
+    WrittenFile,
     restore_upper,
     start_upper,
 )
@@ -49,7 +50,7 @@ from remesh.carried.rounds.leader_line import Control
 from remesh.foundation.errors import Error
 from remesh.foundation.linux.calls import PR_SET_THP_DISABLE, give_back_memory, prctl
 from remesh.foundation.settings import SPIN
-from remesh.wire.messages import Line
+from remesh.wire.messages import Line, Message
 
 _POLL_S = 0.001
 _TURN_S: Final = 0.0005
@@ -180,12 +181,13 @@ def _put_together(
             # The program writes again what it wrote after the checkpoint.
             output.cut(length)
         _bring_back_shared(mpi, shared_folder, chosen)
+        sampled = _cut_files(mpi, report, order.open_files)
         if report["has_image"]:
             image = chosen.rank_folder(rank) / IMAGE
-            upper = restore_upper(image, site, open_files=order.open_files, starter=starter)
+            upper = restore_upper(image, site, open_files=None, starter=starter)
+            upper.note = "; ".join(filter(None, [upper.note, sampled]))
         else:
             starter.close()
-        _wait_for_all(mpi)
     seconds["upper"] = time.monotonic() - began_s
     if upper is not None:
         half.attach(upper.pid)
@@ -206,6 +208,25 @@ def _bring_back_shared(mpi: Any, room: SharedFolder, chosen: Checkpoint) -> None
         check_here(room, ranks)
 
 
+def _cut_files(mpi: Any, report: Message, policy: OpenFilePolicy) -> str:
+    """Check the files that the program writes to, then cut them; each once all ranks have come as far.
+
+    No file is cut before all are good, and no program writes before all are cut. Returns a note for the user.
+    """
+    from remesh.carried.images.form.written_files import (  # noqa: PLC0415  not for ranks that begin
+        check_written,
+        cut_written,
+        tell_sampled,
+    )
+
+    files = [WrittenFile(**each) for each in report.get("written_files", ())]
+    sampled = check_written(files, policy, "restoring a program")
+    _wait_for_all(mpi)
+    cut_written(files, policy)
+    _wait_for_all(mpi)
+    return tell_sampled(sampled)
+
+
 _MALLOC = {"hugetlb": 1, "mmap_threshold": 32 << 20, "trim_threshold": 64 << 20, "top_pad": 16 << 20}
 """Large buffers on huge pages: to reach a small page of another process costs more than to copy what it holds.
 
@@ -215,7 +236,7 @@ come from the heap, as they do by default once the program has freed one of that
 
 
 def _wait_for_all(mpi: Any) -> None:
-    """Wait until all ranks have come as far: no program writes to a file that another rank has still to cut."""
+    """Wait until all ranks have come as far."""
     everybody = mpi.COMM_WORLD.Ibarrier()
     while not everybody.Test():
         time.sleep(_POLL_S)

@@ -67,7 +67,7 @@ class ImageTaker:
             self._frozen = None
 
     def take(self, request: Message) -> Message:
-        """Write the image that the coordinator asks for; returns the reply. The program stays frozen at a stop."""
+        """Write the image that the coordinator asks for; returns the reply. The program stays frozen until `thaw`."""
         folder = Path(request["folder"]) / rank_name(self._room.rank)
         report: dict[str, Any] = {"num_bytes": 0, "seconds": {}, "caught": {}}
         cut: SharedCut | None = None
@@ -106,8 +106,6 @@ class ImageTaker:
             with contextlib.suppress(OSError):
                 shutil.rmtree(folder)
             return {"problem": str(error), "refused": isinstance(error, NotImageable), "report": report}
-        if not request["stop"]:
-            self.thaw()
         return {"problem": "", "report": report}
 
     def _freeze(self) -> None:
