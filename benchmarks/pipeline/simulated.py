@@ -3,7 +3,7 @@
 Uniform stages with F = I = W = 1 and a transfer of ``c`` times F on a line of its own for each hop and direction,
 unless a case says more. *Signal bound*: the same schedule with transfers that take no time, or 1F1B, where a case
 says so. *Bound*: what no schedule beats (`remesh.pipeline.step_bound`). *Blocking*: ranks stand still while they send
-and receive, one value at a time; *exchange*: all values that are due at once, as torch's ``Schedule1F1B``.
+and receive, one value at a time.
 
 ``python -m benchmarks.pipeline.simulated`` draws the pictures of docs/pipeline/schedules.md.
 """
@@ -29,8 +29,8 @@ from remesh.pipeline.step_simulation import Transfers, compute_signal_bound_s, s
 SEED = 9
 RATIOS = (0.25, 0.5, 1.0, 1.5, 2.0)
 SIZES = ((2, 32), (4, 16), (8, 32))
-BLOCKING, EXCHANGE, SEARCHED = "1f1b, blocking", "1f1b, exchange", "searched"
-NAMES = (BLOCKING, EXCHANGE, "1f1b", "1f1b-split", "eager-1f1b", "eager-split", SEARCHED)
+BLOCKING, SEARCHED = "1f1b, blocking", "searched"
+NAMES = (BLOCKING, "1f1b", "1f1b-split", "eager-1f1b", "eager-split", SEARCHED)
 NUM_MICROBATCHES = (4, 8, 16, 32, 64)
 U_SHAPE = StageGraph(4, (*StageGraph.chain(4).edges, Edge(0, 3, "skip"), Edge(1, 2, "skip")))
 """A U-shaped model in four stages: long skip connections to the mirror image."""
@@ -42,8 +42,8 @@ def step_s(name: str, graph: StageGraph, costs: Costs, num: int) -> float:
     """The time of a step under a schedule by name; searched anew for `SEARCHED`."""
     if name == SEARCHED:
         return search_schedule(graph, costs, num).step_s
-    transfers = {BLOCKING: Transfers.BLOCKING, EXCHANGE: Transfers.EXCHANGE}.get(name, Transfers.ASYNC)
-    schedule = SCHEDULES["1f1b" if transfers is not Transfers.ASYNC else name](graph.num_stages, num)
+    transfers = Transfers.BLOCKING if name == BLOCKING else Transfers.ASYNC
+    schedule = SCHEDULES["1f1b" if name == BLOCKING else name](graph.num_stages, num)
     return simulate_schedule(schedule, graph, costs, transfers=transfers).step_s
 
 
@@ -88,8 +88,6 @@ def _fraction_rows(sizes: Sequence[tuple[int, int]]) -> list[Row]:
             made += [Row(f"{case}: {name}", value, "ratio") for name, value in by_name.items()]
             value = by_name[SEARCHED] / by_name[BLOCKING]
             made.append(Row(f"{case}: searched over blocking", value, "ratio", peer="1F1B, blocking"))
-            value = by_name[SEARCHED] / by_name[EXCHANGE]
-            made.append(Row(f"{case}: searched over exchange", value, "ratio", peer="1F1B, exchange"))
         graph = StageGraph.chain(num_stages)
         for ratio in RATIOS:
             value = own_fraction(graph, Costs.uniform(graph, transfer_s=ratio), num)

@@ -14,7 +14,7 @@ from remesh.cli.shown import JSON, print_json, print_table, say, say_text, waiti
 from remesh.cli.small_files import OutputFile, OutputPath, read_json, read_text
 from remesh.foundation.errors import ConfigError
 from remesh.pipeline.costs import Costs, EdgeCost, Lines, StageCost, read_costs
-from remesh.pipeline.csv_text import TableForm, read_csv, write_csv
+from remesh.pipeline.csv_text import read_csv, write_csv
 from remesh.pipeline.graph import StageGraph
 from remesh.pipeline.peaks import compute_peaks
 from remesh.pipeline.pipeline_error import PipelineError
@@ -93,30 +93,22 @@ def pipeline() -> None:
     type=click.Choice(_TRANSFERS),
     default="async",
     show_default=True,
-    help="Transfers overlap with compute (async), or block it: one value at a time (blocking), or all that are due at "
-    "once (exchange).",
+    help="Transfers overlap with compute (async), or block it (blocking).",
 )
 @click.option("--svg", type=_OUTPUT, help="Write the picture to this file.")
 @click.option("--csv", "table", type=_OUTPUT, help="Write the schedule to this file, as torch reads it.")
-@click.option("--comms", is_flag=True, help="Sends and receives are part of the CSV files, read or written.")
-@click.option(
-    "--waits", is_flag=True, help="With --comms, also write a wait for each send, which torch requires from 2.15 on."
-)
 @JSON
 def draw(
     schedule: str,
     transfers: str,
     svg: OutputFile | None,
     table: OutputFile | None,
-    comms: bool,
-    waits: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
     """Draw SCHEDULE over time, and print its step time and memory."""
     job = build_job(**options)
-    form = TableForm.COMPUTE_COMMS if comms else TableForm.COMPUTE_ONLY
-    made = _schedule(schedule, job, form)
+    made = _schedule(schedule, job)
     # A table brings its own number of micro-batches.
     job = Asked(job.graph, job.costs, made.num_microbatches)
     simulation = simulate_schedule(made, job.graph, job.costs, transfers=Transfers(transfers))
@@ -124,7 +116,7 @@ def draw(
     if svg:
         svg.write(draw_svg(simulation, title=_title(made, simulation), bound_s=_bound_s(made, job)), err=as_json)
     if table:
-        table.write(write_csv(made, form, with_waits=comms and waits), err=as_json)
+        table.write(write_csv(made), err=as_json)
 
 
 @pipeline.command(short_help="Simulate every known schedule.")
@@ -170,8 +162,6 @@ def _ways(job: Asked) -> list[tuple[str, Callable[[], Schedule], Transfers]]:
     num_stages, num = job.graph.num_stages, job.num_microbatches
     plain = partial(SCHEDULES["1f1b"], num_stages, num)
     ways = [("1f1b, blocking", plain, Transfers.BLOCKING)]
-    if job.graph == StageGraph.chain(num_stages):
-        ways.append(("1f1b, exchange", plain, Transfers.EXCHANGE))
     ways += [(name, partial(build, num_stages, num), Transfers.ASYNC) for name, build in SCHEDULES.items()]
     return [*ways, ("searched", lambda: search_schedule(job.graph, job.costs, num).schedule, Transfers.ASYNC)]
 
@@ -267,13 +257,13 @@ def build_job(
     return Asked(graph, Costs((cost,) * graph.num_stages, (edge,) * len(graph.edges), lines), microbatches)
 
 
-def _schedule(name: str, job: Asked, form: TableForm) -> Schedule:
+def _schedule(name: str, job: Asked) -> Schedule:
     if name in SCHEDULES:
         return SCHEDULES[name](job.graph.num_stages, job.num_microbatches)
     path = Path(name)
     if not path.exists():
         raise ConfigError(f"looking for the schedule {name!r}: expected a CSV file or one of {', '.join(SCHEDULES)}")
-    return read_csv(read_text(path, "the schedule in"), form, name=path.stem)
+    return read_csv(read_text(path, "the schedule in"), name=path.stem)
 
 
 def _bound_s(made: Schedule, job: Asked) -> float | None:

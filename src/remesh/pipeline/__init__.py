@@ -11,8 +11,8 @@ from remesh.foundation.first_use import names_at_first_use
 if TYPE_CHECKING:
     from remesh.pipeline.actions import Action as Action, ActionKind as ActionKind
     from remesh.pipeline.costs import Costs as Costs, EdgeCost as EdgeCost, Lines as Lines, StageCost as StageCost
-    from remesh.pipeline.graph import Edge as Edge, StageGraph as StageGraph
-    from remesh.pipeline.peaks import Peak as Peak, check_memory as check_memory, compute_peaks as compute_peaks
+    from remesh.pipeline.graph import Edge as Edge, StageGraph as StageGraph, Tie as Tie
+    from remesh.pipeline.peaks import Peak as Peak, compute_peaks as compute_peaks
     from remesh.pipeline.pipeline_error import PipelineError as PipelineError
     from remesh.pipeline.running.edges import Payload as Payload
     from remesh.pipeline.running.runtime import Pipeline as Pipeline

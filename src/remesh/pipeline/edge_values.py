@@ -24,7 +24,7 @@ class Pass(IntEnum):
 
 
 def pass_of(kind: ActionKind) -> Pass | None:
-    """The pass of the values that a compute action needs and makes; None for W."""
+    """The pass of the values that an action needs and makes; None for W."""
     if kind is ActionKind.F:
         return Pass.FORWARD
     return None if kind is ActionKind.W else Pass.BACKWARD
@@ -41,12 +41,12 @@ class Value:
 
 
 def values_needed(graph: StageGraph, action: Action) -> tuple[Value, ...]:
-    """The values that must have arrived before a compute action can start, in the order of the graph's edges."""
+    """The values that must have arrived before an action can start, in the order of the graph's edges."""
     return _values(graph, action, at_source=Pass.BACKWARD)
 
 
 def values_made(graph: StageGraph, action: Action) -> tuple[Value, ...]:
-    """The values that a compute action makes for other stages, in the order of the graph's edges.
+    """The values that an action makes for other stages, in the order of the graph's edges.
 
     >>> from remesh.pipeline.graph import StageGraph
     >>> values_made(StageGraph.chain(3), Action.parse("1I4"))
@@ -58,7 +58,7 @@ def values_made(graph: StageGraph, action: Action) -> tuple[Value, ...]:
 def _values(graph: StageGraph, action: Action, at_source: Pass) -> tuple[Value, ...]:
     """The values of an action at those ends of edges that the pass has on its stage."""
     way = pass_of(action.kind)
-    if way is None or action.microbatch is None:
+    if way is None:
         return ()
     return tuple(
         Value(number, way, action.microbatch)

@@ -34,6 +34,17 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True)
+class Tie:
+    """A weight that several stages have, each as a parameter of its own; all get the sum of their gradients."""
+
+    parameters: tuple[tuple[int, str], ...]
+    """Stages, and the name that each has for it. Invariant: two stages or more, each once."""
+
+    def __str__(self) -> str:
+        return " = ".join(f"{name} of stage {stage}" for stage, name in self.parameters)
+
+
+@dataclass(frozen=True, slots=True)
 class StageGraph:
     """The stages of a pipeline, and the values between them.
 
@@ -46,9 +57,12 @@ class StageGraph:
     """Invariant: >= 1."""
     edges: tuple[Edge, ...]
     """Invariant: ends are stages, ``source < target``, no two are equal, a way leads from every stage to the last."""
+    ties: tuple[Tie, ...] = ()
+    """Weights that several stages have. Invariant: of stages of the graph."""
 
     def __post_init__(self) -> None:
         self._check_ends()
+        self._check_ties()
         self._check_order()
         self._check_ways_to_the_loss()
 
@@ -83,6 +97,15 @@ class StageGraph:
             raise PipelineError(
                 f"building a stage graph: the edge {twice[0]} appears twice; give values their own names"
             )
+
+    def _check_ties(self) -> None:
+        for tie in self.ties:
+            stages = {stage for stage, _ in tie.parameters}
+            if len(stages) < 2 or len(stages) < len(tie.parameters) or not stages <= {*range(self.num_stages)}:
+                raise PipelineError(
+                    f"building a stage graph: the tied weight {tie} must be one of two or more of the stages 0 to "
+                    f"{self.num_stages - 1}, with one name in each; correct its stages"
+                )
 
     def _check_order(self) -> None:
         sorter: TopologicalSorter[int] = TopologicalSorter(dict.fromkeys(range(self.num_stages), ()))

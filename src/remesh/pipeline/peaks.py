@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from remesh.pipeline.actions import Action, ActionKind
 from remesh.pipeline.costs import Costs
-from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.schedule import Schedule
 
 
@@ -62,19 +61,3 @@ def peak_of_row(row: Sequence[Action], costs: Costs | None = None) -> Peak:
             at = action
         most_live, most_bytes = max(most_live, num_live), max(most_bytes, nbytes)
     return Peak(most_live, most_bytes, at)
-
-
-def check_memory(schedule: Schedule, costs: Costs, limits_bytes: Sequence[int | None]) -> None:
-    """`PipelineError` when a rank keeps more than its limit; one limit for each rank, None for no limit."""
-    if len(limits_bytes) != len(schedule.rows):
-        raise PipelineError(
-            f"checking the memory of the schedule {schedule.name!r}: expected a limit for each of "
-            f"{len(schedule.rows)} ranks, found {len(limits_bytes)}"
-        )
-    for rank, (peak, limit) in enumerate(zip(compute_peaks(schedule, costs), limits_bytes, strict=True)):
-        if limit is not None and peak.nbytes > limit:
-            raise PipelineError(
-                f"checking the memory of the schedule {schedule.name!r}: rank {rank} keeps {peak.nbytes} bytes for "
-                f"{peak.num_live} live micro-batches at {peak.at}, its limit is {limit} bytes; use a smaller warm-up "
-                "or delay there, smaller micro-batches, or search for a schedule under this limit"
-            )

@@ -104,7 +104,7 @@ class Player:
             action = rows[rank][len(starts)]
             stage, kind, start_s = action.stage, action.kind, free[rank]
             if kind is not _W:
-                way, number = kind is not _F, action.microbatch or 0
+                way, number = kind is not _F, action.microbatch
                 if missing[way][stage][number]:
                     return
                 start_s = max(start_s, arrived[way][stage][number])
@@ -140,7 +140,7 @@ class Player:
                 if self._is_blocking:
                     free[rank] += self._send_s[way][action.stage]
                 for route in self.made[way][action.stage]:
-                    post(route, action.microbatch or 0, now_s)
+                    post(route, action.microbatch, now_s)
             is_idle[rank] = True
             begin(rank)
         return played

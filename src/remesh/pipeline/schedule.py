@@ -17,7 +17,7 @@ from remesh.pipeline.pipeline_error import PipelineError
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Rows of compute actions, one row for each pipeline rank.
+    """Rows of actions, one row for each pipeline rank.
 
     >>> from remesh.pipeline.schedules import one_f_one_b
     >>> [str(action) for action in one_f_one_b(2, 3).rows[0]]
@@ -31,8 +31,8 @@ class Schedule:
     num_microbatches: int
     """Invariant: >= 1."""
     rows: tuple[tuple[Action, ...], ...]
-    """Row ``r`` is what pipeline rank ``r`` computes, in order. Invariant: only F, B, I and W; stages and micro-batches
-    in range; all work of a stage in one row. In schedules that this project makes row ``s`` is that of stage ``s``."""
+    """Row ``r`` is what pipeline rank ``r`` computes, in order. Invariant: stages and micro-batches in range; all work
+    of a stage in one row. In schedules that this project makes row ``s`` is that of stage ``s``."""
 
     def __post_init__(self) -> None:
         if self.num_stages < 1 or self.num_microbatches < 1:
@@ -51,12 +51,7 @@ class Schedule:
                     )
 
     def _check(self, action: Action) -> None:
-        if not action.is_compute:
-            raise PipelineError(
-                f"building the schedule {self.name!r}: expected F, B, I or W, found {action}; communication follows "
-                "from the stage graph: leave it out"
-            )
-        if action.stage >= self.num_stages or (action.microbatch or 0) >= self.num_microbatches:
+        if action.stage >= self.num_stages or action.microbatch >= self.num_microbatches:
             raise PipelineError(
                 f"building the schedule {self.name!r}: {action} is outside its {self.num_stages} stages and "
                 f"{self.num_microbatches} micro-batches; leave it out, or raise the numbers"

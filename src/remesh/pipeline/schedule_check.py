@@ -1,17 +1,16 @@
 """Checks of a schedule that need no times: all work is done, and no deadlock.
 
 1. *Complete*: every stage does F once for every micro-batch, and B once, or I and W once; F before B or I, I before W.
-2. *No deadlock*: ranks go through their rows, each action as soon as its values are made. With ``max_ahead`` a stage
-   makes a value only while fewer than that many wait at the other end of the edge: so behaves a runtime with that many
-   receive buffers. If at last no rank can go on, the error names what each rank waits for. How far the ranks come does
-   not depend on the order in which they are looked at, so one order is enough.
+2. *No deadlock*: ranks go through their rows, each action as soon as its values are made. If at last no rank can go on,
+   the error names what each rank waits for. How far the ranks come does not depend on the order in which they are
+   looked at, so one order is enough.
 
-The checks of the graph are in `remesh.pipeline.graph`, that of memory in `remesh.pipeline.peaks`.
+The checks of the graph are in `remesh.pipeline.graph`.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 
 from remesh.pipeline.actions import Action, ActionKind
@@ -25,20 +24,15 @@ _KINDS = (ActionKind.F, ActionKind.B, ActionKind.I, ActionKind.W)
 _WHOLE_OR_SPLIT = ([1, 1, 0, 0], [1, 0, 1, 1])
 
 
-def check_schedule(schedule: Schedule, graph: StageGraph, *, max_ahead: int | None = None) -> None:
-    """`PipelineError` unless the schedule does all work of the graph's stages and comes to its end.
-
-    ``max_ahead`` bounds how many values of an edge and pass may be made and not yet used; None for no bound.
-    """
+def check_schedule(schedule: Schedule, graph: StageGraph) -> None:
+    """`PipelineError` unless the schedule does all work of the graph's stages and comes to its end."""
     if schedule.num_stages != graph.num_stages:
         raise PipelineError(
             f"checking the schedule {schedule.name!r}: it has {schedule.num_stages} stages, its stage graph "
             f"{graph.num_stages}; build both for the same number"
         )
-    if max_ahead is not None and max_ahead < 1:
-        raise PipelineError(f"checking the schedule {schedule.name!r}: expected max_ahead >= 1, found {max_ahead}")
     _check_complete(schedule)
-    for _ in order_of_progress(schedule, graph, max_ahead=max_ahead):
+    for _ in order_of_progress(schedule, graph):
         pass
 
 
@@ -64,13 +58,12 @@ def _check_complete(schedule: Schedule) -> None:
                 )
 
 
-def order_of_progress(schedule: Schedule, graph: StageGraph, *, max_ahead: int | None = None) -> Iterator[Action]:
+def order_of_progress(schedule: Schedule, graph: StageGraph) -> Iterator[Action]:
     """All actions in an order in which they can be done: each rank in turn does what it can.
 
     `PipelineError` when no rank can go on: the schedule has a deadlock. Ranks take one action at a time, in turns.
     """
     waiting: set[Value] = set()
-    ahead: defaultdict[tuple[int, Pass], int] = defaultdict(int)
     position = [0] * len(schedule.rows)
     moved = True
     while moved:
@@ -79,16 +72,11 @@ def order_of_progress(schedule: Schedule, graph: StageGraph, *, max_ahead: int |
             if position[rank] == len(row):
                 continue
             action = row[position[rank]]
-            needed, made = values_needed(graph, action), values_made(graph, action)
-            is_full = max_ahead is not None and any(ahead[value.edge, value.way] >= max_ahead for value in made)
-            if is_full or not waiting.issuperset(needed):
+            needed = values_needed(graph, action)
+            if not waiting.issuperset(needed):
                 continue
             waiting.difference_update(needed)
-            waiting.update(made)
-            for value in needed:
-                ahead[value.edge, value.way] -= 1
-            for value in made:
-                ahead[value.edge, value.way] += 1
+            waiting.update(values_made(graph, action))
             position[rank] += 1
             moved = True
             yield action
@@ -102,16 +90,13 @@ def order_of_progress(schedule: Schedule, graph: StageGraph, *, max_ahead: int |
         raise PipelineError(
             f"checking the schedule {schedule.name!r}: deadlock: {'; '.join(stuck[:_MAX_NAMED])}{more}; change the "
             "order of these rows"
-            + ("" if max_ahead is None else f", or let more than {max_ahead} values of an edge wait")
         )
 
 
 def _reason(action: Action, rank: int, graph: StageGraph, waiting: set[Value]) -> str:
-    missing = [value for value in values_needed(graph, action) if value not in waiting]
-    if not missing:
-        return f"rank {rank} is at {action} and has no room for what it makes"
-    edge = graph.edges[missing[0].edge]
-    is_forward = missing[0].way is Pass.FORWARD
+    missing = next(value for value in values_needed(graph, action) if value not in waiting)
+    edge = graph.edges[missing.edge]
+    is_forward = missing.way is Pass.FORWARD
     maker = edge.source if is_forward else edge.target
     what = edge.name if is_forward else f"the gradient of {edge.name}"
     return f"rank {rank} is at {action} and waits for {what} of stage {maker}"

@@ -9,8 +9,6 @@ values that it needs are there. When it ends, what it made is posted.
   it sends, before an action, once it is free and the value is made, the time of everything that it receives. No rank
   waits for a taker to be ready, so every schedule that passes its check ends. (A rank of the runtime takes values in
   while it computes, and may be faster than this model, the one of published comparisons.)
-- *Exchanged* transfers stop both ranks too, but side by side: between two actions a rank posts all that it has to send
-  and all that it needs next, and waits for the last of them (`remesh.pipeline.exchange`).
 
 Between stages on one rank a value takes no time.
 
@@ -20,17 +18,14 @@ posted, so their ends are known; then every rank that has all values of its next
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from remesh.pipeline.actions import Action
 from remesh.pipeline.costs import Costs
-from remesh.pipeline.edge_values import Pass, Value, pass_of
-from remesh.pipeline.exchange import play_exchanges
+from remesh.pipeline.edge_values import Value, pass_of
 from remesh.pipeline.graph import StageGraph
-from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.player import Played, Player
 from remesh.pipeline.schedule import Schedule
 from remesh.pipeline.schedule_check import check_schedule
@@ -43,8 +38,6 @@ class Transfers(StrEnum):
     """They do."""
     BLOCKING = "blocking"
     """They block, and handle one value at a time."""
-    EXCHANGE = "exchange"
-    """They block, and handle all values that are due at once, as torch's ``Schedule1F1B`` does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +91,6 @@ class Simulation:
         """Time that each rank was blocked by communication alone."""
         return tuple(sum(timed.waited_s for timed in row) for row in self.actions)
 
-    @property
-    def peak_buffers(self) -> dict[tuple[int, Pass], int]:
-        """The largest number of values that were in transit or not used yet at one time, by edge and pass."""
-        changes: dict[tuple[int, Pass], list[tuple[float, int]]] = {}
-        for transfer in self.transfers:
-            of_edge = changes.setdefault((transfer.value.edge, transfer.value.way), [])
-            of_edge += [(transfer.start_s, 1), (transfer.use_s, -1)]
-        return {key: _peak(of_edge) for key, of_edge in sorted(changes.items())}
-
 
 def simulate_schedule(
     schedule: Schedule, graph: StageGraph, costs: Costs, *, transfers: Transfers = Transfers.ASYNC
@@ -123,13 +107,7 @@ def simulate_schedule(
     player = Player(
         graph, costs, [row_of[s] for s in range(graph.num_stages)], is_blocking=transfers is Transfers.BLOCKING
     )
-    play = player.play if transfers is not Transfers.EXCHANGE else functools.partial(play_exchanges, player)
-    played = play(schedule.rows, schedule.num_microbatches)
-    if [len(ends) for ends in played.ends] != [len(row) for row in schedule.rows]:
-        raise PipelineError(
-            f"simulating the schedule {schedule.name!r}: ranks wait for each other's exchange, a deadlock; use "
-            "transfers that do not block"
-        )
+    played = player.play(schedule.rows, schedule.num_microbatches)
     rows = tuple(tuple(_timed_row(row, number, played)) for number, row in enumerate(schedule.rows))
     used_s = {
         (pass_of(timed.action.kind), timed.action.stage, timed.action.microbatch): timed.start_s
@@ -161,15 +139,6 @@ def _timed_row(row: Iterable[Action], number: int, played: Played) -> Iterable[T
     free_s = 0.0
     for action, start_s, end_s in zip(row, played.starts[number], played.ends[number], strict=True):
         way = pass_of(action.kind)
-        made_s = 0.0 if way is None else played.posted[way][action.stage][action.microbatch or 0]
+        made_s = 0.0 if way is None else played.posted[way][action.stage][action.microbatch]
         yield TimedAction(action, start_s, end_s, start_s - max(free_s, made_s))
         free_s = end_s
-
-
-def _peak(changes: Iterable[tuple[float, int]]) -> int:
-    """The largest number at one time; at equal times, what ends is counted before what begins."""
-    now = peak = 0
-    for _, change in sorted(changes):
-        now += change
-        peak = max(peak, now)
-    return peak

@@ -1,7 +1,8 @@
 """Random stages on random meshes, with what programs do around a value, and one process that trains the same modules.
 
-A seed draws the width of each stage (data-parallel ranks, tensor parallelism, FSDP2), the values between stages, the
-habits of each module, and the schedule. What one process does with whole modules and whole micro-batches is the oracle.
+A seed draws the width of each stage (data-parallel ranks, tensor parallelism, FSDP2, the two together, FSDP2 with
+replicas), the values between stages, the weights that stages have together, the habits of each module, and the
+schedule. What one process does with whole modules and whole micro-batches is the oracle.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
 
-from remesh.pipeline import Edge, Pipeline, Schedule, Stage, StageGraph, Transfers
+from remesh.pipeline import Edge, Pipeline, Schedule, Stage, StageGraph, Tie, Transfers
 from remesh.pipeline.csv_text import read_csv
 from remesh.pipeline.schedules import SCHEDULES
 
@@ -36,7 +37,11 @@ ANY_WIDTH = ("random", "generator", "counter", "cache", "checkpoint", "hook", "s
 """What a module does beside its layers, on any number of ranks."""
 ONE_RANK = ("first", "statistics", "running mean")
 """What depends on all rows of a micro-batch."""
-KINDS = ("plain", "plain", "tp", "fsdp")
+TIED = ("core.up.weight", "lone")
+"""Parameters that stages may have together."""
+FSDP_AT = ("whole", "core", "both")
+"""The module that FSDP wraps: the stage's, its layers alone, so that the other parameters are not its, or both."""
+KINDS = ("plain", "plain", "tp", "fsdp", "hsdp", "tp fsdp")
 LEAVES = ("local", "replicated", "partial", "rows", "columns")
 """How what a tensor-parallel stage makes leaves it: as local tensors, or as DTensors of these placements."""
 
@@ -47,15 +52,24 @@ class Drawn:
 
     kind: str
     dp: int
+    """Number of data-parallel ranks."""
+    replicas: int
+    """How many of these have the same shard of FSDP; 1 where they are not an axis of their own."""
     tp: int
     habits: tuple[str, ...]
     leaves: str
+    fsdp_at: str
     seed: int
 
     @property
     def size(self) -> int:
         """Number of its ranks."""
         return self.dp * self.tp
+
+    @property
+    def mesh_shape(self) -> tuple[int, ...]:
+        """Data axes, and the one of tensor parallelism."""
+        return (self.replicas, self.dp // self.replicas, self.tp) if self.kind == "hsdp" else (self.dp, self.tp)
 
 
 @dataclass(frozen=True)
@@ -67,6 +81,8 @@ class Case:
     graph: StageGraph
     schedule: Schedule
     rows: int
+    has_weights: bool
+    """Whether the target is two tensors, the second of them weights of rows."""
 
     @property
     def size(self) -> int:
@@ -93,21 +109,34 @@ def draw_case(seed: int) -> Case:
     schedule = draw_schedule(chance)
     num_stages, num_rows = schedule.num_stages, len(schedule.rows)
     left = MAX_RANKS
-    of_rows: list[tuple[str, int, int]] = []
+    of_rows: list[tuple[str, int, int, int, str]] = []
     for at in range(num_rows):
         kind = chance.choice(KINDS)
-        tp = 2 if kind == "tp" and left - (num_rows - 1 - at) >= 2 else 1
+        tp = 2 if "tp" in kind and left - (num_rows - 1 - at) >= 2 else 1
         most = (left - (num_rows - 1 - at)) // tp
         dp = chance.choice([each for each in (1, 2, 3, 4) if each <= most])
+        replicas = chance.choice([1, 2]) if kind == "hsdp" and dp % 2 == 0 else 1
         left -= dp * tp
-        of_rows.append((kind, dp, tp))
+        # What stages of one rank have together is cut alike.
+        of_rows.append((kind, dp, replicas, tp, chance.choice(FSDP_AT)))
     stages: list[Drawn] = []
     for at in range(num_stages):
-        kind, dp, tp = of_rows[schedule.row_of[at]]
+        kind, dp, replicas, tp, fsdp_at = of_rows[schedule.row_of[at]]
         habits = [*chance.sample(ANY_WIDTH, 3)]
         if dp == 1:
             habits.append(chance.choice(ONE_RANK))
-        stages.append(Drawn(kind, dp, tp, tuple(habits), chance.choice(LEAVES), chance.getrandbits(20)))
+        stages.append(
+            Drawn(
+                kind,
+                dp,
+                replicas,
+                tp,
+                tuple(habits),
+                chance.choice(LEAVES),
+                fsdp_at,
+                chance.getrandbits(20),
+            )
+        )
     edges = [Edge(at, at + 1, "hidden") for at in range(num_stages - 1)]
     for source, target in itertools.combinations(range(num_stages), 2):
         edges += [Edge(source, target, f"{name}{source}") for name in ("bias", "sign", "skip") if chance.random() < 0.4]
@@ -116,7 +145,13 @@ def draw_case(seed: int) -> Case:
     # Rows that do not divide evenly among the ranks of the last stage; what is made is cut evenly.
     uneven = all(stage.dp < 3 and stage.leaves != "rows" for stage in stages[:-1])
     rows = chance.choice((ROWS, 10)) if uneven else ROWS
-    return Case(tuple(stages), StageGraph(num_stages, tuple(edges)), schedule, rows)
+    has_weights = chance.random() < 0.3
+    ties = [
+        Tie(tuple((at, name) for at in sorted(chance.sample(range(num_stages), chance.randint(2, num_stages)))))
+        for name in TIED
+        if chance.random() < 0.4
+    ]
+    return Case(tuple(stages), StageGraph(num_stages, tuple(edges), tuple(ties)), schedule, rows, has_weights)
 
 
 class Core(nn.Module):
@@ -217,9 +252,16 @@ class Habits(nn.Module):
         return torch.sin(hidden)
 
 
-def loss_of(made: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+def loss_of(made: torch.Tensor, target: Any) -> torch.Tensor:
     """A mean over rows."""
+    if isinstance(target, dict):
+        return ((made - target["wanted"]) ** 2 * target["weights"]).mean()
     return ((made - target) ** 2).mean()
+
+
+def target_of(case: Case, y: list[torch.Tensor]) -> Any:
+    """What is given to the loss, from micro-batches of what is wanted."""
+    return {"wanted": y, "weights": [1 + each[:, :1] for each in y]} if case.has_weights else y
 
 
 def batch_of(case: Case, step: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -234,10 +276,18 @@ def train_alone(case: Case) -> tuple[list[Habits], list[torch.Tensor], list[torc
     """The oracle: whole modules, micro-batch after micro-batch; the modules with their gradients, the losses, and what
     an evaluation returns after."""
     modules = [Habits(drawn, at, case.graph) for at, drawn in enumerate(case.stages)]
+    for tie in case.graph.ties:
+        (first, _), *others = tie.parameters
+        for at, name in others:
+            owner, _, last = name.rpartition(".")
+            setattr(modules[at].get_submodule(owner), last, modules[first].get_parameter(name))
     losses, outputs = [], []
     for step in range(NUM_STEPS + 1):
         torch.set_grad_enabled(step < NUM_STEPS)
-        for x, y in zip(*batch_of(case, step), strict=True):
+        wholes, wanted = batch_of(case, step)
+        targets = target_of(case, wanted)
+        for at_step, x in enumerate(wholes):
+            y = {name: each[at_step] for name, each in targets.items()} if case.has_weights else targets[at_step]
             made: dict[int, Values] = {}
             for at, module in enumerate(modules):
                 coming = case.graph.edges_into(at)
@@ -271,8 +321,9 @@ def place(case: Case, seed: int) -> Here:
     for row in case.schedule.rows:
         indices = sorted({action.stage for action in row})
         drawn = case.stages[indices[0]]
-        ranks = torch.arange(start, start + drawn.size).reshape(drawn.dp, drawn.tp)
-        mesh = DeviceMesh("cpu", ranks, mesh_dim_names=(f"dp{seed}", f"tp{seed}"))
+        ranks = torch.arange(start, start + drawn.size).reshape(drawn.mesh_shape)
+        names = tuple(f"{axis}{seed}" for axis in ("replicas", "dp", "tp")[-ranks.ndim :])
+        mesh = DeviceMesh("cpu", ranks, mesh_dim_names=names)
         if start <= dist.get_rank() < start + drawn.size:
             found = Here(indices, mesh, (dist.get_rank() - start) // drawn.tp)
         start += drawn.size
@@ -283,17 +334,19 @@ def place(case: Case, seed: int) -> Here:
 def shard_module(module: Habits, drawn: Drawn, mesh: DeviceMesh) -> None:
     """Give a whole module to the ranks of its stage."""
     assert mesh.mesh_dim_names is not None
+    *data_axes, tp_axis = mesh.mesh_dim_names
     if drawn.tp > 1:
         layouts: dict[str, Placement] = {
             "local": Replicate(), "replicated": Replicate(), "partial": Partial(), "rows": Shard(0), "columns": Shard(1)
         }  # fmt: skip
         down = RowwiseParallel(output_layouts=layouts[drawn.leaves], use_local_output=drawn.leaves == "local")
-        parallelize_module(module.core, mesh[mesh.mesh_dim_names[1]], {"up": ColwiseParallel(), "down": down})
-    if drawn.kind == "fsdp":
-        fully_shard(module, mesh=mesh[mesh.mesh_dim_names[0]])
+        parallelize_module(module.core, mesh[tp_axis], {"up": ColwiseParallel(), "down": down})
+    if "sdp" in drawn.kind:
+        for wrapped in {"whole": [module], "core": [module.core], "both": [module.core, module]}[drawn.fsdp_at]:
+            fully_shard(wrapped, mesh=mesh[tuple(data_axes)])
 
 
-def cuts_of(names: list[str], leaves: str) -> dict[str, Any]:
+def cuts_of(names: list[str], leaves: str, num_data_axes: int) -> dict[str, Any]:
     """How values lie on a stage's mesh; what a DTensor says of itself besides."""
     on_tp: dict[str, Placement] = {"rows": Shard(0), "columns": Shard(1)}
     cuts: dict[str, Any] = {}
@@ -301,9 +354,9 @@ def cuts_of(names: list[str], leaves: str) -> dict[str, Any]:
         if name.startswith("bias"):
             cuts[name] = "R"
         elif name == "hidden" and leaves in on_tp:
-            cuts[name] = [Shard(0), on_tp[leaves]]
+            cuts[name] = [*[Shard(0)] * num_data_axes, on_tp[leaves]]
         else:
-            cuts[name] = "S0R"
+            cuts[name] = ("S0R", "S01R")[num_data_axes - 1]
     return cuts
 
 
@@ -311,16 +364,22 @@ def make_stage(case: Case, index: int, here: Here) -> tuple[Stage, Habits]:
     """A stage of this rank, and its module."""
     drawn = case.stages[index]
     module = Habits(drawn, index, case.graph)
+    for tie in case.graph.ties:
+        first, name = tie.parameters[0]
+        if index in dict(tie.parameters):
+            value = Habits(case.stages[first], first, case.graph).get_parameter(name)
+            module.get_parameter(name).data.copy_(value.data)
     shard_module(module, drawn, here.mesh)
     assert here.mesh.mesh_dim_names is not None
+    data_axes = here.mesh.mesh_dim_names[:-1]
     stage = Stage(
         index,
         module,
         here.mesh,
-        takes=cuts_of(module.takes, "local"),
-        makes=cuts_of(module.makes, drawn.leaves if drawn.tp > 1 else "local"),
+        takes=cuts_of(module.takes, "local", len(data_axes)),
+        makes=cuts_of(module.makes, drawn.leaves if drawn.tp > 1 else "local", len(data_axes)),
         loss=dtensor_loss_of if index == len(case.stages) - 1 else None,
-        data_axes=here.mesh.mesh_dim_names[:1],
+        data_axes=data_axes,
         entries=() if index else None,
     )
     return stage, module
@@ -343,7 +402,7 @@ def train_case(seed: int) -> None:
     for step in range(NUM_STEPS):
         x, y = batch_of(case, step)
         batch = {"hidden": share_of(x)} if here.indices[0] == 0 else {}
-        report = pipeline.step(batch, share_of(y) if is_last else None)
+        report = pipeline.step(batch, target_of(case, share_of(y)) if is_last else None)
         assert {span.action.stage for span in report.spans} == {*here.indices}
         if is_last and dp == 1:
             expected = losses[step * NUM_MICROBATCHES :][:NUM_MICROBATCHES]
@@ -362,10 +421,15 @@ def train_case(seed: int) -> None:
         torch.testing.assert_close(whole_of(found), expected, rtol=1e-10, atol=1e-12)
 
 
-def dtensor_loss_of(made: Any, target: torch.Tensor) -> torch.Tensor:
+def dtensor_loss_of(made: Any, target: Any) -> torch.Tensor:
     """The same of a DTensor, which is then one itself."""
     if isinstance(made, DTensor):
-        target = DTensor.from_local(target, made.device_mesh, [Replicate()])
+
+        def whole(one: torch.Tensor) -> torch.Tensor:
+            return DTensor.from_local(one, made.device_mesh, [Replicate()])
+
+        is_one = isinstance(target, torch.Tensor)
+        target = whole(target) if is_one else {name: whole(one) for name, one in target.items()}
     return loss_of(made, target)
 
 

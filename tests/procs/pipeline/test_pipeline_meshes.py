@@ -399,7 +399,6 @@ def make_wrong_ones() -> None:
         ({"paylod": Payload.SIGNALS}, "did you mean 'payload'"),
         ({"transfers": "blocking"}, "expected Transfers"),
         ({"chunk_bytes": 1.5}, "expected int"),
-        ({"transfers": Transfers.EXCHANGE}, "which is a model of other runtimes, expected one of async, blocking"),
     ):
         with pytest.raises(ConfigError, match=match):
             Pipeline(stage, graph, table, **options)  # type: ignore[arg-type]

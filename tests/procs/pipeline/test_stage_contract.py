@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from remesh.foundation.errors import PeerError
-from remesh.pipeline import Edge, Pipeline, PipelineError, Stage, StageGraph
+from remesh.pipeline import Edge, Pipeline, PipelineError, Stage, StageGraph, Tie
 from remesh.pipeline.schedules import SCHEDULES
 from remesh.testbed.pool import RankPool
 from tests.procs.pipeline.random_meshes import torch_schedule
@@ -78,6 +78,8 @@ def meet_refusals() -> list[str]:
     meet(lambda: Stage(0, Layer(lambda made, **taken: {"hidden": (made, made)}), pair))
     meet(lambda: Stage(0, Layer(dtensor(Partial("max"), pair)), pair))
     meet(lambda: Stage(0, Layer(dtensor(Shard(1), pair)), pair, makes={"hidden": "S0R"}))
+    tied = StageGraph(2, PAIR.edges, (Tie(((0, "none"), (1, "none"))),))
+    told.append(refusal(Stage(0, Layer(), pair) if rank < 2 else last, tied))
     return told
 
 
@@ -94,6 +96,7 @@ def test_what_cannot_be_right_is_refused_by_name_on_all_ranks(ranks: RankPool) -
         "it made 'hidden' of type tuple, expected a tensor",
         "'hidden' is partial by ['max'], expected one of ('sum', 'avg')",
         "'hidden' is a DTensor with S(1) on axis 0 of the mesh, but is declared S0R",
+        "looking for the tied weight none of stage 0 = none of stage 1: stage 0 has no parameter 'none', found",
     ]
     for text, part in zip(first, expected, strict=True):
         assert part in text, text

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from remesh.cli import main
-from remesh.pipeline.csv_text import TableForm, read_csv
+from remesh.pipeline.csv_text import read_csv
 from remesh.pipeline.schedules import eager_split
 
 
@@ -29,11 +29,11 @@ def test_a_schedule_is_drawn_and_weighed() -> None:
 
 def test_pictures_and_tables_are_written_and_read_again(tmp_path: Path) -> None:
     svg, table = tmp_path / "step.svg", tmp_path / "step.csv"
-    result = pipeline("draw", "eager-split", "--svg", str(svg), "--csv", str(table), "--comms")
+    result = pipeline("draw", "eager-split", "--svg", str(svg), "--csv", str(table))
     assert result.exit_code == 0, result.output
     ElementTree.fromstring(svg.read_text())
-    assert read_csv(table.read_text(), TableForm.COMPUTE_COMMS).rows == eager_split(4, 8).rows
-    again = pipeline("draw", str(table), "--comms")
+    assert read_csv(table.read_text()).rows == eager_split(4, 8).rows
+    again = pipeline("draw", str(table))
     assert again.exit_code == 0, again.output
     assert again.output.splitlines()[:5] == result.output.splitlines()[:5]
 
@@ -49,7 +49,7 @@ def test_a_table_with_several_stages_on_a_rank_is_drawn_without_a_bound(tmp_path
 def test_known_schedules_are_compared_with_the_searched_one() -> None:
     result = pipeline("compare", "--stages", "2", "-m", "32", "--transfer", "1")
     assert result.exit_code == 0, result.output
-    for text in ("1f1b, blocking", "1f1b, exchange", "0.607", "eager-split", "searched", "bound: 98"):
+    for text in ("1f1b, blocking", "0.607", "eager-split", "searched", "bound: 98"):
         assert text in result.output
 
 
@@ -68,7 +68,7 @@ def test_a_costs_file_brings_skip_edges_and_rates(tmp_path: Path) -> None:
 
 
 def test_not_to_overlap_takes_longer() -> None:
-    ways = ("async", "exchange", "blocking")
+    ways = ("async", "blocking")
     printed = [pipeline("draw", "1f1b", "--transfer", "1", "--transfers", way).output for way in ways]
     steps = [float(each.split("step ")[1].split(",")[0]) for each in printed]
     assert steps == sorted(set(steps))

@@ -51,15 +51,12 @@ def duration(costs: Costs, action: Action) -> float:
     }[action.kind]
 
 
-def tick_through(
-    schedule: Schedule, graph: StageGraph, costs: Costs, *, is_exchange: bool = False
-) -> list[list[tuple[int, int]]]:
+def tick_through(schedule: Schedule, graph: StageGraph, costs: Costs) -> list[list[tuple[int, int]]]:
     """Start and end of every action by a clock that ticks: slow, and with nothing clever in it.
 
     All costs are whole numbers >= 1. At every tick, in this order: what is over ends, and is posted by rank; of what is
     posted, in that order, everything starts that finds its lines free, unless somebody posted before waits for one of
-    them; ranks start what they can. In an exchange a value only starts when its taker's next action needs it, and ranks
-    only start when all that they sent is there.
+    them; ranks start what they can.
     """
     row_of = schedule.row_of
     found: list[list[tuple[int, int]]] = [[] for _ in schedule.rows]
@@ -75,28 +72,16 @@ def tick_through(
             if len(found[rank]) > position[rank] and until[rank] == now:
                 _post(graph, costs, row_of, row[position[rank]], posted, there)
                 position[rank] += 1
-        next_of = [row[at] if at < len(row) else None for row, at in zip(schedule.rows, position, strict=True)]
-        is_computing = [len(times) > at for times, at in zip(found, position, strict=True)]
-        demanded = {
-            value
-            for action, busy in zip(next_of, is_computing, strict=True)
-            if action is not None and not busy
-            for value in values_needed(graph, action)
-        }
         taken = {line for _, _, lines in under_way for line in lines}
         for each in list(posted):
             value, lines, time = each
-            if is_exchange and value not in demanded:
-                continue
             if not taken.intersection(lines):
                 under_way.append((now + time, value, lines))
                 posted.remove(each)
             taken.update(lines)
         for rank, row in enumerate(schedule.rows):
             at = position[rank]
-            needed = {*values_needed(graph, row[at])} if at < len(row) else set()
-            if is_exchange and at and row[at - 1].kind is not ActionKind.W:
-                needed.update(values_made(graph, row[at - 1]))
+            needed = values_needed(graph, row[at]) if at < len(row) else ()
             if len(found[rank]) == at < len(row) and there.issuperset(needed):
                 until[rank] = now + int(duration(costs, row[at]))
                 found[rank].append((now, until[rank]))

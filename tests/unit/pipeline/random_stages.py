@@ -247,7 +247,6 @@ def train_by(schedule: Schedule, model: RandomModel, batches: list[torch.Tensor]
     returned: dict[tuple[int, int, int], Values] = {}
     for action in order_of_progress(schedule, graph):
         at, number = action.stage, action.microbatch
-        assert number is not None
         later = sorted({edge.target for edge in graph.edges_out_of(at)}, reverse=True)
         if action.kind is ActionKind.F:
             taken = {edge.name: sent[edge.source, at, number][edge.name].clone() for edge in graph.edges_into(at)}

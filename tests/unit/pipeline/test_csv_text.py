@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from remesh.pipeline.csv_text import TableForm, add_communication, read_csv, write_csv
+from remesh.pipeline.csv_text import read_csv, write_csv
 from remesh.pipeline.graph import StageGraph
 from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.schedule_check import check_schedule
@@ -33,10 +33,6 @@ def _runtime(num_ranks: int, num_microbatches: int, num_stages: int) -> Any:
     return torch_schedules._PipelineScheduleRuntime([stage], num_microbatches)
 
 
-_TORCH_WAITS = hasattr(torch_schedules, "WAIT_SEND_F")
-"""From torch 2.15 on."""
-
-
 def _is_of_runtime(action: Any) -> bool:
     return any(word in str(action) for word in ("SHARD", "REDUCE_GRAD", "WAIT"))
 
@@ -46,20 +42,18 @@ def table(tmp_path: Path) -> Path:
     return tmp_path / "table.csv"
 
 
-@pytest.mark.parametrize("form", list(TableForm))
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_a_table_reads_back(name: str, form: TableForm) -> None:
+def test_a_table_reads_back(name: str) -> None:
     schedule = SCHEDULES[name](4, 6)
-    assert read_csv(write_csv(schedule, form), form, name=name) == schedule
+    assert read_csv(write_csv(schedule), name=name) == schedule
 
 
-@pytest.mark.parametrize("form", list(TableForm))
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_torch_reads_our_tables_and_finds_no_deadlock(name: str, form: TableForm, table: Path) -> None:
+def test_torch_reads_our_tables_and_finds_no_deadlock(name: str, table: Path) -> None:
     schedule = SCHEDULES[name](4, 6)
-    table.write_text(write_csv(schedule, form, with_waits=_TORCH_WAITS))
+    table.write_text(write_csv(schedule))
     runtime = _runtime(4, 6, 4)
-    runtime._load_csv(str(table), format=form.value)
+    runtime._load_csv(str(table), format="compute_only")
     # Torch's simulator knows compute and communication only.
     for rank, row in runtime.pipeline_order_with_comms.items():
         runtime.pipeline_order_with_comms[rank] = [action for action in row if not _is_of_runtime(action)]
@@ -68,27 +62,14 @@ def test_torch_reads_our_tables_and_finds_no_deadlock(name: str, form: TableForm
     assert {str(action) for action in compute} == {str(action) for action in schedule.actions()}
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_our_communication_is_that_of_torch(name: str, table: Path) -> None:
-    schedule = SCHEDULES[name](4, 6)
-    table.write_text(write_csv(schedule))
-    runtime = _runtime(4, 6, 4)
-    runtime._load_csv(str(table), format="compute_only")
-    theirs = [
-        [str(action) for action in row if not _is_of_runtime(action)]
-        for row in runtime.pipeline_order_with_comms.values()
-    ]
-    assert theirs == [[str(action) for action in row] for row in add_communication(schedule)]
-
-
-@pytest.mark.parametrize("form", list(TableForm))
-def test_we_read_what_torch_dumps(form: TableForm, table: Path) -> None:
+@pytest.mark.parametrize("form", ["compute_only", "compute_comms"])
+def test_we_read_what_torch_dumps(form: str, table: Path) -> None:
     schedule = zero_bubble_h1(4, 6)
     table.write_text(write_csv(schedule))
     runtime = _runtime(4, 6, 4)
     runtime._load_csv(str(table), format="compute_only")
-    runtime._dump_csv(str(table), format=form.value)
-    assert read_csv(table.read_text(), form, name="zb-h1") == schedule
+    runtime._dump_csv(str(table), format=form)
+    assert read_csv(table.read_text(), name="zb-h1") == schedule
 
 
 TORCH_TABLES = (
@@ -124,20 +105,14 @@ def test_fused_actions_are_read_as_two_and_idle_slots_as_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "form", "match"),
+    ("text", "match"),
     [
-        ("", TableForm.COMPUTE_ONLY, "found no F, B, I or W"),
-        ("0F0,0X0\n", TableForm.COMPUTE_ONLY, r"table:0:1 .*'0X0'"),
-        ("0F0,0SEND_F0\n", TableForm.COMPUTE_ONLY, "found 0SEND_F0; read the table as compute_comms"),
-        ("0F0,,0B0\n", TableForm.COMPUTE_COMMS, "table:0:1"),
-        ("0F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n", TableForm.COMPUTE_COMMS, "expected 0SEND_F0 after 0F0"),
-        ("0SEND_F0,0F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n", TableForm.COMPUTE_COMMS, "0SEND_F0 after 0F0"),
-        ("0F0,0SEND_F0,0RECV_B0,0B0\n1F0,1RECV_F0,1B0,1SEND_B0\n", TableForm.COMPUTE_COMMS, "1F0 after 1RECV_F0"),
-        ("0F0,0SEND_F0,0RECV_B0,0B0,0SEND_B0\n1RECV_F0,1F0,1B0,1SEND_B0\n", TableForm.COMPUTE_COMMS, "no action needs"),
-        ("0F0,0SEND_F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n", TableForm.COMPUTE_COMMS, "appears twice"),
-        ('"unclosed\n', TableForm.COMPUTE_ONLY, "unclosed"),
+        ("", "found no F, B, I or W"),
+        ("0SEND_F0\n", "found no F, B, I or W"),
+        ("0F0,0X0\n", r"table:0:1 .*'0X0'"),
+        ('"unclosed\n', "unclosed"),
     ],
 )
-def test_a_table_that_cannot_be_is_refused_with_its_place(text: str, form: TableForm, match: str) -> None:
+def test_a_table_that_cannot_be_is_refused_with_its_place(text: str, match: str) -> None:
     with pytest.raises(PipelineError, match=match):
-        read_csv(text, form)
+        read_csv(text)

@@ -6,7 +6,7 @@ import pytest
 
 from remesh.foundation.errors import ConfigError
 from remesh.pipeline.actions import Action, ActionKind
-from remesh.pipeline.graph import Edge, StageGraph
+from remesh.pipeline.graph import Edge, StageGraph, Tie
 from remesh.pipeline.peaks import compute_peaks
 from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.schedule import Schedule
@@ -22,7 +22,7 @@ def test_an_action_reads_back_from_its_string(kind: ActionKind) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "F0", "0X1", "0F", "0SEND_F", "0F-1", "0F1 ", "0F1x", "٣F1", "0F1;0B1", "0" * 9 + "F1"]
+    "text", ["", "F0", "0X1", "0F", "0SEND_F1", "0F-1", "0F1 ", "0F1x", "٣F1", "0F1;0B1", "0" * 9 + "F1"]
 )
 def test_what_is_no_action_is_refused_by_name(text: str) -> None:
     if text == "0F1 ":
@@ -56,6 +56,12 @@ def test_a_circle_of_stages_is_named() -> None:
 def test_a_stage_graph_that_cannot_be_is_refused(num_stages: int, edges: tuple[Edge, ...], match: str) -> None:
     with pytest.raises(PipelineError, match=match):
         StageGraph(num_stages, edges)
+
+
+@pytest.mark.parametrize("parameters", [((0, "a"),), ((0, "a"), (2, "b")), ((0, "a"), (1, "b"), (1, "c"))])
+def test_a_tie_of_no_two_stages_is_refused(parameters: tuple[tuple[int, str], ...]) -> None:
+    with pytest.raises(PipelineError, match="the tied weight a of stage 0"):
+        StageGraph(2, (Edge(0, 1, "h"),), (Tie(parameters),))
 
 
 def test_a_schedule_of_no_micro_batches_is_refused() -> None:
@@ -119,7 +125,6 @@ def test_fewer_micro_batches_than_the_warm_up_needs_are_refused() -> None:
 @pytest.mark.parametrize(
     ("rows", "match"),
     [
-        (("0F0 0SEND_F0", ""), "communication follows"),
         (("0F0 0F2", ""), "outside its 2 stages and 2"),
         (("0F0", "2F0"), "outside its 2 stages"),
         (("0F0", "0B0"), "lives on one rank"),

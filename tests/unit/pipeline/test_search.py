@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import random
+from operator import le
 
 import pytest
 
 from remesh.pipeline.costs import Costs, Lines, StageCost
 from remesh.pipeline.graph import StageGraph
-from remesh.pipeline.peaks import check_memory, compute_peaks
+from remesh.pipeline.peaks import compute_peaks
 from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.schedule_check import check_schedule
 from remesh.pipeline.schedules import SCHEDULES, build_schedule, eager_split, one_f_one_b, zero_bubble_h1
@@ -70,7 +71,7 @@ def test_what_is_found_runs_as_it_says_and_meets_its_limits(seed: int) -> None:
     limits = [cost.stash_bytes * chance.randint(1, 4) for cost in costs.stages]
     found = search_schedule(U_SHAPE, costs, 8, limits_bytes=limits)
     check_schedule(found.schedule, U_SHAPE)
-    check_memory(found.schedule, costs, limits)
+    assert all(map(le, (peak.nbytes for peak in compute_peaks(found.schedule, costs)), limits))
     assert found.step_s == simulate_schedule(found.schedule, U_SHAPE, costs).step_s
     assert found.signal_s == compute_signal_bound_s(found.schedule, U_SHAPE, costs)
     assert found.peaks == compute_peaks(found.schedule, costs)
@@ -111,7 +112,7 @@ def test_one_rank_with_little_memory_is_no_deadlock_for_the_others(graph: StageG
     costs = Costs.uniform(graph, transfer_s=1)
     found = search_schedule(graph, costs, 8, limits_bytes=limits)
     check_schedule(found.schedule, graph)
-    check_memory(found.schedule, costs, limits)
+    assert all(map(le, (peak.nbytes for peak in compute_peaks(found.schedule, costs)), limits))
 
 
 def test_compute_and_transfers_may_take_no_time() -> None:

@@ -7,7 +7,6 @@ import random
 import pytest
 
 from remesh.pipeline.costs import Costs, EdgeCost, Lines, StageCost, read_costs
-from remesh.pipeline.edge_values import Pass
 from remesh.pipeline.graph import Edge, StageGraph
 from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.schedule import Schedule
@@ -80,41 +79,11 @@ def test_times_are_those_of_a_clock_that_ticks(seed: int, graph: StageGraph, lin
     assert found == tick_through(schedule, graph, costs)
 
 
-TWO_EDGES = StageGraph(2, (Edge(0, 1, "h"), Edge(0, 1, "skip")))
-
-
-@pytest.mark.parametrize("graph", [StageGraph.chain(2), StageGraph.chain(4), TWO_EDGES], ids=["2", "4", "two edges"])
-@pytest.mark.parametrize("seed", seeds(15, quick=5))
-def test_times_of_exchanges_are_those_of_a_clock_that_ticks(seed: int, graph: StageGraph) -> None:
-    chance = random.Random(seed)
-    costs = random_costs(chance, graph, Lines.HOP)
-    for build in (one_f_one_b, one_f_one_b_split):
-        schedule = build(graph.num_stages, chance.randint(1, 6))
-        simulation = simulate_schedule(schedule, graph, costs, transfers=Transfers.EXCHANGE)
-        found = [[(timed.start_s, timed.end_s) for timed in row] for row in simulation.actions]
-        assert found == tick_through(schedule, graph, costs, is_exchange=True)
-        for transfer in simulation.transfers:
-            assert transfer.post_s <= transfer.start_s <= transfer.end_s <= transfer.use_s
-
-
-def test_exchanges_are_slower_than_overlap_and_faster_than_one_value_at_a_time() -> None:
+def test_blocking_takes_longer_than_overlap() -> None:
     graph = StageGraph.chain(4)
     costs = Costs.uniform(graph, transfer_s=1)
     steps = [simulate_schedule(one_f_one_b(4, 16), graph, costs, transfers=transfers).step_s for transfers in Transfers]
-    assert list(Transfers) == [Transfers.ASYNC, Transfers.BLOCKING, Transfers.EXCHANGE]
-    assert steps[0] < steps[2] < steps[1]
-
-
-def test_an_exchange_that_cannot_end_is_said() -> None:
-    graph = StageGraph.chain(2)
-    rows = parse_rows("0F0 0F1 0F2 0B0 0B1 0B2", "1F0 1F2 1F1 1B0 1B1 1B2")
-    schedule = Schedule("crossed", 2, 3, rows)
-    simulate_schedule(schedule, graph, Costs.uniform(graph))
-    with pytest.raises(PipelineError, match="exchange, a deadlock"):
-        simulate_schedule(schedule, graph, Costs.uniform(graph), transfers=Transfers.EXCHANGE)
-    # Stage 0 cannot leave its skip value before stage 3 wants it, which waits until stage 0 takes a gradient.
-    with pytest.raises(PipelineError, match="exchange, a deadlock"):
-        simulate_schedule(one_f_one_b(4, 4), U_SHAPE, Costs.uniform(U_SHAPE), transfers=Transfers.EXCHANGE)
+    assert steps[0] < steps[1]
 
 
 @pytest.mark.parametrize("lines", list(Lines))
@@ -173,14 +142,6 @@ def test_transfers_are_posted_started_ended_and_used_in_this_order() -> None:
     assert len(simulation.transfers) == 2 * 8 * len(U_SHAPE.edges)
     for transfer in simulation.transfers:
         assert transfer.post_s <= transfer.start_s <= transfer.end_s <= transfer.use_s
-
-
-def test_buffers_of_a_warm_up_wait_at_the_slower_stage() -> None:
-    graph = StageGraph.chain(2)
-    costs = Costs((StageCost(1, 1, 1), StageCost(4, 4, 4)), (EdgeCost(0.5, 0.5),))
-    # Stage 1 is at its first micro-batch until 13.5; 1 and 2 are there since 2.5 and 3.5, and 3 is under way from 13.
-    peaks = simulate_schedule(eager_split(2, 8), graph, costs).peak_buffers
-    assert peaks == {(0, Pass.FORWARD): 3, (0, Pass.BACKWARD): 1}
 
 
 def test_a_schedule_that_cannot_run_is_not_simulated() -> None:

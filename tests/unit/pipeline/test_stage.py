@@ -17,9 +17,9 @@ from remesh.pipeline.running.values import cut_form, spec_of
     [
         (None, "RR"),
         ("S01R", "S01R"),
-        ([Shard(1), Replicate()], "RS(0)"),
-        ([Shard(0), Shard(0)], "S(0,1)R"),
-        ([Replicate(), Shard(0), Shard(1)], "S(1)S(2)"),
+        ([Shard(1), Replicate()], "RS0"),
+        ([Shard(0), Shard(0)], "S01R"),
+        ([Replicate(), Shard(0), Shard(1)], "S1S2"),
     ],
 )
 def test_placements_are_the_specs_that_mean_the_same(cut: object, spec: str) -> None:

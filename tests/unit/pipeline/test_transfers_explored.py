@@ -27,7 +27,6 @@ from tests.profiles import seeds
 from tests.unit.pipeline.cases import parse_rows, random_schedule
 
 SKIPPING = StageGraph(3, (Edge(0, 1, "h"), Edge(1, 2, "h"), Edge(0, 2, "skip")))
-BOTH = (Transfers.ASYNC, Transfers.BLOCKING)
 State = tuple[tuple[int, ...], frozenset[Value]]
 """How many actions every rank has done, and which values are on their way."""
 
@@ -85,7 +84,7 @@ def simulates(schedule: Schedule, graph: StageGraph, transfers: Transfers) -> bo
         return False
 
 
-@pytest.mark.parametrize("transfers", BOTH)
+@pytest.mark.parametrize("transfers", Transfers)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_known_schedule_comes_to_its_end(name: str, transfers: Transfers) -> None:
     for graph in (StageGraph.chain(2), StageGraph.chain(3), SKIPPING):
@@ -114,13 +113,13 @@ def test_a_schedule_that_passes_ends_and_one_that_does_not_hangs(seed: int) -> N
     chance = random.Random(seed)
     graph = chance.choice([StageGraph.chain(2), SKIPPING])
     schedule = shuffled(chance, random_schedule(chance, graph, 2))
-    for transfers in BOTH:
+    for transfers in Transfers:
         found = {passes(schedule, graph), ends(schedule, graph, transfers), simulates(schedule, graph, transfers)}
         assert len(found) == 1, transfers
 
 
 def test_a_deadlock_is_one_with_both_kinds_of_transfers() -> None:
     schedule = Schedule("mine", 2, 2, parse_rows("0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1"))
-    for transfers in BOTH:
+    for transfers in Transfers:
         assert not ends(schedule, StageGraph.chain(2), transfers)
         assert not simulates(schedule, StageGraph.chain(2), transfers)

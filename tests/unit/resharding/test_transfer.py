@@ -225,6 +225,7 @@ def test_ranks_that_keep_their_parts_of_a_sum_send_the_least_in_a_ring(num: int)
     ring = plan_transfer([TensorMove("x", src, dst)], hosts, {"sum_order": SumOrder.ANY})
     assert ring.lower_bound_bytes == 4 * size * (num - 1) // num and ring.certified_ratio == 1
     assert not ring.plan.bytes_by_pair  # every part ends where it is wanted
+    assert ring.busiest_nic_bytes == ring.lower_bound_bytes  # of both stages
     kept = plan_transfer([TensorMove("x", src, dst)], hosts, {})
     assert kept.certified_ratio == (1 if num == 2 else pytest.approx((num + 1) / (num - 1)))
 

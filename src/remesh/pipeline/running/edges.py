@@ -14,6 +14,9 @@ own and never wait for each other.
     lane          └─0─>└─1─>...   <─0─┘
     stage 1             F0      B0 ─┘ F1
 
+Between stages on the same ranks values change their layout, if at all, and never wait: all these ranks do the same
+actions in the same order, and move a value at once when it is made. Such lanes have no threads.
+
 Every receive is posted, sooner or later, whatever its rank does. So a send always comes to its end, and a rank that
 blocks until its own sends have ended (`Lane.wait_gone`, as pipelines without overlap do) waits for no other rank's
 compute.
@@ -29,7 +32,7 @@ from enum import Enum
 
 import torch
 
-from remesh.comm.gather import Group
+from remesh.comm.gather import Group, group_rank
 from remesh.device.streams import CallersStreams
 from remesh.foundation.threads import make_thread
 from remesh.layout import Box, Layout, Shard
@@ -40,7 +43,7 @@ from remesh.resharding.model.tasks import TensorMove
 from remesh.resharding.planning.transfer import PlanOptions, Transfer, plan_transfer
 from remesh.resharding.running.run import BoundTransfer
 
-FIRST_TAG = 0x5E560000
+_FIRST_TAG = 0x5E560000
 NUM_AHEAD = 3
 """So many receives of a lane are posted at a time. A sender that learns of a receive only when the one before is done
 learns of it late: the word has to pass what the taker itself is sending."""
@@ -80,7 +83,7 @@ class PlannedWay:
         total = sum(layout.nbytes for layout in self.held.values())
         if name not in self.held or not total:
             return 0
-        return round(self.transfer.plan.busiest_nic_bytes * self.held[name].nbytes / total)
+        return round(self.transfer.busiest_nic_bytes * self.held[name].nbytes / total)
 
 
 @dataclass(frozen=True)
@@ -170,31 +173,23 @@ class Passage:
     """When it had left, or arrived."""
 
 
-@dataclass(frozen=True, slots=True)
-class LaneOwner:
-    """The rank that the lanes of a step belong to, its group and its device."""
-
-    rank: int
-    """In the group."""
-    group: Group
-    device: torch.device
-    """Where values that arrive are kept."""
-
-
 class LaneEnd:
     """A rank's end of a lane: the values that it gives or takes there, bound to the plan that moves them."""
 
-    def __init__(self, way: PlannedWay, owner: LaneOwner) -> None:
+    def __init__(self, way: PlannedWay, group: Group, device: torch.device) -> None:
+        """``device`` is where values that arrive are kept."""
         self._way = way
-        self._owner = owner
-        self.gives = owner.rank in _ranks_of(way.held)
-        """Whether the rank gives; else it takes."""
+        self._group = group
+        self._rank = group_rank(group)
+        self._device = device
+        self.gives = self._rank in _ranks_of(way.held)
+        self.takes = self._rank in _ranks_of(way.wanted)
 
     def select(self, microbatch: int, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Those of the values that leave here; `PipelineError` for others than those of the micro-batches before."""
         for name, layout in self._way.held.items():
             value = values[name]
-            expected = (local_shape(layout, self._owner.rank), layout.dtype)
+            expected = (local_shape(layout, self._rank), layout.dtype)
             found = (tuple(value.shape), dtype_name(value.dtype))
             if found != expected:
                 raise PipelineError(
@@ -204,24 +199,16 @@ class LaneEnd:
                 )
         return {name: values[name] for name in self._way.held}
 
-    def leaving(self, values: Mapping[str, torch.Tensor]) -> BoundTransfer:
-        """Gives these values away."""
-        return BoundTransfer(self._way.transfer, self._given(values), {}, self._owner.group)
-
-    def arriving(self) -> tuple[dict[str, torch.Tensor], BoundTransfer]:
-        """New memory for the values that come, and what fills it."""
-        values, pieces = self._taken()
-        return values, BoundTransfer(self._way.transfer, {}, pieces, self._owner.group)
-
-    def moving(self, leaving: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], BoundTransfer]:
-        """Both, of values that come to the ranks that give them."""
-        values, pieces = self._taken()
-        return values, BoundTransfer(self._way.transfer, self._given(leaving), pieces, self._owner.group)
+    def bind(self, leaving: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], BoundTransfer]:
+        """New memory for the values that come, if any, and what gives those that leave and fills it."""
+        taken, pieces = self._taken() if self.takes else ({}, {})
+        given = self._given(leaving) if self.gives else {}
+        return taken, BoundTransfer(self._way.transfer, given, pieces, self._group)
 
     def _given(self, values: Mapping[str, torch.Tensor]) -> dict[str, Piece]:
         if self._way.signals is None:
             return {name: self._piece(values[name], layout) for name, layout in self._way.held.items()}
-        signal = torch.zeros(1, dtype=torch.uint8, device=self._owner.device)
+        signal = torch.zeros(1, dtype=torch.uint8, device=self._device)
         return {_SIGNAL: self._piece(signal, self._way.signals[0])}
 
     def _taken(self) -> tuple[dict[str, torch.Tensor], dict[str, Piece]]:
@@ -231,15 +218,15 @@ class LaneEnd:
         for value in values.values():
             value.zero_()
         layout = self._way.signals[1]
-        signal = torch.zeros(layout.global_shape, dtype=torch.uint8, device=self._owner.device)
+        signal = torch.zeros(layout.global_shape, dtype=torch.uint8, device=self._device)
         return values, {_SIGNAL: self._piece(signal, layout)}
 
     def _empty(self, layout: Layout) -> torch.Tensor:
-        shape = local_shape(layout, self._owner.rank)
-        return torch.empty(shape, dtype=torch_dtype(layout.dtype), device=self._owner.device)
+        shape = local_shape(layout, self._rank)
+        return torch.empty(shape, dtype=torch_dtype(layout.dtype), device=self._device)
 
     def _piece(self, value: torch.Tensor, layout: Layout) -> Piece:
-        mine = layout.shards_of(self._owner.rank)
+        mine = layout.shards_of(self._rank)
         shards = tuple(replace(shard, holder=0) for shard in mine)
         return Piece(value.contiguous(), layout.global_shape, shards, layout.partial)
 
@@ -260,7 +247,8 @@ class Lane:
         """``number`` is the lane's among all of the pipeline, the same on all its ranks; ``order`` the micro-batches as
         they are made; ``on_error`` is called in the lane's thread when it ends before its time."""
         self._end = end
-        self._tag = FIRST_TAG + NUM_AHEAD * number
+        self._is_local = end.gives and end.takes
+        self._tag = _FIRST_TAG + NUM_AHEAD * number
         self._order = tuple(order)
         self._on_error = on_error
         self._changed = threading.Condition()
@@ -279,8 +267,9 @@ class Lane:
 
     def cross(self, microbatch: int) -> None:
         """Carry a micro-batch in the caller's thread, before the start; both ends call this for the same one."""
-        (self._carry_away if self._end.gives else self._bring)(microbatch, self._tag)
-        self._gone.add(microbatch)
+        if microbatch not in self._gone:
+            self._carry(microbatch, self._tag)
+            self._gone.add(microbatch)
 
     def start(self) -> None:
         """Begin to carry what has not crossed."""
@@ -288,16 +277,20 @@ class Lane:
         num = len(self._order)
         # Every thread has its own share of the micro-batches, and a tag: their messages never mix.
         shares = [range(num)] if self._end.gives else [range(at, num, NUM_AHEAD) for at in range(NUM_AHEAD)]
+        shares = [] if self._is_local else shares
         self._threads = [make_thread(self._name, self._work, share, daemon=True) for share in shares if share]
         for thread in self._threads:
             thread.start()
 
     def give(self, microbatch: int, values: Mapping[str, torch.Tensor]) -> None:
-        """Hand over what is to be carried; returns at once. The tensors belong to the lane until they are gone."""
+        """Hand over what is to be carried; returns at once, but between stages of one rank when it is carried. The
+        tensors belong to the lane until they are gone."""
         leaving = self._end.select(microbatch, values)
         with self._changed:
             self._waiting[microbatch] = leaving
             self._changed.notify_all()
+        if self._is_local:
+            self.cross(microbatch)
 
     def take(self, microbatch: int) -> dict[str, torch.Tensor]:
         """The values of a micro-batch, once; blocks until they are there. Raises what ended the lane."""
@@ -343,10 +336,7 @@ class Lane:
         try:
             with self._streams.followed():
                 for place in share:
-                    if self._end.gives:
-                        self._carry_away(self._order[place], self._tag + place % NUM_AHEAD)
-                    else:
-                        self._bring(self._order[place], self._tag + place % NUM_AHEAD)
+                    self._carry(self._order[place], self._tag + place % NUM_AHEAD)
                     if self._is_aborted:
                         return
                     with self._changed:
@@ -358,24 +348,20 @@ class Lane:
                 self._changed.notify_all()
             self._on_error()
 
-    def _carry_away(self, microbatch: int, tag: int) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: microbatch in self._waiting or self._is_aborted)
-            if self._is_aborted:
-                return
-            values = self._waiting.pop(microbatch)
-        self._run(microbatch, self._end.leaving(values), tag)
-
-    def _bring(self, microbatch: int, tag: int) -> None:
-        values, job = self._end.arriving()
-        self._run(microbatch, job, tag)
-        with self._changed:
-            self._arrived[microbatch] = values
-
-    def _run(self, microbatch: int, job: BoundTransfer, tag: int) -> None:
+    def _carry(self, microbatch: int, tag: int) -> None:
+        leaving: dict[str, torch.Tensor] = {}
+        if self._end.gives:
+            with self._changed:
+                self._changed.wait_for(lambda: microbatch in self._waiting or self._is_aborted)
+                if self._is_aborted:
+                    return
+                leaving = self._waiting.pop(microbatch)
+        taken, job = self._end.bind(leaving)
         start_s = time.monotonic()
         job.run_unconfirmed(tag)
-        self._passages.append(Passage(microbatch, start_s, time.monotonic()))
+        with self._changed:
+            self._arrived[microbatch] = taken
+            self._passages.append(Passage(microbatch, start_s, time.monotonic()))
 
 
 def local_shape(layout: Layout, rank: int) -> tuple[int, ...]:

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from remesh.comm.gather import Group, gather_from
-from remesh.layout.from_torch import torch_dtype
 from remesh.pipeline.graph import StageGraph
 from remesh.pipeline.pipeline_error import PipelineError
 from remesh.pipeline.running.edges import StageRoute
@@ -43,15 +43,6 @@ class Opened:
     """Values that the last stage takes."""
 
 
-@dataclass(frozen=True, slots=True)
-class _MadeValue:
-    """A value that a stage has made."""
-
-    described: Described
-    aliases: tuple[str, ...]
-    """Other values that share its memory; its own name where the module's parameters or buffers do."""
-
-
 class StepOpening:
     """The opening of one step, on one rank."""
 
@@ -60,7 +51,7 @@ class StepOpening:
         self._graph = graph
         self._places = places
         self._group = group
-        self._made: list[dict[str, _MadeValue]] = []
+        self._made: list[dict[str, Described]] = []
         """Of each stage that is done."""
 
     def run(self, mine: Collection[int], plan: PlanRoute) -> Opened:
@@ -82,9 +73,9 @@ class StepOpening:
             routes += into
         return Opened(tuple(routes), rules, taken)
 
-    def _coming(self, stage: int) -> dict[str, _MadeValue]:
+    def _coming(self, stage: int) -> dict[str, Described]:
         """What a stage takes, by name."""
-        coming: dict[str, _MadeValue] = {}
+        coming: dict[str, Described] = {}
         for edge in self._graph.edges_into(stage):
             if edge.name in coming:
                 raise PipelineError(
@@ -94,9 +85,9 @@ class StepOpening:
             coming[edge.name] = self._made[edge.source][edge.name]
         return coming
 
-    def _taken_end(self, stage: int, name: str, made: _MadeValue) -> EdgeEnd:
-        spec = self._places.spec_taken(stage, name, len(made.described.shape))
-        return taken_end(spec, made.described, self._places.meshes[stage])
+    def _taken_end(self, stage: int, name: str, made: Described) -> EdgeEnd:
+        spec = self._places.spec_taken(stage, name, len(made.shape))
+        return taken_end(spec, made, self._places.meshes[stage])
 
     def _plan_into(self, stage: int, taken: Mapping[str, EdgeEnd], plan: PlanRoute) -> list[StageRoute]:
         routes: list[StageRoute] = []
@@ -105,7 +96,7 @@ class StepOpening:
             for source in sorted({edge.source for edge in self._graph.edges_into(stage)}):
                 names = [edge.name for edge in self._graph.edges_into(stage) if edge.source == source]
                 at = self._places.meshes[source]
-                made = {name: made_end(self._made[source][name].described, at) for name in names}
+                made = {name: made_end(self._made[source][name], at) for name in names}
                 routes.append(plan((source, stage), made, {name: taken[name] for name in names}))
             return [way.transfer.digest for each in routes for way in (each.forward, each.backward) if way]
 
@@ -122,20 +113,20 @@ class StepOpening:
     def _tell(self, stage: int, rules: StageRules | None) -> Any:
         if rules is None:  # a stage of others
             return None
-        made, aliases = self._run.run_first(stage, self._places.meshes[stage], rules)
-        return [[name, each.to_json(), aliases[name]] for name, each in made.items()]
+        made = self._run.run_first(stage, self._places.meshes[stage], rules)
+        return {name: astuple(each) for name, each in made.items()}
 
-    def _read(self, stage: int, told: Sequence[Any]) -> dict[str, _MadeValue]:
+    def _read(self, stage: int, told: Sequence[Any]) -> dict[str, Described]:
         if any(each != told[0] for each in told):
             raise PipelineError(
                 f"{DOING}: the ranks of stage {stage} have values of different shapes, found {told}; cut values evenly"
             )
-        found = {name: _MadeValue(Described.from_json(form), tuple(aliases)) for name, form, aliases in told[0]}
-        for each in found.values():
-            torch_dtype(each.described.dtype)
-        return found
+        return {
+            name: Described(spec, tuple(shape), dtype, tuple(axes), reduction, aliases)
+            for name, (spec, shape, dtype, axes, reduction, aliases) in told[0].items()
+        }
 
-    def _seen_by_others(self, stage: int, coming: Mapping[str, _MadeValue]) -> list[str]:
+    def _seen_by_others(self, stage: int, coming: Mapping[str, Described]) -> list[str]:
         """Values into whose memory the stage must not write: in one process a stage that comes later would see it."""
         found = []
         for edge in self._graph.edges_into(stage):
@@ -148,27 +139,15 @@ class StepOpening:
         return found
 
 
-def share_of_loss(at: StageMesh, num_elements: Mapping[int, int], rank: int) -> float:
+def share_of_loss(at: StageMesh, told: Sequence[Any], taken: Mapping[str, EdgeEnd], rank: int) -> float:
     """What the loss of a rank of the last stage counts beside those of other data-parallel ranks; 1 on average.
 
-    A loss is a mean over what its rank was given: it counts by that, by the elements of its target, or of its values.
+    A loss is a mean over what its rank was given: it counts by the elements of its target, or of its batch and of what
+    it takes. ``told`` are the shapes of batch and target on every rank, ``taken`` the values that the last stage takes.
     """
-    if at.width == 1:
-        return 1.0
-    place = [at.mesh.coordinate_of(rank)[axis] for axis in at.data_axes]
-    mine = sum(
-        num
-        for other, num in num_elements.items()
-        if [at.mesh.coordinate_of(other)[axis] for axis in at.data_axes] == place
-    )
-    return at.width * mine / total if (total := sum(num_elements.values())) else 1.0
-
-
-def elements_of(told: Sequence[Sequence[Any]], taken: Mapping[str, EdgeEnd], at: StageMesh) -> dict[int, int]:
-    """How many elements each rank of the last stage was given: of its target, or of its batch and what it takes."""
-    found = {}
-    for rank in at.mesh.world_ranks:
-        sizes = {name: math.prod(shape) for name, _, shape in told[rank]}
-        own = sum(shard.box.size for end in taken.values() for shard in end.value.shards_of(rank))
-        found[rank] = sizes.get("", sum(sizes.values()) + own)
-    return found
+    given = Counter[tuple[int, ...]]()
+    for other in at.mesh.world_ranks:
+        batch, target = ([math.prod(shape) for *_, shape in each] for each in told[other])
+        own = sum(shard.box.size for end in taken.values() for shard in end.value.shards_of(other))
+        given[at.place_of(other)] += sum(target) if target else sum(batch) + own
+    return at.width * given[at.place_of(rank)] / given.total() if given.total() else 1.0

@@ -20,7 +20,6 @@ import torch
 
 from remesh.device.streams import DeviceClock, SideStream
 from remesh.pipeline.running.edges import LaneEnd, Passage
-from remesh.resharding.running.run import BoundTransfer
 
 _NO_TAG = 0
 
@@ -48,15 +47,14 @@ class QueuedLane:
     def cross(self, microbatch: int) -> None:
         """Queue the crossing of a micro-batch, whose values were given here, or are taken."""
         self.crossed.add(microbatch)
-        if self._end.gives:
-            leaving = self._waiting.pop(microbatch)
-            with self._side.at_work(leaving.values()):
-                self._queue(microbatch, self._end.leaving(leaving))
-            return
-        with self._side.at_work():
-            values, job = self._end.arriving()
-            self._queue(microbatch, job)
-        self._coming[microbatch] = self._side.mark(), values
+        leaving = self._waiting.pop(microbatch, {})
+        with self._side.at_work(leaving.values()):
+            taken, job = self._end.bind(leaving)
+            begun = self._clock.mark()
+            job.run_unconfirmed(_NO_TAG)
+            self._spans.append((microbatch, begun, self._clock.mark()))
+        if self._end.takes:
+            self._coming[microbatch] = self._side.mark(), taken
 
     def take(self, microbatch: int) -> dict[str, torch.Tensor]:
         """The values of a micro-batch, once; what is computed from now on waits until they are there."""
@@ -75,8 +73,3 @@ class QueuedLane:
             Passage(microbatch, started_s + self._clock.seconds(begun), started_s + self._clock.seconds(ended))
             for microbatch, begun, ended in self._spans
         )
-
-    def _queue(self, microbatch: int, job: BoundTransfer) -> None:
-        begun = self._clock.mark()
-        job.run_unconfirmed(_NO_TAG)
-        self._spans.append((microbatch, begun, self._clock.mark()))

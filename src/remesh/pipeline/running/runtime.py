@@ -27,12 +27,13 @@ from remesh.layout.from_torch import dtype_name
 from remesh.pipeline.actions import Action
 from remesh.pipeline.graph import Edge, StageGraph
 from remesh.pipeline.pipeline_error import PipelineError
-from remesh.pipeline.queues import Queue, check_queues, plan_queues
+from remesh.pipeline.queues import plan_queues
 from remesh.pipeline.running.edges import Payload, StageRoute, plan_route
 from remesh.pipeline.running.meeting import Places, device_of, gather_places
-from remesh.pipeline.running.opening import Opened, StepOpening, elements_of, share_of_loss
+from remesh.pipeline.running.opening import Opened, StepOpening, share_of_loss
 from remesh.pipeline.running.stage import Stage, cut_microbatches
 from remesh.pipeline.running.step_runner import DOING, StepPart, StepReport, StepRun
+from remesh.pipeline.running.tied import TiedWeights
 from remesh.pipeline.running.values import EdgeEnd
 from remesh.pipeline.schedule import Schedule
 from remesh.pipeline.schedule_check import check_schedule
@@ -40,11 +41,10 @@ from remesh.pipeline.step_simulation import Transfers
 from remesh.resharding.model.tasks import SumOrder
 from remesh.resharding.planning.transfer import PlanOptions
 
-RUNNABLE = (Transfers.ASYNC, Transfers.BLOCKING)
-"""What a pipeline can do of the kinds of transfers; the others are models."""
 _MAX_VALUE_CHARS = 64
 """Characters of an option's value in an error; a longer one is named by its digest."""
-Entries = Mapping[str, torch.Tensor | Sequence[torch.Tensor]]
+Entry = torch.Tensor | Sequence[torch.Tensor]
+Entries = Mapping[str, Entry]
 
 
 class PipelineOptions(PlanOptions, total=False):
@@ -83,11 +83,6 @@ class Pipeline:
         self._shown_options = {name: _shown(value) for name, value in sorted(options.items())}
         """What this rank was given as options, as text."""
         transfers = options.pop("transfers", Transfers.ASYNC)
-        if transfers not in RUNNABLE:
-            raise PipelineError(
-                f"making a pipeline: transfers are {transfers}, which is a model of other runtimes, expected one of "
-                f"{', '.join(RUNNABLE)}; simulate a schedule with it, or let this one run with another"
-            )
         self._payload = options.pop("payload", Payload.VALUES)
         self._host_of = options.pop("host_of", None)
         options.setdefault("sum_order", SumOrder.ANY)  # no process has an order for the gradients of many ranks
@@ -109,26 +104,24 @@ class Pipeline:
             device=device,
             is_blocking=transfers is Transfers.BLOCKING,
             side=SideStream(device),
+            tied=TiedWeights(graph, mine, schedule.row_of, group, self._tied_options()),
         )
         self._opened: dict[str, Opened] = {}
         """By the shapes of the batch."""
 
-    def step(
-        self, batch: Entries | None = None, target: torch.Tensor | Sequence[torch.Tensor] | None = None
-    ) -> StepReport:
+    def step(self, batch: Entries | None = None, target: Entry | Entries | None = None) -> StepReport:
         """Add the gradients of one batch to ``.grad`` of the stage's parameters; what happened.
 
         Called by every rank of the group. ``batch`` has what this rank's module takes beside values of other stages:
-        tensors that are cut into micro-batches along their first dim, or sequences of micro-batches; ``target`` goes
-        to the loss, on the last stage. The loss is the mean over micro-batches. `PipelineError` on all ranks, before
-        anything is computed, when micro-batches differ in shape; `PeerError` when a rank dies.
+        tensors that are cut into micro-batches along their first dim, or sequences of micro-batches. ``target`` goes to
+        the loss, on the last stage: one such tensor, or a dict of several, which the loss gets as a dict. The loss is
+        the mean over micro-batches. `PipelineError` on all ranks, before anything is computed, when micro-batches
+        differ in shape; `PeerError` when a rank dies.
         """
         return self._run(self._meet, batch, target)
 
     @torch.no_grad()
-    def evaluate(
-        self, batch: Entries | None = None, target: torch.Tensor | Sequence[torch.Tensor] | None = None
-    ) -> StepReport:
+    def evaluate(self, batch: Entries | None = None, target: Entry | Entries | None = None) -> StepReport:
         """Run the forwards of one batch alone, without gradients; the report has what the last stage returned, and its
         losses where there is a target, or the module returns the loss.
 
@@ -141,7 +134,8 @@ class Pipeline:
         if self._places is None:
             self._places = gather_places(self.stages, self.graph, self._describe, self.group)
             if is_queued(self.group):
-                self._part = replace(self._part, queue=self._queue())
+                queues = plan_queues(self.schedule, self.graph)
+                self._part = replace(self._part, queue=queues[self.schedule.row_of[self.stages[0].index]])
         return self._part
 
     def _run(self, meet: Callable[[], StepPart], batch: Entries | None, target: Any) -> StepReport:
@@ -156,7 +150,10 @@ class Pipeline:
         else:
             opened = StepOpening(run, self.graph, self._places, self.group).run(part.stages, self._plan_route)
             self._opened[key] = opened
-        return run.run(self._share(self._places, opened, told), opened.rules)
+        share, rank = 1.0, group_rank(self.group)
+        if self.graph.num_stages - 1 in part.stages:
+            share = share_of_loss(self._places.meshes[-1], told, opened.taken, rank)
+        return run.run(share, opened.rules)
 
     def edge_bytes(self, edge: Edge) -> tuple[int, int]:
         """What a micro-batch puts on the busiest NIC for an edge: its value, and its gradient.
@@ -173,11 +170,11 @@ class Pipeline:
 
     def _exchange_shapes(
         self, part: StepPart, batch: Entries | None, target: Any
-    ) -> tuple[list[dict[str, torch.Tensor]], list[torch.Tensor | None], list[Any]]:
+    ) -> tuple[list[dict[str, torch.Tensor]], list[Any], list[Any]]:
         """This rank's micro-batches and targets, and their shapes on all ranks."""
         rank = group_rank(self.group)
         entries: list[dict[str, torch.Tensor]] = []
-        targets: list[torch.Tensor | None] = []
+        targets: list[Any] = []
         num = self.schedule.num_microbatches
 
         def tell() -> list[Any]:
@@ -199,12 +196,16 @@ class Pipeline:
                     "tensors by the names under which the module takes them; give a dict"
                 )
             entries.extend(cut_microbatches(batch or {}, num, "the batch's"))
-            if target is None:
-                targets.extend([None] * num)
+            if isinstance(target, Mapping):
+                named = cut_microbatches(target, num, "the target's")
+                targets.extend(named)
             else:
-                targets.extend(part["target"] for part in cut_microbatches({"target": target}, num, "the"))
-            told = {**entries[0], **({} if targets[0] is None else {"": targets[0]})}
-            return [[name, dtype_name(one.dtype), list(one.shape)] for name, one in sorted(told.items())]
+                named = cut_microbatches({} if target is None else {"target": target}, num, "the")
+                targets.extend(each.get("target") for each in named)
+            return [
+                [[name, dtype_name(one.dtype), list(one.shape)] for name, one in sorted(each.items())]
+                for each in (entries[0], named[0])
+            ]
 
         return entries, targets, gather_from(tell, self.group, DOING)
 
@@ -214,18 +215,8 @@ class Pipeline:
         assert self._places is not None
         return plan_route(ends, made, taken, self._host_of or self._places.host_of, self._payload, self._options)
 
-    def _share(self, places: Places, opened: Opened, told: Sequence[Any]) -> float:
-        """What the loss of this rank counts."""
-        at = places.meshes[-1]
-        if self.graph.num_stages - 1 not in self._part.stages:
-            return 1.0
-        return share_of_loss(at, elements_of(told, opened.taken, at), group_rank(self.group))
-
-    def _queue(self) -> Queue:
-        """What this rank does over NCCL, where messages have no tags: its part of an order that all ranks have."""
-        queues = plan_queues(self.schedule, self.graph)
-        check_queues(queues, self.graph)
-        return queues[self.schedule.row_of[self.stages[0].index]]
+    def _tied_options(self) -> PlanOptions:
+        return self._options if self._host_of is None else {**self._options, "host_of": self._host_of}
 
     def _describe(self) -> str:
         """What all ranks must have been given alike, as text; raises what is wrong with it."""
@@ -233,6 +224,8 @@ class Pipeline:
         if is_queued(self.group):
             check_device(self._part.device, group_device(self.group))
         check_schedule(schedule, graph)
+        for tie in graph.ties:
+            self._part.tied.parameters_of(tie)
         mine = [stage.index for stage in self.stages]
         for row in schedule.rows:
             of_row = sorted({action.stage for action in row})

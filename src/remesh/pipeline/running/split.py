@@ -26,7 +26,7 @@ from torch import fx, nn
 
 from remesh.layout.from_torch import why_without_memory
 from remesh.layout.torch_memory import find_shared
-from remesh.pipeline.graph import Edge, StageGraph
+from remesh.pipeline.graph import Edge, StageGraph, Tie
 from remesh.pipeline.pipeline_error import PipelineError
 
 _DOING = "cutting a model into stages"
@@ -56,9 +56,9 @@ def split_model(model: nn.Module, at: Sequence[str]) -> Parts:
     """The model in ``len(at) + 1`` stages; stage ``i + 1`` begins where the module named ``at[i]`` is called.
 
     Everything outside the modules, down to those in ``at``, must be traceable by `torch.fx`; `PipelineError` says where
-    it is not, or does something that only a call can do. `PipelineError` also when a
-    module of ``at`` is not called, or not in this order, or a weight is used in two stages, under one name or two, or
-    as two parameters in one memory; and when ``at`` is one text, whose letters would be names.
+    it is not, or does something that only a call can do. A parameter that several stages use is a tie of the graph.
+    `PipelineError` also when a module of ``at`` is not called, or not in this order, a buffer is used in two stages, or
+    one memory as two parameters; and when ``at`` is one text, whose letters would be names.
 
     >>> parts = split_model(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), ["2"])
     >>> [sorted(dict(module.named_parameters())) for module in parts.modules], parts.entries
@@ -68,14 +68,14 @@ def split_model(model: nn.Module, at: Sequence[str]) -> Parts:
         raise PipelineError(f"cutting a model into stages: found the text {at!r}, expected a list; write [{at!r}]")
     traced = _trace(model, at)
     stage_of = _assign(model, traced, at)
-    _check_weights(model, traced, stage_of)
+    ties = _find_ties(model, traced, stage_of)
     num_stages = len(at) + 1
     edges: dict[Edge, None] = {}
     for node in traced.nodes:
         for value in node.all_input_nodes:
             if value.op != "placeholder" and stage_of[value] < stage_of[node]:
                 edges[Edge(stage_of[value], stage_of[node], value.name)] = None
-    graph = StageGraph(num_stages, tuple(edges))
+    graph = StageGraph(num_stages, tuple(edges), ties)
     made = [_build_stage(model, traced, stage_of, graph, stage) for stage in range(num_stages)]
     return Parts(graph, tuple(module for module, _ in made), tuple(entries for _, entries in made))
 
@@ -205,12 +205,15 @@ def _is_made_before(value: fx.Node, step: fx.Node) -> bool:
     return value < step
 
 
-def _check_weights(model: nn.Module, traced: fx.Graph, stage_of: Mapping[fx.Node, int]) -> None:
-    """No weight is used in two stages, under whatever names; nor memory, by two parameters that both see it.
+def _find_ties(model: nn.Module, traced: fx.Graph, stage_of: Mapping[fx.Node, int]) -> tuple[Tie, ...]:
+    """Parameters that several stages use, under whatever names.
 
-    Buffers may have two names, as tables that all layers look up have: then each stage has its own.
+    No buffer is used in two stages under one name; it may have two, as tables that all layers look up have: then each
+    stage has its own. No memory is that of two parameters that both see it.
     """
     first: dict[Any, tuple[int, str]] = {}
+    names: dict[int, dict[int, str]] = {}
+    """Of each parameter, by its identity: its first name in every stage."""
     parameters: dict[str, nn.Parameter] = {}
     for node in traced.nodes:
         if node.op not in ("get_attr", "call_module"):
@@ -219,16 +222,17 @@ def _check_weights(model: nn.Module, traced: fx.Graph, stage_of: Mapping[fx.Node
         for each in sorted({stage_of[node], *users}):
             for name, weight in _weights_of(model, str(node.target)):
                 key = id(weight) if isinstance(weight, nn.Parameter) else name
-                if key not in first and isinstance(weight, nn.Parameter):
-                    parameters[name] = weight
                 stage, known = first.setdefault(key, (each, name))
-                if stage != each:
+                if isinstance(weight, nn.Parameter):
+                    parameters[known] = weight
+                    names.setdefault(id(weight), {}).setdefault(each, name)
+                elif stage != each:
                     raise PipelineError(
-                        f"{_DOING}: {known!r} is used in stage {stage} and, as {name!r}, in stage {each}, expected "
-                        "one; weights are on the ranks of one stage only: split elsewhere, or give each stage its "
-                        "own copy"
+                        f"{_DOING}: {known!r} is used in stage {stage} and in stage {each}, expected one; buffers are "
+                        "on the ranks of one stage only: split elsewhere, or give each stage its own copy"
                     )
     _check_memory(parameters, {name: stage for stage, name in first.values()})
+    return tuple(Tie(tuple(sorted(of_stage.items()))) for of_stage in names.values() if len(of_stage) > 1)
 
 
 def _check_memory(parameters: Mapping[str, nn.Parameter], stage_of: Mapping[str, int]) -> None:

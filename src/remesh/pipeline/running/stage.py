@@ -57,8 +57,8 @@ class Stage:
     """How values that leave lie on the mesh; those that are not named are whole on every rank. A DTensor says it itself
     for the axes of its own mesh."""
     loss: Callable[..., torch.Tensor] | None = None
-    """On the last stage: called with what the module returns and the micro-batch's target, if there is one; a mean over
-    the micro-batch. None when the module returns the loss itself."""
+    """On the last stage: called with what the module returns and the micro-batch's target, if there is one, or the dict
+    of its targets; a mean over the micro-batch. None when the module returns the loss itself."""
     data_axes: tuple[str, ...] = ()
     """Axes of the mesh along which ranks have the same weights and other samples: their gradients are averaged, those
     that FSDP has by itself. Every value of the stage is then named in ``takes`` or ``makes``."""

@@ -4,7 +4,8 @@
 1. Before each action it takes the values that this needs from the lanes; after it hands on what came out. It never
    waits for a transfer that it does not need. Over NCCL alone it goes through its queue, which has the crossings of
    values between the actions (`remesh.pipeline.queues`).
-2. It waits until its lanes are empty, and averages gradients over the data axes of its stage.
+2. It waits until its lanes are empty, averages gradients over the data axes of its stage, and sums those of tied
+   weights (`remesh.pipeline.running.tied`).
 
 A rank that dies breaks its connections. A rank that notices breaks off its own, so that all ranks raise `PeerError`
 soon, none after the group's timeout; over NCCL they learn of it by that timeout. The same happens when the module of a
@@ -27,7 +28,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from remesh.comm.gather import Group, break_off, check_end, find_given_up, group_rank, peer_error
+from remesh.comm.gather import Group, break_off, check_end, find_given_up, peer_error
 from remesh.device.streams import DeviceClock, SideStream
 from remesh.foundation.errors import Error, PeerError
 from remesh.groups.blame import is_network_error
@@ -35,11 +36,11 @@ from remesh.pipeline.actions import Action, ActionKind
 from remesh.pipeline.edge_values import Pass
 from remesh.pipeline.graph import StageGraph
 from remesh.pipeline.queues import Crossing, Queue
-from remesh.pipeline.running.edges import Lane, LaneEnd, LaneOwner, Passage, StageRoute
-from remesh.pipeline.running.local_edges import LocalLane
+from remesh.pipeline.running.edges import Lane, LaneEnd, Passage, StageRoute
 from remesh.pipeline.running.queued_edges import QueuedLane
 from remesh.pipeline.running.stage import Stage, StageRules, StageWork, Values, add_gradients, leaving_copy
-from remesh.pipeline.running.values import Described, StageMesh, describe_made, find_aliases
+from remesh.pipeline.running.tied import TiedWeights
+from remesh.pipeline.running.values import Described, StageMesh, describe_made
 
 DOING = "running a pipeline step"
 Item = TypeVar("Item", Action, Action | Crossing)
@@ -97,6 +98,7 @@ class StepPart:
     """Whether the rank blocks until what it gives has left."""
     side: SideStream
     """Of the device, for what crosses while the stage computes."""
+    tied: TiedWeights
     queue: Queue | None = None
     """What the rank does over NCCL alone, in order; None where lanes have threads."""
 
@@ -124,7 +126,7 @@ class StepPart:
     @cached_property
     def first_microbatch(self) -> int:
         """The one that a step with new shapes is opened with."""
-        return next(one.microbatch for one in self.rows[0] if one.kind is ActionKind.F and one.microbatch is not None)
+        return next(one.microbatch for one in self.rows[0] if one.kind is ActionKind.F)
 
 
 def _forwards_of(items: Iterable[Item]) -> list[Item]:
@@ -135,7 +137,7 @@ def _forwards_of(items: Iterable[Item]) -> list[Item]:
     ]
 
 
-AnyLane = Lane | QueuedLane | LocalLane
+AnyLane = Lane | QueuedLane
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +171,7 @@ class _AtWork:
 class StepRun:
     """One step under way on one rank."""
 
-    def __init__(self, part: StepPart, entries: Sequence[Values], targets: Sequence[torch.Tensor | None]) -> None:
+    def __init__(self, part: StepPart, entries: Sequence[Values], targets: Sequence[Any]) -> None:
         self._part = part
         self._entries = entries
         self._targets = targets
@@ -217,20 +219,17 @@ class StepRun:
                     self._part.side.wait(self._part.side.mark())
                     check_end(self._part.group, DOING)
 
-    def run_first(
-        self, index: int, mesh: StageMesh, rules: StageRules
-    ) -> tuple[dict[str, Described], dict[str, list[str]]]:
-        """The forward of a stage for the first micro-batch; what it made, and which of it shares memory."""
+    def run_first(self, index: int, mesh: StageMesh, rules: StageRules) -> dict[str, Described]:
+        """The forward of a stage for the first micro-batch; what it made."""
         here = self._at[index]
         here.work.rules = rules
         begun, made = self._forward(here, self._part.first_microbatch)
         here.first = _First(_leaving(made), (begun, self._clock.mark()))
-        described = {name: describe_made(here.stage, name, one, mesh) for name, one in made.items()}
-        return described, find_aliases(here.stage, made)
+        return describe_made(here.stage, made, mesh)
 
     def _forward(self, here: _AtWork, number: int) -> tuple[Any, Values]:
         """When the values were there, and what the stage has made of them."""
-        taken = _join(self._bring(here.into, number))
+        taken = {name: one for lane in here.into for name, one in lane.take(number).items()}
         begun = self._clock.mark()
         names = here.stage.entries
         entries = {name: one for name, one in self._entries[number].items() if names is None or name in names}
@@ -244,16 +243,13 @@ class StepRun:
         planned = route.forward if is_forward else route.backward
         assert planned is not None
         giver, taker = (route.source, route.target) if is_forward else (route.target, route.source)
-        end = LaneEnd(planned, LaneOwner(group_rank(part.group), part.group, part.device))
+        end = LaneEnd(planned, part.group, part.device)
         name = f"{route.source}->{route.target} {ActionKind.F if is_forward else ActionKind.B}"
-        if route.source in self._at and route.target in self._at:
-            self._lanes[name] = LocalLane(number, end)
-            return self._lanes[name]
-        if part.queue is not None:
+        if part.queue is not None and not (end.gives and end.takes):
             self._lanes[name] = self._queued[giver, taker, way] = QueuedLane(end, part.side, self._clock)
             return self._lanes[name]
         kinds = (ActionKind.F,) if is_forward else _BACKWARD_MADE
-        made = [one.microbatch for one in part.rows[giver] if one.kind in kinds and one.microbatch is not None]
+        made = [one.microbatch for one in part.rows[giver] if one.kind in kinds]
         self._lanes[name] = Lane(number, end, made, part.break_off)
         return self._lanes[name]
 
@@ -263,6 +259,7 @@ class StepRun:
             here.work.share, here.work.rules = share, rules[index]
         threaded = self._threaded()
         with self._breaking_off():
+            before = self._part.tied.set_aside() if self._part.has_backward else ()
             for lane in threaded:
                 lane.start()
             for item in self._part.row if self._part.queue is None else self._part.queue:
@@ -274,8 +271,10 @@ class StepRun:
                 lane.finish()
             self._part.side.wait(self._part.side.mark())
             check_end(self._part.group, DOING)
-            for stage in self._part.stages.values() if self._part.has_backward else ():
-                _average_gradients(stage)
+            if self._part.has_backward:
+                for stage in self._part.stages.values():
+                    _average_gradients(stage)
+                self._part.tied.add_up(before)
         return self._report()
 
     def _threaded(self) -> list[Lane]:
@@ -326,7 +325,6 @@ class StepRun:
 
     def _run_action(self, action: Action) -> None:
         number, here = action.microbatch, self._at[action.stage]
-        assert number is not None
         kind = action.kind
         given: Sequence[AnyLane] = ()
         if kind is ActionKind.F and here.first is not None and number == self._part.first_microbatch:
@@ -340,7 +338,7 @@ class StepRun:
             here.work.run_weight_backward(number)
         else:
             # From the last stage to the first: so does one process come by them.
-            gradients = add_gradients(self._bring(here.back_into[::-1], number))
+            gradients = add_gradients(lane.take(number) for lane in here.back_into[::-1])
             begun = self._clock.mark()
             run = here.work.run_backward if kind is ActionKind.B else here.work.run_input_backward
             given, leaving = here.back_out_of, run(number, gradients)
@@ -354,10 +352,6 @@ class StepRun:
         for lane in given if self._part.is_blocking else ():
             if isinstance(lane, Lane):  # one that is queued holds up the device, behind its crossing
                 lane.wait_gone(number)
-
-    def _bring(self, lanes: Sequence[AnyLane], number: int) -> Iterator[dict[str, torch.Tensor]]:
-        for lane in lanes:
-            yield lane.take(number)
 
     def _lost_peer(self, threaded: Sequence[Lane]) -> PeerError | None:
         """The loss of a peer, as lanes or the group report it."""
@@ -378,13 +372,6 @@ class StepRun:
 
 def _leaving(made: Values) -> dict[str, torch.Tensor]:
     return {name: leaving_copy(value) for name, value in made.items()}
-
-
-def _join(parts: Iterator[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    joined: dict[str, torch.Tensor] = {}
-    for part in parts:
-        joined |= part
-    return joined
 
 
 def _average_gradients(stage: Stage) -> None:

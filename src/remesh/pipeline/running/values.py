@@ -1,8 +1,8 @@
 """Layouts of the values of stages, and of their gradients.
 
 How a value lies on the mesh of its stage is said in `Stage.takes` and `Stage.makes`; a DTensor says it for the axes of
-its own mesh. A *described* value is what all ranks of a stage tell of it, alike: spec, global shape, dtype, and of a
-partial sum its axes and reduction.
+its own mesh. A *described* value is what all ranks of a stage tell of it, alike: spec, global shape, dtype, of a
+partial sum its axes and reduction, and what shares its memory.
 
 Gradients. The loss of a pipeline is the mean of the losses of the last stage's data-parallel ranks. A stage with D of
 them averages the gradients of its weights. So on each of its ranks everything is D times as large as its part of the
@@ -17,14 +17,14 @@ gradient, and what crosses to a stage with another D is scaled:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from remesh.layout import Layout, Mesh, layout_from_spec, parse_spec
+from remesh.layout import Layout, Mesh, Spec, layout_from_spec, parse_spec
 from remesh.layout.from_torch import dtype_name
 from remesh.layout.torch_memory import find_shared
 from remesh.pipeline.pipeline_error import PipelineError
@@ -43,19 +43,12 @@ class Described:
     shape: tuple[int, ...]
     """Of the whole value."""
     dtype: str
-    partial_axes: Axes = ()
+    partial_axes: Axes
     """Axes of the mesh along which ranks have addends of it."""
-    reduction: str = "sum"
-
-    def to_json(self) -> list[Any]:
-        """What is gathered."""
-        return [self.spec, list(self.shape), self.dtype, list(self.partial_axes), self.reduction]
-
-    @classmethod
-    def from_json(cls, form: Sequence[Any]) -> Described:
-        """The value that was gathered."""
-        spec, shape, dtype, axes, reduction = form
-        return cls(spec, tuple(shape), dtype, tuple(axes), reduction)
+    reduction: str
+    """Of the addends; ``"sum"`` where there are none."""
+    aliases: Sequence[str]
+    """Other values that share its memory; its own name where a buffer of the module does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +64,11 @@ class StageMesh:
     def width(self) -> int:
         """Number of its data-parallel ranks."""
         return math.prod(self.mesh.shape[axis] for axis in self.data_axes)
+
+    def place_of(self, rank: int) -> tuple[int, ...]:
+        """Of a rank of the stage, among those with other samples."""
+        coordinate = self.mesh.coordinate_of(rank)
+        return tuple(coordinate[axis] for axis in self.data_axes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +132,7 @@ def spec_of(form: str | Sequence[int | None], ndim: int) -> str:
     """The sharding spec of a value with ``ndim`` dims.
 
     >>> spec_of([0, None], 2), spec_of([], 3)
-    ('S(0)R', 'RRR')
+    ('S0R', 'RRR')
     """
     if isinstance(form, str):
         return form
@@ -147,11 +145,7 @@ def spec_of(form: str | Sequence[int | None], ndim: int) -> str:
             )
         if dim is not None:
             axes[dim].append(axis)
-    return _spec_text(axes)
-
-
-def _spec_text(axes_of_dims: Iterable[Sequence[int]]) -> str:
-    return "".join(f"S({','.join(map(str, axes))})" if axes else "R" for axes in axes_of_dims)
+    return str(Spec(tuple(map(tuple, axes))))
 
 
 def check_is_named(stage: Stage, name: str, cuts: Mapping[str, Cut]) -> None:
@@ -164,8 +158,13 @@ def check_is_named(stage: Stage, name: str, cuts: Mapping[str, Cut]) -> None:
         )
 
 
-def describe_made(stage: Stage, name: str, value: torch.Tensor, at: StageMesh) -> Described:
-    """A value of which this rank has made its part."""
+def describe_made(stage: Stage, made: Mapping[str, torch.Tensor], at: StageMesh) -> dict[str, Described]:
+    """The values of which this rank has made its parts."""
+    aliases = _find_aliases(stage, made)
+    return {name: _describe(stage, name, value, at, aliases[name]) for name, value in made.items()}
+
+
+def _describe(stage: Stage, name: str, value: torch.Tensor, at: StageMesh, aliases: Sequence[str]) -> Described:
     doing = f"describing the values of stage {stage.index}: {name!r}"
     own = _own_placements(value, stage, doing)
     if not own.keys() >= {axis for axis in at.data_axes if at.mesh.shape[axis] > 1}:
@@ -195,15 +194,15 @@ def describe_made(stage: Stage, name: str, value: torch.Tensor, at: StageMesh) -
             f"{doing} is partial by {sorted(reductions)}, expected one of {_REDUCTIONS}; redistribute it before it "
             "leaves"
         )
-    local = local_of(value)
     shape = tuple(
-        size * math.prod(at.mesh.shape[axis] for axis in axes) for size, axes in zip(local.shape, dims, strict=True)
+        size * math.prod(at.mesh.shape[axis] for axis in axes)
+        for size, axes in zip(local_of(value).shape, dims, strict=True)
     )
-    return Described(_spec_text(dims), shape, dtype_name(value.dtype), tuple(sorted(partial)), reductions.pop())
+    whole = str(Spec(tuple(map(tuple, dims))))
+    return Described(whole, shape, dtype_name(value.dtype), tuple(sorted(partial)), reductions.pop(), aliases)
 
 
-def find_aliases(stage: Stage, made: Mapping[str, torch.Tensor]) -> dict[str, list[str]]:
-    """Of each value the others that share its memory, and itself where a buffer of the module does."""
+def _find_aliases(stage: Stage, made: Mapping[str, torch.Tensor]) -> dict[str, list[str]]:
     names = list(made)
     found: dict[str, list[str]] = {name: [] for name in names}
     for group in find_shared([local_of(one).detach() for one in (*made.values(), *stage.module.buffers())]):

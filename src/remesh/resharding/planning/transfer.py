@@ -152,17 +152,24 @@ class Transfer:
         return self.reduction.lower_bound_bytes if self.reduction else self.plan.lower_bound_bytes
 
     @cached_property
-    def certified_ratio(self) -> float:
-        """Bytes of both stages through the busiest NIC over the lower bound; 1.0 also when nothing must cross."""
+    def busiest_nic_bytes(self) -> int:
+        """Bytes of both stages through the busiest host's NICs in its busier direction."""
         if self.reduction is None:
-            return self.plan.certified_ratio
+            return self.plan.busiest_nic_bytes
         through = Counter[tuple[str, str]]()
         hosts = self.reduction.host_of
         for (giver, taker), nbytes in self.bytes_by_pair.items():
             if hosts[giver] != hosts[taker]:
                 through[hosts[giver], "out"] += nbytes
                 through[hosts[taker], "in"] += nbytes
-        return max(through.values(), default=0) / self.lower_bound_bytes if self.lower_bound_bytes else 1.0
+        return max(through.values(), default=0)
+
+    @property
+    def certified_ratio(self) -> float:
+        """Bytes of both stages through the busiest NIC over the lower bound; 1.0 also when nothing must cross."""
+        if self.reduction is None:
+            return self.plan.certified_ratio
+        return self.busiest_nic_bytes / self.lower_bound_bytes if self.lower_bound_bytes else 1.0
 
     @cached_property
     def last_rank(self) -> int:
