@@ -20,6 +20,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from remesh.comm.gather import Group, gather_from
 from remesh.foundation.errors import PlanError
+from remesh.foundation.torch_private import never_compiled
 from remesh.layout import Shard, Split, StridedSplit, boxes_at, local_shape_at
 from remesh.layout.from_torch import Piece, placements_from_torch
 from remesh.layout.placement import Placement as PurePlacement, addend_at, reduce_op_of
@@ -34,6 +35,7 @@ _NAME = "buf"
 _DOING = "resharding a buffer between two meshes"
 
 
+@never_compiled
 def redistribute_across(
     tensor: DTensor,
     mesh: DeviceMesh,
@@ -84,6 +86,7 @@ class _Side:
         return Piece(buf.detach().reshape(-1), global_shape, shards, reduce_op_of(self.placements))
 
 
+@never_compiled
 def reshard_tensor(  # noqa: PLR0913 - the shape of the RFC
     buf: torch.Tensor,
     src_mesh: DeviceMesh,
