@@ -35,11 +35,13 @@ from remesh.comm.gather import Group, check_group, group_rank
 from remesh.foundation.errors import ForkError
 from remesh.foundation.options import OptionError, check_option
 from remesh.foundation.retention import KeepBest, KeepEvery, KeepLast, Policy, Saved
+from remesh.foundation.torch_private import never_compiled
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
+@never_compiled
 class Checkpoints:
     """The checkpoints of one run, under ``root``: a path, or a URL of an object store or any store that fsspec knows.
 

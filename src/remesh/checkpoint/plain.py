@@ -84,6 +84,7 @@ from remesh.comm.gather import Group, group_rank, group_size
 from remesh.foundation.collector import collector_at_rest
 from remesh.foundation.errors import ConfigError
 from remesh.foundation.options import check_option
+from remesh.foundation.torch_private import never_compiled
 from remesh.layout import Box, Shard, check_places, row_major_strides
 from remesh.layout.from_torch import Piece, piece_of
 
@@ -94,6 +95,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _NOT_COMMON = (torch.Tensor, Piece, ShardedBase, LocalNonpersistentObject)
 
 
+@never_compiled
 def save(
     state: Mapping[str, Any], path: Directory, *, group: Group = None, background: bool = False
 ) -> Future[Location]:
@@ -116,6 +118,7 @@ def save(
     return save_with_metrics(state, path, group, background)
 
 
+@never_compiled
 def entities_of(state: Mapping[str, Any], *, group: Group = None) -> ShardedStateDict:
     """The same state as sharded entities, for `dist_checkpointing.save` and its queue of background saves.
 
@@ -237,6 +240,7 @@ def _save_behind(
     return saved
 
 
+@never_compiled
 def load(
     state: dict[str, Any],
     path: Directory,
@@ -275,6 +279,7 @@ def _open_any(place: Location) -> OpenCheckpoint:
         return open_safetensors(place)
 
 
+@never_compiled
 def load_chosen(
     choose: Callable[[OpenCheckpoint], dict[str, Any]],
     path: Directory,

@@ -48,6 +48,7 @@ from remesh.foundation.torch_private import (
     backends_of,
     is_known_group,
     nccl_error,
+    never_compiled,
     store_of,
     without_fake_tensors,
     world_rank_of,
@@ -215,6 +216,7 @@ def reporting_lack_of_memory(tell: Callable[[str], Exception]) -> Iterator[None]
         raise tell(found) from raised
 
 
+@never_compiled
 def all_gather_json(value: Any, group: Group = None) -> list[Any]:
     """Every rank's value, by group rank, as JSON returns it (tuples become lists, keys become strings).
 
@@ -224,6 +226,7 @@ def all_gather_json(value: Any, group: Group = None) -> list[Any]:
     return gather_from(lambda: value, group, "gathering values from all ranks")
 
 
+@never_compiled
 def gather_from(produce: Callable[[], Any], group: Group = None, doing: str = "working together") -> list[Any]:
     """Run ``produce`` on every rank and return all its values; if it raised, all raise the lowest such rank's error.
 
@@ -235,6 +238,7 @@ def gather_from(produce: Callable[[], Any], group: Group = None, doing: str = "w
     return step_together(produce, group, doing, tell=lambda value: value).told
 
 
+@never_compiled
 def step_together(
     step: Callable[[], T],
     group: Group = None,
@@ -319,6 +323,7 @@ def _encode(value: Any, doing: str) -> bytes:
         ) from raised
 
 
+@never_compiled
 def gather_bytes(mine: torch.Tensor, group: Group = None, doing: str = "gathering bytes") -> list[torch.Tensor]:
     """The ``uint8`` tensor of every rank, of any lengths, on the device of this rank's. Called by every rank.
 

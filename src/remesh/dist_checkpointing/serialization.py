@@ -52,6 +52,7 @@ from remesh.dist_checkpointing.strategies.base import (
 )
 from remesh.dist_checkpointing.strategies.torch import PLANS
 from remesh.dist_checkpointing.validation import find_and_report
+from remesh.foundation.torch_private import never_compiled
 
 CkptShardedMetadata = dict[str, ShardedTensor | ShardedObject]
 SaveStrategy = SaveShardedStrategy | tuple[str, int] | None
@@ -66,6 +67,7 @@ _COMMON_STATE_KEY = "common_state"
 """Object that is common data in checkpoints of later writers, and no key of the application."""
 
 
+@never_compiled
 def save(  # noqa: PLR0913 - the signature that users know
     sharded_state_dict: ShardedStateDict,
     checkpoint_dir: Directory,
@@ -197,6 +199,7 @@ class _Planned:
         return outline_in_pieces(self.apart.entities).parts() if is_needed else []
 
 
+@never_compiled
 def load(  # noqa: PLR0913 - the signature that users know
     sharded_state_dict: ShardedStateDict,
     checkpoint_dir: Directory,
@@ -261,11 +264,13 @@ def load(  # noqa: PLR0913 - the signature that users know
     return result
 
 
+@never_compiled
 def load_common_state_dict(checkpoint_dir: Directory) -> StateDict:
     """The common data of a checkpoint; cheap, to decide on configuration and version before loading."""
     return _read_common(location_of(checkpoint_dir))
 
 
+@never_compiled
 def load_content_metadata(
     checkpoint_dir: Directory | None = None, *, preloaded_state_dict: StateDict | None = None
 ) -> dict[str, Any] | None:
@@ -278,11 +283,13 @@ def load_content_metadata(
     return found
 
 
+@never_compiled
 def load_tensors_metadata(checkpoint_dir: Directory, sharded_strategy: LoadStrategy = None) -> CkptShardedMetadata:
     """Every stored tensor as one shard without data, by key."""
     return {**choose_load_strategy(sharded_strategy, checkpoint_dir).load_tensors_metadata(location_of(checkpoint_dir))}
 
 
+@never_compiled
 def load_sharded_metadata(
     checkpoint_dir: Directory,
     sharded_strategy: LoadStrategy = None,
@@ -293,6 +300,7 @@ def load_sharded_metadata(
     return choose_load_strategy(sharded_strategy, checkpoint_dir).load_sharded_metadata(location_of(checkpoint_dir))
 
 
+@never_compiled
 def load_plain_tensors(checkpoint_dir: Directory) -> StateDict:
     """Every stored tensor whole, by key, on the CPU. Called by every rank, like `load`."""
     described = load_tensors_metadata(checkpoint_dir)
@@ -301,6 +309,7 @@ def load_plain_tensors(checkpoint_dir: Directory) -> StateDict:
     return {key: loaded[key] for key in described}
 
 
+@never_compiled
 def remove_sharded_tensors(checkpoint_dir: Directory, key_prefix: str) -> None:
     """Take every tensor whose key starts with the prefix out of a checkpoint. Called by one process.
 

@@ -21,6 +21,7 @@ from remesh.foundation.errors import ConfigError, StorageError
 from remesh.foundation.exit_codes import ExitCode
 from remesh.foundation.options import check_option, check_options, check_range
 from remesh.foundation.settings import LINK, SLOT
+from remesh.foundation.torch_private import never_compiled
 
 _DOING = "starting an elastic job"
 _LEAST_TIMEOUT_S = 0.001
@@ -41,6 +42,7 @@ class Tuning(TypedDict, total=False):
     number of samples, or read the new one from its beginning."""
 
 
+@never_compiled
 def elastic(
     train: Callable[[Job], Any],
     mesh: Axes | Template,

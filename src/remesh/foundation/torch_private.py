@@ -10,18 +10,23 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
+from torch._C._dynamo import eval_frame
 
 from remesh.foundation.errors import ConfigError
 
 if TYPE_CHECKING:  # it loads half of torch's distributed side, which a launcher does not need
     from torch.distributed.fsdp import FSDPModule
+
+Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 _HOMES: Final = {
     "AsyncCollectiveTensor": "torch.distributed._functional_collectives.AsyncCollectiveTensor",
@@ -41,6 +46,7 @@ _HOMES: Final = {
 """Our name to torch's."""
 _MEMBERS: Final = {
     "torch._C._autograd.SavedTensor": ("unpack_hook",),
+    "torch._C._dynamo.eval_frame": ("_FrameAction", "_FrameExecStrategy", "set_code_exec_strategy"),
     "torch.distributed.Backend": ("_plugins",),
     "torch.distributed.ProcessGroup": ("_get_backend",),
     "torch.distributed.distributed_c10d": ("_world",),
@@ -231,6 +237,29 @@ def ranks_that_average(module: FSDPModule) -> int | None:
         return None
     mesh: Any = group.mesh_info
     return int(getattr(mesh, "shard_mesh_size", 1) * getattr(mesh, "replicate_mesh_size", 1))
+
+
+def never_compiled(verb: Verb) -> Verb:
+    """Have torch.compile leave a function alone, or a class with all its own functions; returns it, the same object.
+
+    A compiled caller is cut at the call, as where one of ``torch.compiler.disable`` is called, whose import of Dynamo
+    would take seconds of every start. What the function calls is not compiled either, but what is compiled by itself.
+    """
+    left_alone = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
+    for function in functions_of(verb):
+        called: Any = inspect.unwrap(function)
+        eval_frame.set_code_exec_strategy(called.__code__, left_alone)
+        for met in (function, called):
+            met._torchdynamo_disable = True
+            met._torchdynamo_disable_msg = "Remesh moves values between ranks and files, which no graph can hold"
+    return verb
+
+
+def functions_of(verb: Callable[..., Any]) -> list[Any]:
+    """The function, or those that a class has itself, behind class methods, static methods and properties too."""
+    own = vars(verb).values() if isinstance(verb, type) else [verb]
+    inner = (getattr(one, "fget", None) or getattr(one, "__func__", one) for one in own)
+    return [one for one in inner if isinstance(one, FunctionType)]
 
 
 _refuse_missing(_members_of(*_MEMBERS))

@@ -48,7 +48,7 @@ from remesh.checkpoint.storage import Directory, Location, is_location, location
 from remesh.checkpoint.storage.save_lock import SaveLock, held
 from remesh.checkpoint.values.entities import check_has_values
 from remesh.foundation.errors import ConfigError
-from remesh.foundation.torch_private import StorageInfo
+from remesh.foundation.torch_private import StorageInfo, never_compiled
 from remesh.integrations.dcp_index import VERSION, check_planner_data, chunk_reads, index_of, metadata_of, open_native
 
 
@@ -61,6 +61,7 @@ class Pickles(Enum):
     """Any values: torch's planner unpickles them, and runs the code in them. For files that only you can write."""
 
 
+@never_compiled
 class DcpWriter(StorageWriter):
     """Where ``dcp.save`` writes: the directory or URL ``path``, or the ``checkpoint_id`` of the call.
 
@@ -156,6 +157,7 @@ class DcpWriter(StorageWriter):
         return blob
 
 
+@never_compiled
 class DcpReader(StorageReader):
     """What ``dcp.load`` reads: a checkpoint of torch DCP in the directory or URL ``path``, by any writer.
 

@@ -20,6 +20,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from remesh.comm.gather import Group, gather_from
 from remesh.foundation.errors import PlanError
+from remesh.foundation.torch_private import never_compiled
 from remesh.layout import Split, StridedSplit, local_shape_at
 from remesh.layout.from_torch import Piece, piece_at, placements_from_torch
 from remesh.layout.placement import Placement as PurePlacement
@@ -34,6 +35,7 @@ _NAME = "buf"
 _DOING = "resharding a buffer between two meshes"
 
 
+@never_compiled
 def redistribute_across(
     tensor: DTensor,
     mesh: DeviceMesh,
@@ -80,6 +82,7 @@ class _Side:
         return piece_at(buf.reshape(-1), global_shape, self.mesh.shape, self.coordinate, self.placements)
 
 
+@never_compiled
 def reshard_tensor(  # noqa: PLR0913 - the shape of the RFC
     buf: torch.Tensor,
     src_mesh: DeviceMesh,

@@ -41,6 +41,7 @@ from remesh.comm.gather import Group, lack_of_memory
 from remesh.device.streams import CallersStreams, StreamOrder
 from remesh.foundation.errors import PeerError, PlanError
 from remesh.foundation.options import check_option, check_range
+from remesh.foundation.torch_private import never_compiled
 from remesh.layout.from_torch import Piece, dtensor_of
 from remesh.layout.recorded import Recorded
 from remesh.resharding.model.tasks import Missing
@@ -65,6 +66,7 @@ class Snapshot:
     """By name, in the layout that the generator asked for. Read only."""
 
 
+@never_compiled
 class Refit:
     """Sends weights from trainers to generators, one version after the other.
 
@@ -282,6 +284,7 @@ def _agree_on_version(told: Sequence[int | None]) -> int:
     return next(iter(versions.values()))
 
 
+@never_compiled
 class RefitHandle:
     """A refit under way. A caller must ask for its result: only then do readers see the new version."""
 

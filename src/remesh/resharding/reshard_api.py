@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from remesh.comm.gather import Group
 from remesh.foundation.errors import PlanError
+from remesh.foundation.torch_private import never_compiled
 from remesh.resharding.model.tasks import compute_missing_boxes
 from remesh.resharding.planning.transfer import PlanOptions
 from remesh.resharding.running.cache import Resharder
@@ -41,6 +42,7 @@ def reshard(give: Tensors, *, to: Targets, group: Group = None, **options: Unpac
     """Make the tensors on their targets and fill them."""
 
 
+@never_compiled
 def reshard(
     give: Tensors,
     take: Tensors | None = None,
@@ -80,6 +82,7 @@ def reshard(
     return replace(moved, made=made) if made else moved
 
 
+@never_compiled
 def reshard_async(give: Tensors, take: Tensors, *, group: Group = None, **options: Unpack[PlanOptions]) -> Handle:
     """Run `reshard` in a thread; returns a handle to wait with.
 

@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor
 from remesh.comm.gather import Group, gather_from, group_rank
 from remesh.foundation.errors import PlanError
 from remesh.foundation.options import check_option
+from remesh.foundation.torch_private import never_compiled
 from remesh.layout.from_torch import Piece, join_if_alike, piece_of
 from remesh.resharding.planning.transfer import PlanOptions
 from remesh.resharding.planning.window_order import WindowPlan, plan_windows
@@ -37,6 +38,7 @@ from remesh.resharding.target import Shapes, Targets, gather_shapes, local_bytes
 _DOING = "planning the windows of a reshard"
 
 
+@never_compiled
 class WindowedReshard:
     """A reshard in windows, agreed on by all ranks; each step of an iteration over it moves one."""
 
@@ -101,6 +103,7 @@ class WindowedReshard:
             self._give[name] = new if old is None else join_if_alike(piece_of(old), new)
 
 
+@never_compiled
 def reshard_by_windows(
     give: MutableMapping[str, torch.Tensor | Piece],
     *,

@@ -40,6 +40,7 @@ from remesh.checkpoint.checkpoint_errors import CheckpointingException
 from remesh.comm.gather import Group, all_gather_json, gather_from, group_rank, group_size
 from remesh.foundation.errors import PeerError
 from remesh.foundation.thread_pool import before_end, fail_at_end
+from remesh.foundation.torch_private import never_compiled
 
 logger = logging.getLogger(__name__)
 _CALLERS: dict[str, Callable[[], AsyncCaller]] = {
@@ -54,6 +55,7 @@ _LOST: list[AsyncCallsQueue] = []
 """Queues whose saves were lost at the end."""
 
 
+@never_compiled
 class AsyncCallsQueue:
     """The unfinalized requests of a rank. Every rank of the group has one and makes the same calls on it.
 

@@ -44,6 +44,7 @@ from remesh.checkpoint.storage.save_lock import (
     tidying,
     withdraw,
 )
+from remesh.foundation.torch_private import never_compiled
 
 CONFIG_FNAME = "metadata.json"
 COMMON_STATE_FNAME: Final = "common.pt"
@@ -226,6 +227,7 @@ class CheckpointingConfig:
     common_backend_version: int = 1
 
 
+@never_compiled
 def check_is_distributed_checkpoint(checkpoint_dir: Directory) -> bool:
     """Whether the directory holds a committed checkpoint of this package's formats."""
     return maybe_load_config(checkpoint_dir) is not None

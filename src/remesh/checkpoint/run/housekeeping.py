@@ -22,6 +22,7 @@ from remesh.checkpoint.storage import Directory, Entry, Location, location_of, s
 from remesh.checkpoint.storage.integrity import SHA256_FNAME
 from remesh.checkpoint.storage.save_lock import IN_PROGRESS_FNAME, is_commit, is_lock_file
 from remesh.foundation.retention import Policy, Saved, decide_kept
+from remesh.foundation.torch_private import never_compiled
 
 _MAX_LOOKS = 10
 """At a checkpoint whose files change meanwhile."""
@@ -59,6 +60,7 @@ class Decision:
     reason: str
 
 
+@never_compiled
 def latest_complete(root: Directory) -> Location | None:
     """The newest complete checkpoint under ``root``, by step, or None.
 

@@ -32,6 +32,7 @@ from remesh.elasticity.training.seeds import seed_everything
 from remesh.elasticity.training.session import TrainingSession
 from remesh.foundation.errors import ConfigError
 from remesh.foundation.options import check_option
+from remesh.foundation.torch_private import never_compiled
 
 _BATCH_OPTIONS: dict[str, Any] = {
     "batch_size": int,
@@ -48,6 +49,7 @@ class Dataset(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
+@never_compiled
 class Job:
     """The elastic job as a rank sees it on one mesh; ``train`` is called with one."""
 

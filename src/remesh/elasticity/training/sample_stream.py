@@ -27,6 +27,7 @@ from typing import Any
 from remesh.elasticity.training.position import derive_seed
 from remesh.elasticity.training.reading import Chance, digest_of
 from remesh.foundation.errors import ConfigError
+from remesh.foundation.torch_private import never_compiled
 
 ORDER_ADVICE = (
     "its order must follow from the epoch alone: shuffle by torch's, Python's or NumPy's own random state or by "
@@ -34,6 +35,7 @@ ORDER_ADVICE = (
 )
 
 
+@never_compiled
 class Stream:
     """An iterable dataset that every rank reads in the same order; give it to ``job.carry`` and to ``job.batches``.
 

@@ -23,6 +23,7 @@ import torch
 from remesh.comm.gather import Group, gather_from, group_device, group_rank, is_queued
 from remesh.device.streams import SideStream
 from remesh.foundation.options import check_options
+from remesh.foundation.torch_private import never_compiled
 from remesh.layout.from_torch import dtype_name
 from remesh.pipeline.actions import Action
 from remesh.pipeline.graph import Edge, StageGraph
@@ -57,6 +58,7 @@ class PipelineOptions(PlanOptions, total=False):
     """What crosses the links; the values by default."""
 
 
+@never_compiled
 class Pipeline:
     """A model in stages that trains by a schedule; each row of the schedule has its own ranks.
 

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from remesh.foundation.torch_private import never_compiled
 from remesh.layout.from_torch import why_without_memory
 from remesh.layout.torch_memory import find_shared
 from remesh.pipeline.graph import Edge, StageGraph, Tie
@@ -52,6 +53,7 @@ class Parts:
     """Of each stage: arguments of the model's ``forward`` that it takes, from the batch."""
 
 
+@never_compiled
 def split_model(model: nn.Module, at: Sequence[str]) -> Parts:
     """The model in ``len(at) + 1`` stages; stage ``i + 1`` begins where the module named ``at[i]`` is called.
 

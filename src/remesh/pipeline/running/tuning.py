@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from remesh.comm.gather import gather_from
+from remesh.foundation.torch_private import never_compiled
 from remesh.pipeline.actions import ActionKind
 from remesh.pipeline.costs import Costs, EdgeCost, Lines, StageCost
 from remesh.pipeline.pipeline_error import PipelineError
@@ -22,6 +23,7 @@ from remesh.pipeline.running.step_runner import StepReport
 _DOING = "gathering what a pipeline step cost"
 
 
+@never_compiled
 def gather_costs(pipeline: Pipeline, report: StepReport, rate_bytes_per_s: float, lines: Lines = Lines.NIC) -> Costs:
     """The costs of the pipeline's graph, the same on all ranks; a stash counts as 1 byte.
 

@@ -31,6 +31,7 @@ from torch.nn.parameter import is_lazy
 
 from remesh.comm.agreement import Agreement, Agreements
 from remesh.comm.gather import Group, check_group, group_rank
+from remesh.foundation.torch_private import never_compiled
 from remesh.layout.from_torch import Piece
 from remesh.resharding.planning.transfer import PlanOptions, Transfer, plan_stacked
 from remesh.resharding.running.check_pieces import check_memories, check_writable
@@ -89,6 +90,7 @@ class Meeting:
         return Handle(self.job, self.tag).start()
 
 
+@never_compiled
 class Resharder:
     """Moves states between layouts, and keeps the plans for repeated calls.
 

@@ -26,6 +26,7 @@ from remesh.comm.agreement import check_alike
 from remesh.comm.gather import Group, gather_from
 from remesh.foundation.errors import PlanError
 from remesh.foundation.options import check_options
+from remesh.foundation.torch_private import never_compiled
 from remesh.layout import Box, Layout, Shard, row_major_strides
 from remesh.layout.from_torch import Piece, dtype_name, piece_of, why_without_memory
 from remesh.resharding.model.tasks import Missing, SumOrder, TensorMove, travelling_dtype
@@ -83,6 +84,7 @@ def pieces_of(tensors: Tensors) -> dict[str, Piece]:
         return {name: piece_of(tensor) for name, tensor in tensors.items()}
 
 
+@never_compiled
 def gather_moves(give: Tensors, take: Tensors, group: Group = None) -> list[TensorMove]:
     """The moves of all tensors that any rank wants, by name; the same on every rank.
 

@@ -15,9 +15,11 @@ import threading
 
 from remesh.device.streams import CallersStreams
 from remesh.foundation.threads import make_thread
+from remesh.foundation.torch_private import never_compiled
 from remesh.resharding.running.run import BoundTransfer, Moved
 
 
+@never_compiled
 class Handle:
     """A run in progress; wait with ``result()``."""
 

@@ -48,6 +48,7 @@ from remesh.comm.gather import (
 )
 from remesh.comm.word_tree import Farewell
 from remesh.foundation.errors import PeerError, PlanError
+from remesh.foundation.torch_private import never_compiled
 from remesh.layout import Box, Shard
 from remesh.layout.from_torch import Piece, torch_dtype
 from remesh.resharding.model.program import Timing
@@ -109,6 +110,7 @@ class UnfilledError(PeerError):
         self.unfilled = tuple(unfilled)
 
 
+@never_compiled
 def run_plan(plan: Plan | Transfer, give: Mapping[str, Piece], take: Mapping[str, Piece], group: Group = None) -> Moved:
     """Carry out a plan: fill the tensors of ``take``, on all ranks, from those of ``give``.
 
@@ -141,6 +143,7 @@ def agree_on_run(make: Callable[[], BoundTransfer], group: Group) -> tuple[Bound
     return ready.mine, settle_tag([tag for _, tag in ready.told])
 
 
+@never_compiled
 def gather_timings(moved: Moved, group: Group = None) -> tuple[Timing, ...]:
     """How every message of a run went, the same on every rank, in the order in which they began.
 
