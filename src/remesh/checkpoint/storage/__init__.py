@@ -5,7 +5,7 @@ store_of(location)               what can be done there: read, put, create, list
 """
 
 from remesh.checkpoint.storage.location import Directory, Location, is_location, location_of, store_of
-from remesh.checkpoint.storage.remote_client import RemotePath
+from remesh.checkpoint.storage.remote_path import RemotePath
 from remesh.checkpoint.storage.store import Entry, NewFile, RangedFile, Store
 
 __all__ = [
