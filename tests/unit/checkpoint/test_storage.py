@@ -23,8 +23,8 @@ from remesh.checkpoint.formats.directory import IN_PROGRESS_FNAME
 from remesh.checkpoint.plan.step_names import step_name
 from remesh.checkpoint.run.housekeeping import decide_removals, list_checkpoints, remove_checkpoint
 from remesh.checkpoint.storage import Entry, RemotePath, fsspec_client, location_of, remote_answers, store_of
+from remesh.checkpoint.storage.checked_file import verify
 from remesh.checkpoint.storage.fsspec_client import FsspecClient
-from remesh.checkpoint.storage.integrity import verify
 from remesh.cli import main
 from remesh.dist_checkpointing import ShardedObject, ShardedTensor
 from remesh.dist_checkpointing.core import CONFIG_FNAME

@@ -19,10 +19,16 @@ from typing import Any, Protocol
 
 import torch
 
-from remesh.checkpoint.checkpoint_errors import CheckpointFormatError, CheckpointMismatchError, CheckpointPathError
+from remesh.checkpoint.checkpoint_errors import (
+    CheckpointFormatError,
+    CheckpointMismatchError,
+    CheckpointPathError,
+    parsing,
+)
 from remesh.checkpoint.formats.data_file import elements_of
 from remesh.checkpoint.plan.manifest import Extent, Manifest, StoredChunk, StoredTensor
 from remesh.checkpoint.storage import Location, store_of
+from remesh.checkpoint.storage.integrity import plain_name
 from remesh.layout import Box, itemsize_bytes
 
 FORMAT = "safetensors"
@@ -183,16 +189,12 @@ def _files_in(place: Location) -> dict[str, list[str] | None]:
         names = [entry.name for entry in store.entries(place) if entry.name.endswith(_SUFFIX)]
         _check_complete(place, names)
         return dict.fromkeys(names)
-    try:
+    with parsing("bad-index", f"reading {index}", "a weight_map from names to files beside it"):
         keys_of: dict[str, list[str] | None] = {}
         for key, name in json.loads(store.read(index))["weight_map"].items():
-            keys = keys_of.setdefault(_plain_name(name), [])
+            keys = keys_of.setdefault(plain_name(name), [])
             assert keys is not None
             keys.append(str(key))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as raised:
-        raise CheckpointFormatError(
-            "bad-index", f"reading {index}: expected a weight_map from names to files beside it, found: {raised!r}"
-        ) from raised
     if SINGLE_FNAME not in keys_of and store.size_of(place / SINGLE_FNAME) is not None:
         raise CheckpointFormatError(
             "bad-index",
@@ -218,25 +220,18 @@ def _tensors_in(directory: Location, name: str) -> dict[str, StoredTensor]:
     path = directory / name
     if not store_of(path).is_inside(directory, path):
         raise CheckpointFormatError("escaping-path", f"opening {path}: it lies outside {directory}; do not load it")
-    try:
-        with store_of(path).open_ranged(path) as file:
-            start = bytearray(_LENGTH_BYTES)
-            file.read_into(0, memoryview(start))
-            length = int.from_bytes(start, "little")
-            if file.num_bytes < _LENGTH_BYTES + length or not 0 < length <= _MAX_HEADER_BYTES:
-                raise ValueError(f"{file.num_bytes} bytes with a header of {length}")
-            header = bytearray(length)
-            file.read_into(_LENGTH_BYTES, memoryview(header))
-            found = json.loads(header)
-            _check_is_whole(path, found.pop("__metadata__", None) or {})
-            return _decode(found, name, _LENGTH_BYTES + length, file.num_bytes)
-    except CheckpointFormatError:
-        raise
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as raised:
-        raise CheckpointFormatError(
-            "bad-safetensors",
-            f"opening {path}: expected a safetensors file, found: {str(raised)[:200]}; use another source",
-        ) from raised
+    doing = parsing("bad-safetensors", f"opening {path}", "a safetensors file", "use another source")
+    with doing, store_of(path).open_ranged(path) as file:
+        start = bytearray(_LENGTH_BYTES)
+        file.read_into(0, memoryview(start))
+        length = int.from_bytes(start, "little")
+        if file.num_bytes < _LENGTH_BYTES + length or not 0 < length <= _MAX_HEADER_BYTES:
+            raise ValueError(f"{file.num_bytes} bytes with a header of {length}")
+        header = bytearray(length)
+        file.read_into(_LENGTH_BYTES, memoryview(header))
+        found = json.loads(header)
+        _check_is_whole(path, found.pop("__metadata__", None) or {})
+        return _decode(found, name, _LENGTH_BYTES + length, file.num_bytes)
 
 
 def _check_is_whole(path: Location, extra: Mapping[str, str]) -> None:
@@ -297,9 +292,3 @@ def _write_file(sources: Mapping[str, BandedTensor], path: Location, on_bytes: C
                 file.write(elements)
                 on_bytes(len(elements))
         file.finish()
-
-
-def _plain_name(name: Any) -> str:
-    if not isinstance(name, str) or not name or name in (".", "..") or any(mark in name for mark in "/\\\0"):
-        raise ValueError(f"file name {name!r}")
-    return name

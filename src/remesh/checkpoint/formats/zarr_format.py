@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from remesh.checkpoint.checkpoint_errors import CheckpointFormatError, CheckpointMismatchError
+from remesh.checkpoint.checkpoint_errors import CheckpointFormatError, CheckpointMismatchError, parsing
 from remesh.checkpoint.formats.data_file import elements_of
 from remesh.checkpoint.plan.manifest import Extent, Manifest, StoredChunk, StoredTensor
 from remesh.checkpoint.storage import Entry, Location, store_of
@@ -267,7 +267,10 @@ def _folders(directory: Location, name: str, depth: int) -> Iterator[tuple[str, 
 
 
 def _decode(content: bytes, path: Location) -> Array:
-    try:
+    expected = (
+        f"an array of zarr version 2, row-major, without compressor and filters, of a dtype among {', '.join(_NAMES)}"
+    )
+    with parsing("bad-zarr", f"reading {path}", expected, "it is damaged or of another writer"):
         found = json.loads(content)
         shape, cell_shape = (_sizes(found[name]) for name in ("shape", "chunks"))
         foreign = {
@@ -283,12 +286,6 @@ def _decode(content: bytes, path: Location) -> Array:
         separator = found.get("dimension_separator", ".")
         if separator not in (".", "/"):
             raise ValueError(f"dimension_separator {separator!r}")
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as raised:
-        raise CheckpointFormatError(
-            "bad-zarr",
-            f"reading {path}: expected an array of zarr version 2, row-major, without compressor and filters, of a "
-            f"dtype among {', '.join(_NAMES)}; found {str(raised)[:200]}; it is damaged or of another writer",
-        ) from raised
     return Array(_NAMES[code], shape, cell_shape, separator)
 
 
