@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from remesh.foundation.errors import DeviceError, Error, FormatError, LayoutError, StorageError
-
-_OF_STRANGE_BYTES = (
-    *(ValueError, TypeError, LookupError, AttributeError),
-    *(ArithmeticError, RecursionError, struct.error),
-)
-"""What bytes raise in a reader that expects others."""
 
 
 class CheckpointingException(Error):
@@ -32,18 +25,6 @@ class CheckpointFormatError(CheckpointingException, FormatError):
 
     def __init__(self, reason: str, message: str) -> None:
         FormatError.__init__(self, reason, message)
-
-
-@contextmanager
-def parsing(reason: str, doing: str, expected: str, hint: str = "") -> Iterator[None]:
-    """Give what strange bytes make their reader raise in the block one form, `CheckpointFormatError`."""
-    try:
-        yield
-    except CheckpointingException:
-        raise
-    except (OSError, *_OF_STRANGE_BYTES) as raised:
-        found = f"{raised!r:.200}" + (hint and f"; {hint}")
-        raise CheckpointFormatError(reason, f"{doing}: expected {expected}, found: {found}") from raised
 
 
 class CheckpointMismatchError(CheckpointingException, LayoutError, AssertionError):

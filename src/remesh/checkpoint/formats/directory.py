@@ -26,11 +26,17 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
-from remesh.checkpoint.checkpoint_errors import CheckpointFormatError, CheckpointPathError, parsing
+from remesh.checkpoint.checkpoint_errors import CheckpointFormatError, CheckpointPathError
 from remesh.checkpoint.formats.data_file import dump_object, load_object
 from remesh.checkpoint.formats.zarr_format import remove_arrays, remove_staged
 from remesh.checkpoint.storage import Directory, Location, location_of, store_of
-from remesh.checkpoint.storage.integrity import BLOCKS_FNAME, CHECKSUMS_FNAME, encode_checksums, files_in_blocks
+from remesh.checkpoint.storage.integrity import (
+    BLOCKS_FNAME,
+    CHECKSUMS_FNAME,
+    encode_checksums,
+    files_in_blocks,
+    parsing,
+)
 from remesh.checkpoint.storage.save_lock import (
     IN_PROGRESS_FNAME,
     SaveLock,

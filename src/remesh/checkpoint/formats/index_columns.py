@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from remesh.checkpoint.checkpoint_errors import parsing
 from remesh.checkpoint.plan.manifest import Extent, Manifest, Place, StoredChunk, StoredTensor
 from remesh.checkpoint.storage import Location
+from remesh.checkpoint.storage.integrity import parsing
 from remesh.layout import Box
 from remesh.layout.dtypes import ITEMSIZE_BYTES
 

@@ -23,11 +23,11 @@ from typing import Any
 
 import torch
 
-from remesh.checkpoint.checkpoint_errors import CheckpointFormatError, CheckpointMismatchError, parsing
+from remesh.checkpoint.checkpoint_errors import CheckpointFormatError, CheckpointMismatchError
 from remesh.checkpoint.formats.data_file import elements_of
 from remesh.checkpoint.plan.manifest import Extent, Manifest, StoredChunk, StoredTensor
 from remesh.checkpoint.storage import Entry, Location, store_of
-from remesh.checkpoint.storage.integrity import Checksums, Trailer, table_of
+from remesh.checkpoint.storage.integrity import Checksums, Trailer, check_length, parsing, table_of
 from remesh.checkpoint.storage.save_lock import SaveLock, lock_staged_in_folder
 from remesh.checkpoint.values.entities import ShardedObject
 from remesh.layout import Box
@@ -309,12 +309,7 @@ def _stored(directory: Location, key: str, array: Array, sizes: Mapping[str, int
         file = f"{key}/{name}"
         path = directory / file
         found = sizes.get(name) if array.separator == "." else store_of(path).size_of(path)
-        if found != array.cell_bytes:
-            raise CheckpointFormatError(
-                "missing-file" if found is None else "truncated",
-                f"reading tensor {key!r}: expected {array.cell_bytes} bytes in {path}, found "
-                f"{'no such file' if found is None else found}; the checkpoint is damaged, use another one",
-            )
+        check_length(path, array.cell_bytes, found)
         chunks.append(StoredChunk(box, Extent(file, 0, array.cell_bytes), array.cell_shape))
     return StoredTensor(array.dtype, array.shape, tuple(chunks))
 

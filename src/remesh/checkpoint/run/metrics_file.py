@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 
-from remesh.checkpoint.checkpoint_errors import CheckpointMismatchError, parsing
+from remesh.checkpoint.checkpoint_errors import CheckpointMismatchError
 from remesh.checkpoint.formats.directory import METRICS_FNAME
 from remesh.checkpoint.storage import Location, store_of
+from remesh.checkpoint.storage.integrity import parsing
 
 
 def encode_metrics(metrics: Mapping[str, float]) -> str:

@@ -18,12 +18,12 @@ import json
 import struct
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from remesh.checkpoint.checkpoint_errors import CheckpointFormatError, parsing
+from remesh.checkpoint.checkpoint_errors import CheckpointFormatError, CheckpointingException
 from remesh.checkpoint.storage import Location, RangedFile, store_of
 from remesh.foundation.checksums import crc32
 
@@ -46,6 +46,23 @@ _MAGIC = b"remeshCK"
 _FOOTER = struct.Struct("<8sIQI")
 _FOOTER_CRC = struct.Struct("<I")
 _END_BYTES = _FOOTER.size + _FOOTER_CRC.size
+_OF_STRANGE_BYTES = (
+    *(ValueError, TypeError, LookupError, AttributeError),
+    *(ArithmeticError, RecursionError, struct.error),
+)
+"""What bytes raise in a reader that expects others."""
+
+
+@contextmanager
+def parsing(reason: str, doing: str, expected: str, hint: str = "") -> Iterator[None]:
+    """Give what strange bytes make their reader raise in the block one form, `CheckpointFormatError`."""
+    try:
+        yield
+    except CheckpointingException:
+        raise
+    except (OSError, *_OF_STRANGE_BYTES) as raised:
+        found = f"{raised!r:.200}" + (hint and f"; {hint}")
+        raise CheckpointFormatError(reason, f"{doing}: expected {expected}, found: {found}") from raised
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +145,7 @@ class Checksums:
                 found = _look_through(path)
             except (FileNotFoundError, IsADirectoryError):
                 continue  # left to its reader to report: what it is needed for is known there
-            _check_length(path, entry.num_bytes, found.num_bytes)
+            check_length(path, entry.num_bytes, found.num_bytes)
             self._check_crc(path, found.crc, entry, "the file")
 
     def read(self, name: str) -> bytes:
@@ -153,7 +170,7 @@ class Checksums:
 
     def _check_size(self, name: str, entry: SummedFile) -> None:
         path = self.directory / name
-        _check_length(path, entry.num_bytes, store_of(path).size_of(path))
+        check_length(path, entry.num_bytes, store_of(path).size_of(path))
 
     def _check_crc(self, path: Location, found: int, entry: SummedFile, what: str) -> None:
         if found != entry.crc:
@@ -164,13 +181,12 @@ class Checksums:
             )
 
 
-def _check_length(path: Location, expected: int, found: int | None) -> None:
+def check_length(path: Location, expected: int, found: int | None, *, may_be_longer: bool = False) -> None:
     """Raise `CheckpointFormatError` unless a file has that length; None when it is not there."""
-    if found != expected:
-        is_shorter = found is not None and found < expected
+    if found is None or found < expected or (found > expected and not may_be_longer):
         raise CheckpointFormatError(
-            "missing-file" if found is None else "truncated" if is_shorter else "checksum",
-            f"checking file {path}: expected {expected} bytes, found "
+            "missing-file" if found is None else "truncated" if found < expected else "checksum",
+            f"checking file {path}: expected {'at least ' * may_be_longer}{expected} bytes, found "
             f"{'no such file' if found is None else found}; the checkpoint is damaged, use another one",
         )
 
