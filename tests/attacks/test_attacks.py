@@ -16,7 +16,7 @@ from remesh import dist_checkpointing
 from remesh.checkpoint.checkpoint_errors import CheckpointingException
 from remesh.checkpoint.run.conversion import Format, convert, gather_contents, open_any
 from remesh.checkpoint.run.safetensors import open_safetensors
-from remesh.checkpoint.storage.integrity import verify
+from remesh.checkpoint.storage.checked_file import verify
 from remesh.dist_checkpointing import ShardedObject, ShardedTensor
 from tests.attacks.forge import ATTACKS, MARK, Attack
 

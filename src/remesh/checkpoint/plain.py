@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, lru_cache
+from functools import cached_property, lru_cache
 from itertools import islice
 from typing import Any
 from weakref import WeakValueDictionary
@@ -92,7 +92,8 @@ _TENSORS = "tensors of a plain state"
 """Where `entities_of` has them; what is stored goes by their own names."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Types of tensors that every rank holds in full, with nothing behind them."""
-_NOT_COMMON = (torch.Tensor, Piece, ShardedBase, LocalNonpersistentObject)
+_TENSORLIKE = (torch.Tensor, Piece)
+_NOT_COMMON = (*_TENSORLIKE, ShardedBase, LocalNonpersistentObject)
 
 
 @never_compiled
@@ -252,13 +253,13 @@ def load(
     """Load the checkpoint at ``path``: fill ``state`` in place, its tensors and its common data; returns it.
 
     Called by every rank of the group; blocks until all have read, and before that until a save of this program that is
-    under way there has ended. The number of ranks and the placement of every
-    tensor may differ from those of the save; values are cast to the dtype of the tensor that they fill, floats to other
-    floats and integers to wider ones, and with ``allow_unsafe_types`` whatever ``copy_`` casts. ``path`` may also hold
-    a checkpoint of native torch, or be a folder of safetensors, as Hugging Face has them. Every tensor and every other
-    key of ``state`` must be in the checkpoint; without ``strict``, those that are not keep their values, and a warning
-    in the log names them. Shapes must match. Common data that is stored and not asked for is added; of a list that held
-    tensors it is ``{index: value}``.
+    under way there has ended. The number of ranks and the placement of every tensor may differ from those of the save;
+    values are cast to the dtype of the tensor that they fill, floats to other floats and integers to wider ones, and
+    with ``allow_unsafe_types`` whatever ``copy_`` casts. ``path`` may also hold a checkpoint of native torch, or be a
+    folder of safetensors, as Hugging Face has them. Every tensor and every other key of ``state`` must be in the
+    checkpoint; without ``strict``, those that are not keep their values, and a warning in the log names them. Shapes
+    must match. Common data that is stored and not asked for is added; of a list that held tensors it is ``{index:
+    value}``.
     Objects with ``load_state_dict`` get their state dicts last, and are in the result themselves. The versions of
     modules that torch keeps at a state dict, beside its items, are those of ``state``.
 
@@ -308,9 +309,8 @@ def load_chosen(
     with collector_at_rest():
         together = take_step(plan, group, doing, tell=lambda it: it.checkpoint.identity)
         check_is_one(together.told)
-        planned = together.mine
         before_filling()
-        return take_step(planned.run, group, doing).mine
+        return take_step(together.mine.run, group, doing).mine
 
 
 def _doing(verb: str, path: Directory) -> str:
@@ -428,7 +428,7 @@ class _Held:
     def rows(self) -> list[tuple[tuple[Any, ...], tuple[int, ...]]]:
         """The row of `_Tensors.boxes` of each box, and its start."""
         tensor, shape = self.piece.tensor, self.piece.global_shape
-        itemsize, text = tensor.element_size(), _text_of(tensor.dtype)
+        itemsize, text = tensor.element_size(), str(tensor.dtype)
         boxes = [one.box for one in self.boxes]
         return [((self.name, box.shape, box.size * itemsize, text, shape), box.start) for box in boxes]
 
@@ -489,7 +489,7 @@ class _PlannedLoad:
         state, checkpoint = self.state, self.checkpoint
         common = native_common(state, checkpoint, ()) if checkpoint.is_native else self.common
         run_fill(checkpoint, self.fill)
-        filled = {id(leaf): leaf for _, leaf in nested_leaves(state) if _is_tensor(leaf)}
+        filled = {id(leaf): leaf for _, leaf in nested_leaves(state) if isinstance(leaf, _TENSORLIKE)}
         increment_version([leaf for leaf in filled.values() if isinstance(leaf, DTensor)])  # beside their local ones'
         result = graft(state, common, filled)
         assert isinstance(result, dict)
@@ -546,20 +546,21 @@ def _take_apart(state: Mapping[str, Any]) -> _Tensors:
     cut: dict[str, _Held] = {}
     for name, leaf in _named_leaves(state):
         if isinstance(leaf, Piece):
-            doing = f"taking a state apart, tensor {name!r}"
-            check_places(leaf.shards, leaf.global_shape, doing, leaf.tensor.numel())
+            check_places(leaf.shards, leaf.global_shape, f"taking a state apart, tensor {name!r}", leaf.tensor.numel())
         if isinstance(leaf, ShardedBase):
             raise CheckpointMismatchError(
                 f"taking a state apart: {name!r} is a {type(leaf).__name__}, expected a tensor, a Piece or a value; "
                 "dist_checkpointing.save and load take sharded state dicts"
             )
         is_whole = type(leaf) in _PLAIN
-        if not is_whole and not _is_tensor(leaf):
+        if not is_whole and not isinstance(leaf, _TENSORLIKE):
             continue
         if isinstance(leaf, torch.Tensor) and (leaf.is_nested or is_lazy(leaf)):
             check_has_values(leaf, name)  # they have no shape to be described by
         if name in whole or name in cut:
-            places = [path for path, leaf in nested_leaves(state) if _is_tensor(leaf) and name_of(path) == name]
+            places = [
+                path for path, leaf in nested_leaves(state) if isinstance(leaf, _TENSORLIKE) and name_of(path) == name
+            ]
             raise CheckpointMismatchError(
                 f"taking a state apart: the tensors at {places[0]} and {places[1]} would both be stored as {name!r}, "
                 "expected one tensor per name; rename one of the keys"
@@ -598,16 +599,7 @@ def _whole_entity(name: str, tensor: torch.Tensor, *, is_mine: bool) -> ShardedT
     return ShardedTensor(name, data, tensor.dtype, shape, shape, (0,) * len(shape), None, replica_id)
 
 
-@cache
-def _text_of(dtype: torch.dtype) -> str:
-    return str(dtype)
-
-
 @lru_cache(maxsize=4096)
 def _row_of(shape: torch.Size, dtype: torch.dtype) -> tuple[tuple[int, ...], int, str, tuple[int, ...]]:
     """Shape, bytes, dtype and start of a tensor that is held whole; most states have few kinds of them."""
     return tuple(shape), math.prod(shape) * dtype.itemsize, str(dtype), (0,) * len(shape)
-
-
-def _is_tensor(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor | Piece)

@@ -34,7 +34,8 @@ from remesh.checkpoint.run.metrics_file import check_is_known, read_metrics
 from remesh.checkpoint.run.reader import OpenCheckpoint, open_checkpoint, why_incomplete
 from remesh.checkpoint.run.stored_values import bands_of, compare, read_box, shape_of
 from remesh.checkpoint.storage import Location, store_of
-from remesh.checkpoint.storage.integrity import SHA256_FNAME, check_sha256_manifest, verify
+from remesh.checkpoint.storage.checked_file import verify
+from remesh.checkpoint.storage.integrity import SHA256_FNAME, check_sha256_manifest
 from remesh.cli.ckpt_foreign import convert_from, convert_to
 from remesh.cli.ckpt_forms import form_of_checkpoint, form_of_decisions, form_of_listed, form_of_tensor
 from remesh.cli.shown import print_json, print_table, progress_of_bytes, say, say_text, texts_of, with_progress

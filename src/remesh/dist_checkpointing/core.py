@@ -1,19 +1,10 @@
 """Names of `remesh.checkpoint.formats.directory` under the module that users of Megatron Core import."""
 
-from remesh.checkpoint.checkpoint_errors import CheckpointingException
+from remesh.checkpoint.checkpoint_errors import CheckpointingException as CheckpointingException
 from remesh.checkpoint.formats.directory import (
-    CONFIG_FNAME,
-    CheckpointingConfig,
-    check_is_distributed_checkpoint,
-    maybe_load_config,
-    save_config,
+    CONFIG_FNAME as CONFIG_FNAME,
+    CheckpointingConfig as CheckpointingConfig,
+    check_is_distributed_checkpoint as check_is_distributed_checkpoint,
+    maybe_load_config as maybe_load_config,
+    save_config as save_config,
 )
-
-__all__ = [
-    "CONFIG_FNAME",
-    "CheckpointingConfig",
-    "CheckpointingException",
-    "check_is_distributed_checkpoint",
-    "maybe_load_config",
-    "save_config",
-]

@@ -10,29 +10,16 @@ import torch
 from remesh.checkpoint.values import nests
 from remesh.checkpoint.values.nests import (
     Path,
-    dict_list_map_inplace,
-    dict_list_map_outplace,
-    dict_map,
-    dict_map_with_key,
-    extract_matching_values,
-    map_reduce,
-    merge,
-    nested_items_iter,
-    nested_values,
+    dict_list_map_inplace as dict_list_map_inplace,
+    dict_list_map_outplace as dict_list_map_outplace,
+    dict_map as dict_map,
+    dict_map_with_key as dict_map_with_key,
+    extract_matching_values as extract_matching_values,
+    map_reduce as map_reduce,
+    merge as merge,
+    nested_items_iter as nested_items_iter,
+    nested_values as nested_values,
 )
-
-__all__ = [
-    "dict_list_map_inplace",
-    "dict_list_map_outplace",
-    "dict_map",
-    "dict_map_with_key",
-    "diff",
-    "extract_matching_values",
-    "map_reduce",
-    "merge",
-    "nested_items_iter",
-    "nested_values",
-]
 
 
 def diff(x1: Any, x2: Any, prefix: Path = ()) -> tuple[list[Path], list[Path], list[tuple[Path, type, type]]]:

@@ -157,23 +157,10 @@ def exchange_by_distribution(
 ) -> Tensors:
     """All tensors that this rank wants: those it has loaded, and the others from the ranks that have.
 
-    Called by every rank of the group; blocks until it has all. Unloaded shards that have data are filled in place.
+    Called by every rank of the group; blocks until it has all. Unloaded shards that have data are filled in place. A
+    plan of the whole exchange sends each shard to the ranks that want it, and to no others.
     """
-    if exchange_algo not in EXCHANGE_ALGOS:
-        raise NotImplementedError(
-            f"exchanging loaded tensors: unknown algorithm {exchange_algo!r}, expected one of "
-            f"{', '.join(EXCHANGE_ALGOS)}"
-        )
-    return exchange_loaded_tensors_planned(loaded_tensors, unloaded_shards, shard_distribution, parallelization_group)
-
-
-def exchange_loaded_tensors_planned(
-    loaded_tensors: Tensors,
-    unloaded_shards: Shards,
-    shard_distribution: ShardDistribution,
-    parallelization_group: Group = None,
-) -> Tensors:
-    """Send each shard to the ranks that want it, and to no others, by a plan of the whole exchange."""
+    check_exchange_algo(exchange_algo)
     holders = shard_distribution.all_ranks_for_shard
     shared = [shard for shard in shard_distribution.main_rank_for_shard if len(holders[shard]) > 1]
     names = {shard: f"{index}:{shard[0]}" for index, shard in enumerate(shared)}
@@ -191,10 +178,18 @@ def exchange_loaded_tensors_planned(
 
 # Users know ways of the exchange by name. They differ in nothing that a caller can see but time and memory, and the
 # planned one is the best of them in both.
-exchange_loaded_tensors_broadcast = exchange_loaded_tensors_planned
-exchange_loaded_tensors_gather_rounds = exchange_loaded_tensors_planned
-exchange_loaded_tensors_gather_object = exchange_loaded_tensors_planned
+exchange_loaded_tensors_broadcast = exchange_by_distribution
+exchange_loaded_tensors_gather_rounds = exchange_by_distribution
+exchange_loaded_tensors_gather_object = exchange_by_distribution
 EXCHANGE_ALGOS = ("planned", "broadcast", "gather_rounds", "gather_object")
+
+
+def check_exchange_algo(name: str) -> None:
+    """Raise NotImplementedError for a name that no way of the exchange has."""
+    if name not in EXCHANGE_ALGOS:
+        raise NotImplementedError(
+            f"exchanging loaded tensors: unknown algorithm {name!r}, expected one of {', '.join(EXCHANGE_ALGOS)}"
+        )
 
 
 _NOT_FLATTENED = (-1, -1)

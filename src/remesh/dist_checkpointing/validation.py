@@ -10,11 +10,11 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 
-from remesh.checkpoint.checkpoint_errors import CheckpointFormatError, CheckpointPathError
-from remesh.checkpoint.formats.directory import CheckpointingConfig, maybe_load_config
+from remesh.checkpoint.formats.directory import CheckpointingConfig
 from remesh.checkpoint.run.common_data import digest_of, warn_of_differences
+from remesh.checkpoint.run.reader import find_marker
 from remesh.checkpoint.run.writer import outline_in_pieces
-from remesh.checkpoint.storage import Directory, location_of, store_of
+from remesh.checkpoint.storage import Directory, location_of
 from remesh.checkpoint.storage.integrity import SHA256_FNAME, check_sha256_manifest, write_sha256_manifest
 from remesh.checkpoint.values.description_checks import (
     Mismatch,
@@ -137,20 +137,9 @@ def maybe_report_missing_and_unexpected_keys(
 
 def verify_checkpoint(checkpoint_dir: Directory) -> CheckpointingConfig:
     """The marker of a checkpoint; raises `CheckpointingException` when the directory does not hold one."""
-    directory = location_of(checkpoint_dir)
-    if not store_of(directory).is_directory(directory):
-        raise CheckpointPathError(
-            f"looking for a checkpoint: Checkpoint directory {directory} does not exist, expected the directory of a "
-            "saved checkpoint; correct the path"
-        )
-    config = maybe_load_config(directory)
-    if config is None:
-        raise CheckpointFormatError(
-            "not-a-checkpoint",
-            f"looking for a checkpoint: {directory} is not a distributed checkpoint, expected the file metadata.json "
-            "that a completed save leaves; use another directory",
-        )
-    return config
+    found = find_marker(location_of(checkpoint_dir), allow_native=False)
+    assert isinstance(found, CheckpointingConfig)
+    return found
 
 
 def save_integrity_manifest(checkpoint_dir: Directory) -> None:

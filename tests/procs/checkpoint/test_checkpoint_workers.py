@@ -117,25 +117,6 @@ def test_an_abort_does_not_wait_for_a_worker_process() -> None:
 
 
 @pytest.mark.slow
-def test_a_worker_can_be_started_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[int] = []
-    original = async_callers._Worker
-
-    def count(priority: int) -> Any:
-        started.append(priority)
-        return original(priority)
-
-    monkeypatch.setattr(async_callers, "_Worker", count)
-    caller = PersistentAsyncCaller()
-    caller.warmup(cpu_priority=3)
-    values: list[Any] = []
-    assert perform(caller, AsyncRequest(os.nice, (0,), [], receive_fn=values.append)) is None
-    assert started == [3]
-    assert values == [min(19, os.nice(0) + 3)]
-    caller.close()
-
-
-@pytest.mark.slow
 def test_a_worker_that_was_warmed_up_on_the_class_serves_the_first_queue_that_needs_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 import remesh
 from remesh import dist_checkpointing
 from remesh.checkpoint.run.reader import why_incomplete
-from remesh.checkpoint.storage.integrity import verify
+from remesh.checkpoint.storage.checked_file import verify
 from remesh.dist_checkpointing import ShardedTensor
 from remesh.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
 from remesh.foundation.errors import StorageError

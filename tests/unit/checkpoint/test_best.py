@@ -69,7 +69,7 @@ def test_a_damaged_file_of_metrics_is_told_and_loses_no_checkpoint(
     checkpoints = remesh.Checkpoints(tmp_path, keep=[KeepBest("loss", 1)])
     checkpoints.save(1, state(1), metrics={"loss": 1.0})
     (tmp_path / step_name(1) / "metrics.json").write_bytes(text.encode("latin-1"))
-    with pytest.raises(CheckpointFormatError, match=r"metrics\.json: found .* correct the file"):
+    with pytest.raises(CheckpointFormatError, match=r"metrics\.json: expected .*, found: .* correct the file"):
         checkpoints.best("loss")
     checkpoints.save(2, state(2), metrics={"loss": 2.0})
     assert checkpoints.steps() == [1, 2] and "expected a JSON object of numbers" in caplog.text

@@ -19,7 +19,7 @@ from remesh.checkpoint.run import conversion
 from remesh.checkpoint.run.conversion import Format, convert, gather_contents, merge, open_any
 from remesh.checkpoint.run.stored_values import compare, read_bands, read_box
 from remesh.checkpoint.storage import location_of
-from remesh.checkpoint.storage.integrity import verify
+from remesh.checkpoint.storage.checked_file import verify
 from remesh.cli import main
 from remesh.dist_checkpointing import ShardedObject, ShardedTensor
 from remesh.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy

@@ -20,11 +20,11 @@ from remesh.checkpoint.plan.manifest import Extent
 from remesh.checkpoint.run import reader
 from remesh.checkpoint.run.reader import open_checkpoint, plan_fill
 from remesh.checkpoint.storage import integrity
+from remesh.checkpoint.storage.checked_file import verify
 from remesh.checkpoint.storage.integrity import (
     CHECKSUMS_FNAME,
     check_sha256_manifest,
     read_checksums,
-    verify,
     write_sha256_manifest,
 )
 from remesh.dist_checkpointing import ShardedObject, ShardedTensor

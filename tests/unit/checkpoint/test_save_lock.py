@@ -38,7 +38,7 @@ from remesh.checkpoint.run.metrics_file import encode_metrics, read_metrics
 from remesh.checkpoint.run.reader import open_checkpoint, why_incomplete
 from remesh.checkpoint.run.writer import part_of, write_part, writing_in
 from remesh.checkpoint.storage import location_of, store_of
-from remesh.checkpoint.storage.integrity import verify
+from remesh.checkpoint.storage.checked_file import verify
 from remesh.checkpoint.storage.save_lock import IN_PROGRESS_FNAME, SaveLock, held
 from remesh.checkpoint.storage.store import LocalStore, NewFile
 from remesh.checkpoint.values.entities import ShardedTensor

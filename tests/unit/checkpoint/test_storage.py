@@ -23,8 +23,8 @@ from remesh.checkpoint.formats.directory import IN_PROGRESS_FNAME
 from remesh.checkpoint.plan.step_names import step_name
 from remesh.checkpoint.run.housekeeping import decide_removals, list_checkpoints, remove_checkpoint
 from remesh.checkpoint.storage import Entry, RemotePath, fsspec_client, location_of, remote_answers, store_of
+from remesh.checkpoint.storage.checked_file import verify
 from remesh.checkpoint.storage.fsspec_client import FsspecClient
-from remesh.checkpoint.storage.integrity import verify
 from remesh.cli import main
 from remesh.dist_checkpointing import ShardedObject, ShardedTensor
 from remesh.dist_checkpointing.core import CONFIG_FNAME
@@ -362,7 +362,7 @@ def test_a_timeout_that_is_no_number_of_seconds_is_refused(monkeypatch, given: s
 
 
 class _Broken:
-    """A client that loses its connection where a path has some text, and says that such a path is no directory."""
+    """A client that loses its connection where a path has some text."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -371,8 +371,6 @@ class _Broken:
     def __call__(self, path: RemotePath, method: str, *args: Any, **options: Any) -> Any:
         if self.text not in str(path):
             return self.call(path, method, *args, **options)
-        if method == "isdir":
-            return False
         raise ConnectionResetError("reset by peer")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import socket
+from multiprocessing import Pipe
 
 import pytest
 import torch
@@ -24,8 +24,7 @@ def test_tensors_travel_without_what_torch_unpickles_with(monkeypatch: pytest.Mo
 
     if hasattr(torch.storage, "_load_from_bytes"):
         monkeypatch.setattr(torch.storage, "_load_from_bytes", of_a_library)
-    ends = socket.socketpair()
-    sender, receiver = map(Channel, ends)
+    sender, receiver = map(Channel, Pipe())
     sender.send({"tensors": TENSORS, "step": 3})
     got = receiver.receive()
     assert got["step"] == 3

@@ -16,7 +16,7 @@ from remesh.checkpoint.checkpoint_errors import CheckpointFormatError, Checkpoin
 from remesh.checkpoint.run.housekeeping import list_checkpoints, remove_checkpoint
 from remesh.checkpoint.run.reader import open_checkpoint
 from remesh.checkpoint.storage import location_of, store_of
-from remesh.checkpoint.storage.integrity import verify
+from remesh.checkpoint.storage.checked_file import verify
 from remesh.dist_checkpointing import ShardedObject, ShardedTensor
 from remesh.dist_checkpointing.core import CheckpointingConfig, CheckpointingException, save_config
 from remesh.dist_checkpointing.serialization import get_default_load_sharded_strategy

@@ -1,7 +1,7 @@
 """Messages to a worker process: a pickled call, whose tensors travel as descriptors of shared memory.
 
-A message is a length, then a pickle; descriptors of the buffers that it refers to travel with the length. A tensor in
-a staging buffer is pickled as its place there, so both processes see the same memory. Other tensors are pickled as
+A message is a number of descriptors, these, and a pickle that refers to the buffers behind them. A tensor in a staging
+buffer is pickled as its place there, so both processes see the same memory. Other tensors are pickled as
 their bytes, not as torch does it: libraries replace what torch unpickles with, and a worker would import them for it.
 The rest is pickled by value, functions by name: those of the main script cannot be found in another process, and are
 refused.
@@ -16,9 +16,9 @@ import math
 import mmap
 import os
 import pickle
-import socket
-import struct
 import threading
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
 
 import torch
@@ -26,9 +26,6 @@ import torch
 from remesh.checkpoint.background.staging import Copies
 from remesh.checkpoint.checkpoint_errors import CheckpointingException
 from remesh.checkpoint.formats.blob_frame import memory_of
-
-_LENGTH = struct.Struct("<QI")
-_MAX_DESCRIPTORS = 16
 
 
 class WorkerError(CheckpointingException):
@@ -38,7 +35,7 @@ class WorkerError(CheckpointingException):
 class Channel:
     """One end of a connection. Sends and receives whole messages."""
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: Connection) -> None:
         self._end = end
         self._sending = threading.Lock()
 
@@ -53,25 +50,18 @@ class Channel:
                 f"writing in another process: expected a function of an importable module and values that can be "
                 f"pickled, found: {raised}; define the function in a module, or write in a thread"
             ) from raised
-        body = file.getvalue()
         with self._sending:
-            head = _LENGTH.pack(len(body), len(pickler.descriptors))
-            socket.send_fds(self._end, [head], pickler.descriptors)
-            self._end.sendall(body)
+            self._end.send_bytes(bytes([len(pickler.descriptors)]))
+            for descriptor in pickler.descriptors:
+                send_handle(self._end, descriptor, None)
+            self._end.send_bytes(file.getbuffer())
 
     def receive(self) -> Any:
         """The next message; EOFError when the other end is closed."""
-        head, descriptors, _, _ = socket.recv_fds(self._end, _LENGTH.size, _MAX_DESCRIPTORS)
-        while head and len(head) < _LENGTH.size:
-            head += self._some(_LENGTH.size - len(head))
-        if not head:
-            raise EOFError("the other end is closed")
-        num_bytes, _ = _LENGTH.unpack(head)
-        body = bytearray()
-        while len(body) < num_bytes:
-            body += self._some(num_bytes - len(body))
+        (count,) = self._end.recv_bytes()
+        descriptors = [recv_handle(self._end) for _ in range(count)]
         try:
-            return _CopiesUnpickler(io.BytesIO(body), descriptors).load()
+            return _CopiesUnpickler(io.BytesIO(self._end.recv_bytes()), descriptors).load()
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)  # what is mapped stays mapped
@@ -79,12 +69,6 @@ class Channel:
     def close(self) -> None:
         """Let the other end see the end of the connection."""
         self._end.close()
-
-    def _some(self, num_bytes: int) -> bytes:
-        content = self._end.recv(min(num_bytes, 1 << 20))
-        if not content:
-            raise EOFError("the other end was closed in the middle of a message")
-        return content
 
 
 class _CopiesPickler(pickle.Pickler):

@@ -11,8 +11,8 @@ import contextlib
 import os
 import pickle
 import signal
-import socket
 import sys
+from multiprocessing.connection import Connection
 from typing import Any
 
 from remesh.checkpoint.background.worker_messages import Channel
@@ -23,7 +23,7 @@ def serve(channel: Channel) -> None:
     """Answer calls until the other end is closed: any number of ``("progress", bytes)``, then ``("done", value)``
     or ``("failed", error)``.
     """
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+    with contextlib.suppress(EOFError, OSError):
         while True:
             channel.send(_answer_next(channel))
 
@@ -31,7 +31,7 @@ def serve(channel: Channel) -> None:
 def _answer_next(channel: Channel) -> tuple[str, Any]:
     try:
         function, args, kwargs, tells = channel.receive()
-    except (EOFError, ConnectionResetError):
+    except (EOFError, OSError):
         raise
     except Exception as raised:  # a name that is not found here
         return "failed", _portable(raised)
@@ -57,7 +57,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the training loop, which ends us by closing
     with contextlib.suppress(OSError):
         os.nice(int(sys.argv[2]))
-    serve(Channel(socket.socket(fileno=int(sys.argv[1]))))
+    serve(Channel(Connection(int(sys.argv[1]))))
 
 
 if __name__ == "__main__":

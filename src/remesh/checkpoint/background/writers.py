@@ -16,7 +16,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -25,6 +24,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import Pipe
 from typing import Any, ClassVar, NamedTuple
 
 from remesh.checkpoint.background.worker_messages import Channel, WorkerError
@@ -195,7 +195,7 @@ class _Worker:
     """A worker process and the channel to it. Started at once; it is ready some seconds later."""
 
     def __init__(self, cpu_priority: int) -> None:
-        ours, theirs = socket.socketpair()
+        ours, theirs = Pipe()
         paths = [SOURCE, *filter(None, sys.path)]  # what this process can import, the worker can
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         command = [sys.executable, "-m", "remesh.checkpoint.background.writer_process"]
@@ -240,10 +240,10 @@ class _Worker:
 
 
 class PersistentAsyncCaller(AsyncCaller):
-    """Writes in one worker process: one that `prepare` has started, or started with the first request or `warmup`."""
+    """Writes in one worker process: one that `prepare` has started, or started with the first request."""
 
     _cpu_priority = 0
-    """Niceness of workers; of all callers, until one has its own."""
+    """Niceness of workers."""
     _spare: ClassVar[_Worker | None] = None
     """Started by `prepare`; the first caller that needs a worker takes it."""
     _spare_lock: ClassVar[threading.Lock] = threading.Lock()
@@ -283,20 +283,11 @@ class PersistentAsyncCaller(AsyncCaller):
         """Leave the worker to the parent."""
         PersistentAsyncCaller._spare, PersistentAsyncCaller._spare_lock = None, threading.Lock()
 
-    def warmup(self, cpu_priority: int = 10) -> None:
-        """Start the worker now, which takes it some seconds and this process none; ``cpu_priority`` is its niceness."""
-        self._cpu_priority = cpu_priority
-        self._start()
-
-    def _start(self) -> _Worker:
-        with self._lock:
-            if self._worker is None:
-                self._worker = self._take_spare() or _Worker(self._cpu_priority)
-            return self._worker
-
     def _run(self, call: WriteCall) -> Any:
+        with self._lock:
+            worker = self._worker = self._worker or self._take_spare() or _Worker(self._cpu_priority)
         try:
-            return self._start().run(call)
+            return worker.run(call)
         except WorkerError:
             with self._lock:
                 self._worker = None

@@ -43,6 +43,7 @@ from remesh.checkpoint.formats.inert_objects import LOOK_UP, dump_with_stand_ins
 from remesh.checkpoint.storage import Location, store_of
 from remesh.checkpoint.storage.integrity import BLOCK_BYTES, Trailer
 from remesh.checkpoint.storage.joined_checksums import join_blocks
+from remesh.checkpoint.values.nests import name_of, nested_leaves
 from remesh.foundation.checksums import crc32
 from remesh.foundation.thread_pool import PooledExecutor
 from remesh.layout.from_torch import dtype_name, torch_dtype
@@ -130,11 +131,6 @@ class DataFile:
         crc = crc32(content[:first], crc)
         num_known, last = self._write_through(content)
         return crc32(content[last:], join_blocks(crc, np.array(self._crcs[num_known:], np.uint32), BLOCK_BYTES))
-
-    def write_blob(self, head: bytes, elements: memoryview, tail: Callable[[int], bytes]) -> None:
-        """Append a blob whose tail depends on the CRC-32 of its elements."""
-        self.write(head)
-        self.write(tail(self.write_elements(elements)))
 
     def align(self, num_bytes: int) -> None:
         """Fill up, so that what follows after ``num_bytes`` more begins on a boundary of blocks."""
@@ -263,16 +259,15 @@ def start_blob(file: DataFile, dtype: str, shape: tuple[int, ...]) -> int:
 
 def write_tensor(tensor: torch.Tensor, file: DataFile) -> None:
     """Append the blob of a tensor: its elements only, row-major, whatever storage it is a view of."""
-    plain = tensor.detach().cpu().contiguous()
-    if plain.is_conj() or plain.is_neg():
-        plain = plain.resolve_conj().resolve_neg()
+    plain = _plain(tensor)
     frame = frame_of(dtype_name(plain.dtype), tuple(plain.shape))
     if frame is None:
         if plain.untyped_storage().nbytes() != plain.numel() * plain.element_size():
             plain = plain.clone()
         torch.save(plain, cast(IO[bytes], file))  # it only writes
         return
-    file.write_blob(frame.head, memory_of(plain), frame.tail)
+    file.write(frame.head)
+    file.write(frame.tail(file.write_elements(memory_of(plain))))
 
 
 def write_tensor_in_parts(
@@ -299,8 +294,11 @@ def write_tensor_in_parts(
 
 def elements_of(tensor: torch.Tensor) -> memoryview:
     """The bytes of the elements of a tensor, row-major."""
-    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    return memory_of(plain)
+    return memory_of(_plain(tensor))
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
 
 
 def write_alike(tensors: Sequence[torch.Tensor], frame: Frame, file: DataFile) -> None:
@@ -319,7 +317,7 @@ def write_alike(tensors: Sequence[torch.Tensor], frame: Frame, file: DataFile) -
 
 def read_tensor(blob: bytes, dtype: str, shape: tuple[int, ...], where: str) -> torch.Tensor:
     """The tensor of a blob, after checking its dtype and shape against the metadata."""
-    tensor = _load(blob, where)
+    tensor = load_object(blob, where)
     is_tensor = isinstance(tensor, torch.Tensor)
     found = (dtype_name(tensor.dtype), tuple(tensor.shape)) if is_tensor else type(tensor).__name__
     if found != (dtype, shape):
@@ -358,6 +356,18 @@ def dump_object(value: Any, name: str) -> bytes:
             "or wrap it in LocalNonpersistentObject"
         ) from raised
     return file.getvalue()
+
+
+def dump_common(common: dict[str, Any]) -> bytes:
+    """The common data serialised; `CheckpointMismatchError`, with its place, for what could not be loaded again."""
+    name = "the common data"
+    try:
+        return dump_object(common, name)
+    except CheckpointMismatchError:
+        for path, leaf in nested_leaves(common):
+            if type(leaf) not in _PLAIN:
+                dump_object(leaf, f"{name} at {name_of(path)!r}")
+        raise  # of a key
 
 
 def check_object(blob: bytes, name: str) -> None:
@@ -411,10 +421,6 @@ def load_object(blob: bytes, where: str, *, with_stand_ins: bool = False) -> Any
 
     A class that is not known to be safe is a `CheckpointFormatError`, or its objects are stand-ins, as asked for.
     """
-    return _load(blob, where, with_stand_ins)
-
-
-def _load(blob: bytes, where: str, with_stand_ins: bool = False) -> Any:
     try:
         with torch.serialization.safe_globals(SAFE_GLOBALS):
             unknown = stand_ins_for(io.BytesIO(blob)) if with_stand_ins else []

@@ -30,7 +30,13 @@ from remesh.checkpoint.checkpoint_errors import CheckpointFormatError, Checkpoin
 from remesh.checkpoint.formats.data_file import dump_object, load_object
 from remesh.checkpoint.formats.zarr_format import remove_arrays, remove_staged
 from remesh.checkpoint.storage import Directory, Location, location_of, store_of
-from remesh.checkpoint.storage.integrity import BLOCKS_FNAME, CHECKSUMS_FNAME, encode_checksums, files_in_blocks
+from remesh.checkpoint.storage.integrity import (
+    BLOCKS_FNAME,
+    CHECKSUMS_FNAME,
+    encode_checksums,
+    files_in_blocks,
+    parsing,
+)
 from remesh.checkpoint.storage.save_lock import (
     IN_PROGRESS_FNAME,
     SaveLock,
@@ -241,23 +247,15 @@ def maybe_load_config(checkpoint_dir: Directory | None) -> CheckpointingConfig |
     content = _marker_in(location_of(checkpoint_dir))
     if content is None:
         return None
-    try:
+    hint = "the checkpoint is damaged, use another one"
+    expected = "a JSON object with the field sharded_backend"
+    with parsing("bad-config", f"reading the marker {path}", expected, hint):
         found = json.loads(content)
         known = {field.name: found[field.name] for field in fields(CheckpointingConfig) if field.name in found}
         config = CheckpointingConfig(**known)
-    except (ValueError, TypeError, RecursionError) as raised:
-        raise CheckpointFormatError(
-            "bad-config",
-            f"reading the marker {path}: expected a JSON object with the field sharded_backend, found: {raised}; "
-            "the checkpoint is damaged, use another one",
-        ) from raised
-    if not isinstance(config.sharded_backend, str) or not isinstance(config.sharded_backend_version, int):
-        raise CheckpointFormatError(
-            "bad-config",
-            f"reading the marker {path}: expected a backend name and a version number, found "
-            f"{config.sharded_backend!r} and {config.sharded_backend_version!r}; the checkpoint is damaged",
-        )
-    return config
+        if not isinstance(config.sharded_backend, str) or not isinstance(config.sharded_backend_version, int):
+            raise TypeError(f"backend {config.sharded_backend!r} of version {config.sharded_backend_version!r}")
+        return config
 
 
 def save_config(config: CheckpointingConfig, checkpoint_dir: Directory) -> None:

@@ -25,10 +25,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from remesh.checkpoint.checkpoint_errors import CheckpointFormatError
 from remesh.checkpoint.plan.manifest import Extent, Manifest, Place, StoredChunk, StoredTensor
 from remesh.checkpoint.storage import Location
-from remesh.foundation.errors import LayoutError
+from remesh.checkpoint.storage.integrity import parsing
 from remesh.layout import Box
 from remesh.layout.dtypes import ITEMSIZE_BYTES
 
@@ -38,7 +37,6 @@ END = struct.Struct("<8sQI")
 MAGIC = b"remeshIX"
 NUMBER = np.dtype("<i8")
 _Numbers = npt.NDArray[np.int64]
-_OURS = (struct.error, LayoutError)
 
 
 def decode_columns(
@@ -49,17 +47,13 @@ def decode_columns(
     ``check_name`` is to raise for a data file whose name leads out of the checkpoint. Raises `CheckpointFormatError`
     for content that contradicts itself.
     """
-    try:
+    expected = f"the columns of an index of version {VERSION}"
+    hint = "the checkpoint is damaged or foreign, use another one"
+    with parsing("bad-metadata", f"reading {path}", expected, hint):
         magic, *fields = END.unpack_from(content, len(content) - END.size)
         if magic != MAGIC or tuple(fields) != metadata:
             return None
         columns = _read(content)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError, *_OURS) as raised:
-        raise CheckpointFormatError(
-            "bad-metadata",
-            f"reading {path}: expected the columns of an index of version {VERSION}, found: {raised!r:.200}; the "
-            "checkpoint is damaged or foreign, use another one",
-        ) from raised
     for name in columns.files:
         check_name(name)
     extents = columns.extents(slice(columns.num_chunks, None))

@@ -37,6 +37,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from remesh.checkpoint.formats.directory import COLUMNS_FNAME, METADATA_FNAME
 from remesh.checkpoint.formats.index_columns import END, MAGIC, NUMBER, VERSION
+from remesh.checkpoint.formats.torch_format import ORIGINAL_SHAPE
 from remesh.checkpoint.plan.manifest import Index, Manifest, Place
 from remesh.checkpoint.storage import Location, store_of
 from remesh.checkpoint.storage.save_lock import SaveLock
@@ -45,8 +46,6 @@ from remesh.foundation.torch_private import StorageInfo
 from remesh.layout.from_torch import torch_dtype
 
 _VERSION = "1.0.0"
-_ORIGINAL_SHAPE = "nd_reformulated_orig_global_shape"
-"""Name under which ``mcore_data`` has the global shape that a flattened tensor had."""
 _GLOBAL = re.compile(rb"c[\w.]+\n[\w.]+\n")
 _MARKS = [f"\0mark {number}\0" for number in range(4)]
 
@@ -148,7 +147,7 @@ def encode_index(index: Index) -> EncodedIndex:
             states += (chunk_a, at, chunk_b, sizes[shape], chunk_c)
             places += (indexed[0], name, indexed[1], at, indexed[2], _integer(number), indexed[3], place_of(blob))
         states += (b"e", tensor_d)
-    shapes = {key: {_ORIGINAL_SHAPE: tuple(shape)} for key, shape in index.unflattened_shapes.items()}
+    shapes = {key: {ORIGINAL_SHAPE: tuple(shape)} for key, shape in index.unflattened_shapes.items()}
     return EncodedIndex(b"\x80\x02" + memo.definitions(), b"".join(states), b"".join(places), shapes)
 
 

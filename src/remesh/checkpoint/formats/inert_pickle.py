@@ -22,19 +22,14 @@ from remesh.checkpoint.storage import Location
 _DCP = "torch.distributed.checkpoint"
 _MEGATRON = "megatron.core.dist_checkpointing.strategies.torch"
 
+_OF_METADATA = (
+    *("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata", "TensorProperties"),
+    *("MetadataIndex", "StorageMeta"),
+)
 _RECORDS = {
-    (f"{_DCP}.metadata", "Metadata"): "Metadata",
-    (f"{_DCP}.metadata", "TensorStorageMetadata"): "TensorStorageMetadata",
-    (f"{_DCP}.metadata", "BytesStorageMetadata"): "BytesStorageMetadata",
-    (f"{_DCP}.metadata", "ChunkStorageMetadata"): "ChunkStorageMetadata",
-    (f"{_DCP}.metadata", "TensorProperties"): "TensorProperties",
-    (f"{_DCP}.metadata", "MetadataIndex"): "MetadataIndex",
-    (f"{_DCP}.metadata", "StorageMeta"): "StorageMeta",
-    (f"{_DCP}.filesystem", "_StorageInfo"): "_StorageInfo",
-    (f"{_DCP}.filesystem", "_StoragePrefix"): "_StoragePrefix",
-    (f"{_DCP}.planner", "SavePlan"): "SavePlan",
-    (f"{_DCP}.planner", "WriteItem"): "WriteItem",
-    (f"{_DCP}.planner", "TensorWriteData"): "TensorWriteData",
+    **{(f"{_DCP}.metadata", name): name for name in _OF_METADATA},
+    **{(f"{_DCP}.filesystem", name): name for name in ("_StorageInfo", "_StoragePrefix")},
+    **{(f"{_DCP}.planner", name): name for name in ("SavePlan", "WriteItem", "TensorWriteData")},
     (_MEGATRON, "MCoreSavePlan"): "SavePlan",
     (_MEGATRON, "MCoreMetadata"): "Metadata",
     ("torch.distributed._shard.sharded_tensor.metadata", "TensorProperties"): "TensorProperties",

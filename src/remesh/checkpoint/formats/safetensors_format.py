@@ -13,16 +13,21 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from remesh.checkpoint.checkpoint_errors import CheckpointFormatError, CheckpointMismatchError, CheckpointPathError
+from remesh.checkpoint.checkpoint_errors import (
+    CheckpointFormatError,
+    CheckpointMismatchError,
+    CheckpointPathError,
+)
 from remesh.checkpoint.formats.data_file import elements_of
 from remesh.checkpoint.plan.manifest import Extent, Manifest, StoredChunk, StoredTensor
 from remesh.checkpoint.storage import Location, store_of
+from remesh.checkpoint.storage.integrity import parsing, plain_name
 from remesh.layout import Box, itemsize_bytes
 
 FORMAT = "safetensors"
@@ -59,39 +64,26 @@ _DTYPES = {
 _NAMES = {code: name for name, code in _DTYPES.items()}
 
 
-class BandedTensor(Protocol):
+@dataclass(frozen=True, slots=True)
+class BandedTensor:
     """A tensor to be written, of which no more than a band need be in memory."""
 
-    @property
-    def dtype(self) -> str:
-        """Name of its dtype."""
+    dtype: str
+    shape: tuple[int, ...]
+    bands: Callable[[], Iterable[torch.Tensor]]
+    """Gives its values, part by part."""
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all its elements."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The global shape of the tensor."""
-
-    def bands(self) -> Iterator[torch.Tensor]:
-        """The values of the tensor, part by part."""
+        return math.prod(self.shape) * itemsize_bytes(self.dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class ExportFile:
-    """One file to be written."""
-
-    name: str
-    keys: tuple[str, ...]
-    num_bytes: int
-
-
-def plan_export(num_bytes_of: Mapping[str, int], max_file_bytes: int = MAX_FILE_BYTES) -> list[ExportFile]:
+def plan_export(num_bytes_of: Mapping[str, int], max_file_bytes: int = MAX_FILE_BYTES) -> dict[str, list[str]]:
     """Assign tensors to files, in order; a new file begins when the next tensor would make the current one too long.
 
-    >>> [(one.name, one.keys) for one in plan_export({"a": 6, "b": 5, "c": 3}, 8)]
-    [('model-00001-of-00002.safetensors', ('a',)), ('model-00002-of-00002.safetensors', ('b', 'c'))]
+    >>> plan_export({"a": 6, "b": 5, "c": 3}, 8)
+    {'model-00001-of-00002.safetensors': ['a'], 'model-00002-of-00002.safetensors': ['b', 'c']}
     """
     groups: list[list[str]] = []
     filled = 0
@@ -105,10 +97,7 @@ def plan_export(num_bytes_of: Mapping[str, int], max_file_bytes: int = MAX_FILE_
     names = (
         [SINGLE_FNAME] if total == 1 else [f"model-{at:05d}-of-{total:05d}.safetensors" for at in range(1, total + 1)]
     )
-    return [
-        ExportFile(name, tuple(keys), sum(num_bytes_of[key] for key in keys))
-        for name, keys in zip(names, groups, strict=True)
-    ]
+    return dict(zip(names, groups, strict=True))
 
 
 def write_tensors(
@@ -116,8 +105,8 @@ def write_tensors(
     target: Location,
     max_file_bytes: int = MAX_FILE_BYTES,
     on_bytes: Callable[[int], None] = lambda num_bytes: None,
-) -> list[ExportFile]:
-    """Write tensors, by name, into a directory that holds none of this format yet."""
+) -> dict[str, list[str]]:
+    """Write tensors, by name, into a directory that holds none of this format yet; returns those in each file."""
     for name, source in sources.items():
         if source.dtype not in _DTYPES:
             raise CheckpointMismatchError(
@@ -133,12 +122,12 @@ def write_tensors(
             "was overwritten, choose another directory"
         )
     files = plan_export({name: source.num_bytes for name, source in sources.items()}, max_file_bytes)
-    for file in files:
-        _write_file({name: sources[name] for name in file.keys}, target / file.name, on_bytes)
+    for file, keys in files.items():
+        _write_file({key: sources[key] for key in keys}, target / file, on_bytes)
     if len(files) > 1:
         index = {
-            "metadata": {"total_size": sum(file.num_bytes for file in files)},
-            "weight_map": {key: file.name for file in files for key in file.keys},
+            "metadata": {"total_size": sum(source.num_bytes for source in sources.values())},
+            "weight_map": {key: file for file, keys in files.items() for key in keys},
         }
         store.put(target / INDEX_FNAME, json.dumps(index, indent=2).encode())
     store.sync_names(target)
@@ -183,16 +172,12 @@ def _files_in(place: Location) -> dict[str, list[str] | None]:
         names = [entry.name for entry in store.entries(place) if entry.name.endswith(_SUFFIX)]
         _check_complete(place, names)
         return dict.fromkeys(names)
-    try:
+    with parsing("bad-index", f"reading {index}", "a weight_map from names to files beside it"):
         keys_of: dict[str, list[str] | None] = {}
         for key, name in json.loads(store.read(index))["weight_map"].items():
-            keys = keys_of.setdefault(_plain_name(name), [])
+            keys = keys_of.setdefault(plain_name(name), [])
             assert keys is not None
             keys.append(str(key))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as raised:
-        raise CheckpointFormatError(
-            "bad-index", f"reading {index}: expected a weight_map from names to files beside it, found: {raised!r}"
-        ) from raised
     if SINGLE_FNAME not in keys_of and store.size_of(place / SINGLE_FNAME) is not None:
         raise CheckpointFormatError(
             "bad-index",
@@ -218,25 +203,18 @@ def _tensors_in(directory: Location, name: str) -> dict[str, StoredTensor]:
     path = directory / name
     if not store_of(path).is_inside(directory, path):
         raise CheckpointFormatError("escaping-path", f"opening {path}: it lies outside {directory}; do not load it")
-    try:
-        with store_of(path).open_ranged(path) as file:
-            start = bytearray(_LENGTH_BYTES)
-            file.read_into(0, memoryview(start))
-            length = int.from_bytes(start, "little")
-            if file.num_bytes < _LENGTH_BYTES + length or not 0 < length <= _MAX_HEADER_BYTES:
-                raise ValueError(f"{file.num_bytes} bytes with a header of {length}")
-            header = bytearray(length)
-            file.read_into(_LENGTH_BYTES, memoryview(header))
-            found = json.loads(header)
-            _check_is_whole(path, found.pop("__metadata__", None) or {})
-            return _decode(found, name, _LENGTH_BYTES + length, file.num_bytes)
-    except CheckpointFormatError:
-        raise
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as raised:
-        raise CheckpointFormatError(
-            "bad-safetensors",
-            f"opening {path}: expected a safetensors file, found: {str(raised)[:200]}; use another source",
-        ) from raised
+    doing = parsing("bad-safetensors", f"opening {path}", "a safetensors file", "use another source")
+    with doing, store_of(path).open_ranged(path) as file:
+        start = bytearray(_LENGTH_BYTES)
+        file.read_into(0, memoryview(start))
+        length = int.from_bytes(start, "little")
+        if file.num_bytes < _LENGTH_BYTES + length or not 0 < length <= _MAX_HEADER_BYTES:
+            raise ValueError(f"{file.num_bytes} bytes with a header of {length}")
+        header = bytearray(length)
+        file.read_into(_LENGTH_BYTES, memoryview(header))
+        found = json.loads(header)
+        _check_is_whole(path, found.pop("__metadata__", None) or {})
+        return _decode(found, name, _LENGTH_BYTES + length, file.num_bytes)
 
 
 def _check_is_whole(path: Location, extra: Mapping[str, str]) -> None:
@@ -297,9 +275,3 @@ def _write_file(sources: Mapping[str, BandedTensor], path: Location, on_bytes: C
                 file.write(elements)
                 on_bytes(len(elements))
         file.finish()
-
-
-def _plain_name(name: Any) -> str:
-    if not isinstance(name, str) or not name or name in (".", "..") or any(mark in name for mark in "/\\\0"):
-        raise ValueError(f"file name {name!r}")
-    return name

@@ -23,7 +23,7 @@ from remesh.checkpoint.formats.index_columns import decode_columns
 from remesh.checkpoint.formats.inert_pickle import Record, brief, load_inert
 from remesh.checkpoint.plan.manifest import Extent, Manifest, StoredChunk, StoredTensor
 from remesh.checkpoint.storage import Location, store_of
-from remesh.checkpoint.storage.integrity import Checksums
+from remesh.checkpoint.storage.integrity import Checksums, check_length
 from remesh.foundation.errors import LayoutError
 from remesh.layout import Box
 from remesh.layout.from_torch import torch_dtype
@@ -31,7 +31,7 @@ from remesh.layout.from_torch import torch_dtype
 BACKEND = "torch_dist"
 BACKEND_VERSION = 1
 _LARGEST = 1 << 62
-_ORIGINAL_SHAPE = "nd_reformulated_orig_global_shape"
+ORIGINAL_SHAPE = "nd_reformulated_orig_global_shape"
 """Name under which ``mcore_data`` has the global shape that a flattened tensor had."""
 
 
@@ -77,13 +77,7 @@ def check_files(directory: Location, extents: Sequence[Extent]) -> None:
         needed[extent.file] = max(needed.get(extent.file, 0), extent.file_stop)
     for name, num_bytes in needed.items():
         path = path_inside(directory, name)
-        found = store_of(path).size_of(path)
-        if found is None or found < num_bytes:
-            raise CheckpointFormatError(
-                "missing-file" if found is None else "truncated",
-                f"checking data file {path}: expected at least {num_bytes} bytes, found "
-                f"{'no such file' if found is None else found}; the checkpoint is damaged, use another one",
-            )
+        check_length(path, num_bytes, store_of(path).size_of(path), may_be_longer=True)
 
 
 def path_inside(directory: Location, name: str) -> Location:
@@ -128,8 +122,8 @@ def _original_shapes(
 ) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     for key, value in mcore_data.items():
-        if isinstance(value, dict) and _ORIGINAL_SHAPE in value and key in tensors:
-            shapes[key] = _numbers(value[_ORIGINAL_SHAPE], f"shape of {key!r} before flattening", path)
+        if isinstance(value, dict) and ORIGINAL_SHAPE in value and key in tensors:
+            shapes[key] = _numbers(value[ORIGINAL_SHAPE], f"shape of {key!r} before flattening", path)
             _check_before_flattening(key, shapes[key], tensors[key].global_shape, path)
     return shapes
 

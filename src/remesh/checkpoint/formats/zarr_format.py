@@ -27,7 +27,7 @@ from remesh.checkpoint.checkpoint_errors import CheckpointFormatError, Checkpoin
 from remesh.checkpoint.formats.data_file import elements_of
 from remesh.checkpoint.plan.manifest import Extent, Manifest, StoredChunk, StoredTensor
 from remesh.checkpoint.storage import Entry, Location, store_of
-from remesh.checkpoint.storage.integrity import Checksums, Trailer, table_of
+from remesh.checkpoint.storage.integrity import Checksums, Trailer, check_length, parsing, table_of
 from remesh.checkpoint.storage.save_lock import SaveLock, lock_staged_in_folder
 from remesh.checkpoint.values.entities import ShardedObject
 from remesh.layout import Box
@@ -267,7 +267,10 @@ def _folders(directory: Location, name: str, depth: int) -> Iterator[tuple[str, 
 
 
 def _decode(content: bytes, path: Location) -> Array:
-    try:
+    expected = (
+        f"an array of zarr version 2, row-major, without compressor and filters, of a dtype among {', '.join(_NAMES)}"
+    )
+    with parsing("bad-zarr", f"reading {path}", expected, "it is damaged or of another writer"):
         found = json.loads(content)
         shape, cell_shape = (_sizes(found[name]) for name in ("shape", "chunks"))
         foreign = {
@@ -283,12 +286,6 @@ def _decode(content: bytes, path: Location) -> Array:
         separator = found.get("dimension_separator", ".")
         if separator not in (".", "/"):
             raise ValueError(f"dimension_separator {separator!r}")
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as raised:
-        raise CheckpointFormatError(
-            "bad-zarr",
-            f"reading {path}: expected an array of zarr version 2, row-major, without compressor and filters, of a "
-            f"dtype among {', '.join(_NAMES)}; found {str(raised)[:200]}; it is damaged or of another writer",
-        ) from raised
     return Array(_NAMES[code], shape, cell_shape, separator)
 
 
@@ -312,12 +309,7 @@ def _stored(directory: Location, key: str, array: Array, sizes: Mapping[str, int
         file = f"{key}/{name}"
         path = directory / file
         found = sizes.get(name) if array.separator == "." else store_of(path).size_of(path)
-        if found != array.cell_bytes:
-            raise CheckpointFormatError(
-                "missing-file" if found is None else "truncated",
-                f"reading tensor {key!r}: expected {array.cell_bytes} bytes in {path}, found "
-                f"{'no such file' if found is None else found}; the checkpoint is damaged, use another one",
-            )
+        check_length(path, array.cell_bytes, found)
         chunks.append(StoredChunk(box, Extent(file, 0, array.cell_bytes), array.cell_shape))
     return StoredTensor(array.dtype, array.shape, tuple(chunks))
 

@@ -99,20 +99,13 @@ def stored_form(tensor: ShardedTensor) -> ShardedTensor:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Rerouted:
-    """Requests in terms of what is stored."""
-
-    tensors: list[ShardedTensor]
-    """With data to fill; none is flattened."""
-    copies: list[tuple[torch.Tensor, torch.Tensor]]
-    """``(to, from)``, to be copied when all tensors are filled."""
-
-
-def reroute(requests: Sequence[ShardedTensor], manifest: Manifest) -> Rerouted:
+def reroute(
+    requests: Sequence[ShardedTensor], manifest: Manifest
+) -> tuple[list[ShardedTensor], list[tuple[torch.Tensor, torch.Tensor]]]:
     """What to ask for so that all requests, which have data, get filled: flattened or not, stored flattened or not.
 
-    Raises `CheckpointMismatchError` where shapes differ or elements are not stored.
+    Of what is asked for nothing is flattened. When it is filled, the pairs ``(to, from)`` are to be copied. Raises
+    `CheckpointMismatchError` where shapes differ or elements are not stored.
     """
     tensors: list[ShardedTensor] = []
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -141,7 +134,7 @@ def reroute(requests: Sequence[ShardedTensor], manifest: Manifest) -> Rerouted:
             if to is not None:
                 assert tensor.data is not None
                 copies.append(to)
-    return Rerouted(tensors, copies)
+    return tensors, copies
 
 
 def shapes_before_flattening(entities: Iterable[ShardedBase]) -> dict[str, tuple[int, ...]]:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from remesh.checkpoint.checkpoint_errors import CheckpointMismatchError
 from remesh.checkpoint.plan.manifest import Extent, Manifest, StoredChunk, StoredTensor
+from remesh.checkpoint.values.nests import named
 from remesh.layout import Box, Layout, Shard, compute_missing, compute_overlap
 
 _MAX_LISTED = 5
@@ -96,7 +97,7 @@ def _check_known(wants_of: Mapping[str, list[int]], manifest: Manifest) -> None:
     flattened = sorted((manifest.flattened - manifest.unflattened_shapes.keys()).intersection(wants_of))
     if flattened:
         raise CheckpointMismatchError(
-            f"{len(flattened)} wanted tensors, {_names(flattened)}, are stored flattened within "
+            f"{len(flattened)} wanted tensors, {named(flattened)}, are stored flattened within "
             "grid cells by an older writer (flattened_range), expected unflattened ones; save the checkpoint anew "
             "without a flattening optimizer"
         )
@@ -144,14 +145,9 @@ def _absent(kind: str, absent: Sequence[str], present: Sequence[str]) -> str:
     near = difflib.get_close_matches(absent[0], present, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "; is it the checkpoint of another model?"
     return (
-        f"{len(absent)} wanted {kind}s are not in the checkpoint, {_names(absent)}; it holds "
-        f"{len(present)}, {_names(present)}{hint}"
+        f"{len(absent)} wanted {kind}s are not in the checkpoint, {named(absent)}; it holds "
+        f"{len(present)}, {named(present)}{hint}"
     )
-
-
-def _names(names: Sequence[str]) -> str:
-    listed = ", ".join(map(repr, names[:_MAX_LISTED]))
-    return (listed or "none") + (", ..." if len(names) > _MAX_LISTED else "")
 
 
 def _listed(problems: Sequence[str]) -> str:

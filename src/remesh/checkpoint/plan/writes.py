@@ -19,7 +19,7 @@ import numpy as np
 
 from remesh.checkpoint.plan.manifest import Index, IndexedTensor, Place, StoredBox
 from remesh.checkpoint.values.entities import ShardedBase, ShardedObject, ShardedTensor, is_main_replica
-from remesh.checkpoint.values.outline import IntArray, pack, unpack
+from remesh.checkpoint.values.outline import IntArray, SentRows, alike, pack, unpack
 from remesh.resharding.schedule.senders import assign_whole
 
 
@@ -47,24 +47,13 @@ SMALL_BYTES = 64 << 10
 """A box of no more bytes is small: what a normalisation holds of 16,384 channels, and no matrix of a large model."""
 
 
-@dataclass(frozen=True, slots=True)
-class HeldBoxes:
-    """The boxes in the memory of one rank, in columns."""
+class HeldBoxes(SentRows):
+    """The boxes in the memory of one rank, in columns.
 
-    form: Sequence[Sequence[Any]]
-    """``(name, shape, bytes)`` of each box, and whatever else others shall compare. JSON, up to tuples."""
-    starts: Sequence[int] | IntArray
-    """The first global index of each box, one after the other."""
+    A row is ``(name, shape, bytes)`` and whatever else others shall compare; its numbers are the box's first index.
+    """
 
-    def parts(self) -> list[Any]:
-        """The same for the other ranks, as JSON."""
-        return [self.form, pack(self.starts)]
-
-    @classmethod
-    def from_parts(cls, parts: Sequence[Any]) -> HeldBoxes:
-        """What `parts` was made of."""
-        form, starts = parts
-        return cls(form, unpack(starts))
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +75,8 @@ def choose_writers(held: Sequence[HeldBoxes], rank: int) -> Choice:
     holders: dict[_Kind, dict[tuple[int, ...], list[int]]] = {}
     num_bytes: dict[_Kind, int] = {}
     mine: list[tuple[_Kind, tuple[int, ...]]] = []
-    for ranks in _alike([one.form for one in held]):
-        starts = np.array([held[one].starts for one in ranks], dtype=np.int64).reshape(len(ranks), -1)
+    for ranks in alike([one.form for one in held]):
+        starts = np.array([held[one].numbers for one in ranks], dtype=np.int64).reshape(len(ranks), -1)
         at = 0
         for name, shape, size, *_ in held[ranks[0]].form:
             kind = (name, tuple(shape))
@@ -162,7 +151,7 @@ def assemble_index(written: Sequence[Written]) -> Index:
             objects.setdefault(name, (one.file, start, length))
         shapes |= {key: tuple(shape) for key, shape in one.shapes_before_flattening}
     tensors: dict[str, IndexedTensor] = {}
-    for ranks in _alike([one.tensors for one in written]):
+    for ranks in alike([one.tensors for one in written]):
         parts = [written[rank] for rank in ranks]
         numbers = np.array([one.numbers[2 * len(one.objects) :] for one in parts], dtype=np.int64)
         files, at = [one.file for one in parts], 0
@@ -181,14 +170,6 @@ def assemble_index(written: Sequence[Written]) -> Index:
 
 _Kind = tuple[str, tuple[int, ...]]
 """Name of a tensor and shape of a box."""
-
-
-def _alike(by_rank: Sequence[Any]) -> list[list[int]]:
-    """The ranks that sent the same object, by rank."""
-    ranks_of: dict[int, list[int]] = {}
-    for rank, one in enumerate(by_rank):
-        ranks_of.setdefault(id(one), []).append(rank)
-    return list(ranks_of.values())
 
 
 def _columns(numbers: Sequence[int] | IntArray, width: int) -> list[list[int]]:

@@ -20,33 +20,14 @@ from typing import Any
 import torch
 
 from remesh.checkpoint.checkpoint_errors import CheckpointFormatError, CheckpointMismatchError
-from remesh.checkpoint.formats.data_file import dump_object, load_object
+from remesh.checkpoint.formats.data_file import dump_common, load_object
 from remesh.checkpoint.run.collective_steps import take_step
-from remesh.checkpoint.values.nests import Path, check_no_tensors, diff, name_of, nested_leaves
+from remesh.checkpoint.values.nests import Path, check_no_tensors, diff, name_of, named
 from remesh.comm.gather import Group, gather_bytes, group_device, group_rank
 
 logger = logging.getLogger(__name__)
-NAME = "the common data"
-_ALWAYS_FIT = (int, float, str, bool, bytes, type(None))
-_MOST_NAMED = 5
 _warned: set[tuple[str, ...]] = set()
 """The names of values that differed when this process has warned of them: each save finds the same again."""
-
-
-def dump_common(common: dict[str, Any]) -> bytes:
-    """The common data serialised; `CheckpointMismatchError`, with its place, for what could not be loaded again."""
-    try:
-        return dump_object(common, NAME)
-    except CheckpointMismatchError:
-        check_each(common)
-        raise  # of a key
-
-
-def check_each(common: dict[str, Any]) -> None:
-    """Raise `CheckpointMismatchError` for the first value by itself that could not be loaded again, with its place."""
-    for path, leaf in nested_leaves(common):
-        if type(leaf) not in _ALWAYS_FIT:
-            dump_object(leaf, f"{NAME} at {name_of(path)!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +102,6 @@ def warn_once(to: logging.Logger, names: Sequence[str], text: str) -> None:
     if names and tuple(names) not in _warned:
         _warned.add(tuple(names))
         to.warning("%s", text)
-
-
-def named(names: Iterable[str]) -> str:
-    """The first few names, quoted."""
-    names = [*map(repr, names)]
-    return ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")
 
 
 def digest_of(common: dict[str, Any] | None) -> str | None:

@@ -41,13 +41,12 @@ from remesh.checkpoint.formats.index_files import IndexFiles, stage_index
 from remesh.checkpoint.formats.safetensors_format import MAX_FILE_BYTES, is_safetensors, write_tensors
 from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION
 from remesh.checkpoint.plan.manifest import Index, IndexedTensor
-from remesh.checkpoint.run.reader import NATIVE, OpenCheckpoint, open_checkpoint
-from remesh.checkpoint.run.safetensors import Source, open_safetensors
-from remesh.checkpoint.run.stored_values import cut_of, read_bands, read_box
+from remesh.checkpoint.run.reader import NATIVE, OpenCheckpoint, key_of_object, open_checkpoint
+from remesh.checkpoint.run.safetensors import banded, open_safetensors
+from remesh.checkpoint.run.stored_values import cut_of, read_bands, read_box, shape_of
 from remesh.checkpoint.storage import Location, store_of
 from remesh.checkpoint.storage.integrity import BLOCKS_FNAME, Trailer, write_blocks
 from remesh.checkpoint.storage.save_lock import SaveLock
-from remesh.checkpoint.values.entities import ShardedObject
 from remesh.checkpoint.values.nests import count_parents, diff, items_of
 from remesh.layout import Box, itemsize_bytes
 
@@ -66,14 +65,25 @@ class Format(Enum):
 class Item:
     """A tensor to be written."""
 
-    source: Source
+    checkpoint: OpenCheckpoint
+    key: str
     cut: tuple[Box, ...]
     """Disjoint boxes that make up the tensor, as it was stored."""
 
     @property
+    def dtype(self) -> str:
+        """Name of its dtype."""
+        return self.checkpoint.manifest.tensors[self.key].dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The global shape of the tensor."""
+        return shape_of(self.checkpoint, self.key)
+
+    @property
     def whole(self) -> Item:
         """The same, in one box."""
-        return replace(self, cut=(Box.of_shape(self.source.shape),))
+        return replace(self, cut=(Box.of_shape(self.shape),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +98,7 @@ class Contents:
     @property
     def num_bytes(self) -> int:
         """The size of all elements."""
-        return sum(item.source.num_bytes for item in self.tensors.values())
+        return sum(banded(item.checkpoint, item.key).num_bytes for item in self.tensors.values())
 
     def elements(self) -> Iterator[tuple[str, list[Any]]]:
         """Unique key of each object with its values, in the order of one rank's."""
@@ -156,7 +166,7 @@ def convert(
     """
     with as_checkpoint_errors(f"writing {target} as {to.value}"):
         if to is Format.SAFETENSORS:
-            sources = {key: item.source for key, item in contents.tensors.items()}
+            sources = {name: banded(item.checkpoint, item.key) for name, item in contents.tensors.items()}
             write_tensors(sources, target, max_file_bytes, on_bytes)
             words = [f"{len(contents.objects)} objects"] if contents.objects else []
             words += ["the common data"] if contents.common else []
@@ -196,11 +206,10 @@ def _write_torch(
         for name, elements in contents.elements():
             index.objects[name] = files.put(dump_object(elements, f"object {name!r}"))
         for key, item in contents.tensors.items():
-            source = item.source
-            indexed = index.tensors.setdefault(key, IndexedTensor(source.dtype, source.shape, []))
+            indexed = index.tensors.setdefault(key, IndexedTensor(item.dtype, item.shape, []))
             for box in item.cut:
-                bands = read_bands(source.checkpoint, source.key, box)
-                place = files.put_tensor(bands, source.dtype, box.shape, on_bytes)
+                bands = read_bands(item.checkpoint, item.key, box)
+                place = files.put_tensor(bands, item.dtype, box.shape, on_bytes)
                 indexed.chunks.append((box.start, box.shape, place))
     if not is_native:
         stage_small(lock, dump_object(contents.common, "the common data"))
@@ -264,10 +273,10 @@ def _write_zarr(contents: Contents, lock: SaveLock, on_bytes: Callable[[int], No
     arrays = {key: _array_of(key, item) for key, item in contents.tensors.items()}
     zarr_format.check_places(arrays, contents.objects, FIXED_FNAMES)
     for key, item in contents.tensors.items():
-        source, array = item.source, arrays[key]
+        array = arrays[key]
         tables.update(zarr_format.write_array(lock, key, array))
         for _, box in array.cells():
-            values = read_box(source.checkpoint, source.key, box)
+            values = read_box(item.checkpoint, item.key, box)
             tables.update(zarr_format.write_cell(lock, key, array, box, values))
             on_bytes(values.nbytes)
         store_of(target).sync_names(target / key)
@@ -284,33 +293,32 @@ def _write_zarr(contents: Contents, lock: SaveLock, on_bytes: Callable[[int], No
 
 
 def _array_of(key: str, item: Item) -> zarr_format.Array:
-    source = item.source
-    boxes = item.cut or (Box.of_shape(source.shape),)
+    boxes = item.cut or (Box.of_shape(item.shape),)
     largest = tuple(max(sizes) for sizes in zip(*(box.shape for box in boxes), strict=True))
-    return zarr_format.array_of(key, source.dtype, source.shape, largest)
+    return zarr_format.array_of(key, item.dtype, item.shape, largest)
 
 
 def _item_of(checkpoint: OpenCheckpoint, key: str) -> Item:
-    source, cut = Source(checkpoint, key), tuple(cut_of(checkpoint, key))
-    num_elements, num_stored = math.prod(source.shape), sum(box.size for box in cut)
+    item = Item(checkpoint, key, tuple(cut_of(checkpoint, key)))
+    num_elements, num_stored = math.prod(item.shape), sum(box.size for box in item.cut)
     if num_stored < num_elements:
         raise CheckpointMismatchError(
-            f"reading {checkpoint.directory}: tensor {key!r} of shape {source.shape} has {num_elements} elements, "
+            f"reading {checkpoint.directory}: tensor {key!r} of shape {item.shape} has {num_elements} elements, "
             f"found {num_stored} in its chunks; use another checkpoint"
         )
-    return Item(source, cut)
+    return item
 
 
 def _objects_of(checkpoint: OpenCheckpoint) -> tuple[dict[str, OpenCheckpoint], dict[str, Any]]:
     """Objects of a checkpoint, and its common data, which native torch keeps as objects under dotted paths."""
     if checkpoint.format != NATIVE:
         keys = checkpoint.stored_keys()
-        names = [name for name in checkpoint.manifest.objects if _key_of(name) in keys]
+        names = [name for name in checkpoint.manifest.objects if key_of_object(name) in keys]
         return dict.fromkeys(names, checkpoint), dict(checkpoint.common)
     objects: dict[str, OpenCheckpoint] = {}
     common: dict[str, Any] = {}
     for name, extent in checkpoint.manifest.objects.items():
-        if _key_of(name) is not None:
+        if key_of_object(name) != name:
             objects[name] = checkpoint
             continue
         *above, last = name.split(".")
@@ -320,13 +328,6 @@ def _objects_of(checkpoint: OpenCheckpoint) -> tuple[dict[str, OpenCheckpoint], 
             node = below if isinstance(below, dict) else node.setdefault(f"{part}.", {})
         node[last] = read_objects(checkpoint.checksums, [extent], with_stand_ins=True)[0]
     return objects, common
-
-
-def _key_of(unique_key: str) -> str | None:
-    try:
-        return ShardedObject.empty_from_unique_key(unique_key).key
-    except CheckpointingException:
-        return None
 
 
 def _check_names(target: Location, names: Sequence[str]) -> None:

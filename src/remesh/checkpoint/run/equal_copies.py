@@ -22,7 +22,8 @@ import torch
 
 from remesh.checkpoint.checkpoint_errors import CheckpointMismatchError
 from remesh.checkpoint.formats.data_file import elements_of
-from remesh.checkpoint.run.common_data import named, warn_once
+from remesh.checkpoint.run.common_data import warn_once
+from remesh.checkpoint.values.nests import named
 from remesh.comm.gather import Group, gather_from, group_rank
 
 logger = logging.getLogger(__name__)

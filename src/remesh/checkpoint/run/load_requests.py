@@ -31,6 +31,7 @@ from remesh.checkpoint.values.nests import (
     count_parents,
     items_of,
     name_of,
+    named,
     nested_leaves,
     plain_names,
 )
@@ -39,7 +40,6 @@ from remesh.layout.from_torch import dtype_name
 from remesh.resharding.model.tasks import travelling_dtype
 
 logger = logging.getLogger(__name__)
-_MOST_NAMED = 3
 _NOTHING = object()
 _NEITHER = (ShardedBase, LocalNonpersistentObject)
 """Leaves of a state that are neither tensors nor plain values."""
@@ -96,7 +96,7 @@ def check_asked(state: Any, checkpoint: OpenCheckpoint) -> None:
     """Raise `CheckpointMismatchError` for a key of a dict that is not stored, naming the nearest that is."""
     if absent := [*_absent(state, checkpoint)]:
         raise CheckpointMismatchError(
-            f"{len(absent)} keys that are asked for are not in the checkpoint, {_some([*map(name_of, absent)])}; "
+            f"{len(absent)} keys that are asked for are not in the checkpoint, {named(map(name_of, absent), 3)}; "
             f"{_hint(absent[0], checkpoint)}"
         )
 
@@ -128,8 +128,8 @@ def check_kinds(state: Any, checkpoint: OpenCheckpoint) -> None:
     for name, parts in _without_kind(state, checkpoint):
         raise CheckpointMismatchError(
             f"{name!r} is asked for as one plain value, or as an empty dict or list, expected a place for each of the "
-            f"{len(parts)} parts that are stored there, {_some(parts)}; give tensors of the stored shapes to be filled "
-            "(let an optimizer create its state first), or leave the key out"
+            f"{len(parts)} parts that are stored there, {named(parts, 3)}; give tensors of the stored shapes to be "
+            "filled (let an optimizer create its state first), or leave the key out"
         )
 
 
@@ -155,7 +155,7 @@ def report_differences(state: Any, asked: Container[str], objects: Sequence[Path
             "loading checkpoint %s: %d keys are not in it and keep their values, %s",
             checkpoint.directory,
             len(absent),
-            _some(absent),
+            named(absent, 3),
         )
     for name, rest in _without_place(asked, objects, checkpoint.manifest.tensors):
         logger.warning(
@@ -163,7 +163,7 @@ def report_differences(state: Any, asked: Container[str], objects: Sequence[Path
             checkpoint.directory,
             name,
             len(rest),
-            _some(rest),
+            named(rest, 3),
         )
 
 
@@ -238,10 +238,6 @@ def _without_place(
     for name in map(name_of, objects):
         if rest := [one for one in _below(name, ordered) if one not in asked]:
             yield name, rest
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(map(repr, names[:_MOST_NAMED])) + ("" if len(names) <= _MOST_NAMED else ", ...")
 
 
 def _dotted(nest: Any, prefix: str = "") -> Iterator[str]:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 
-from remesh.checkpoint.checkpoint_errors import CheckpointFormatError, CheckpointMismatchError
+from remesh.checkpoint.checkpoint_errors import CheckpointMismatchError
 from remesh.checkpoint.formats.directory import METRICS_FNAME
 from remesh.checkpoint.storage import Location, store_of
+from remesh.checkpoint.storage.integrity import parsing
 
 
 def encode_metrics(metrics: Mapping[str, float]) -> str:
@@ -27,17 +28,11 @@ def read_metrics(directory: Location) -> dict[str, float]:
         content = store_of(path).read(path)
     except FileNotFoundError:
         return {}
-    try:
+    hint = "correct the file, or remove it, and the checkpoint has no metrics"
+    with parsing("bad-metrics", f"reading the metrics {path}", "a JSON object of numbers", hint):
         found = json.loads(content)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict) or not all(_is_number(value) for value in found.values()):
-        raise CheckpointFormatError(
-            "bad-metrics",
-            f"reading the metrics {path}: found {content[:80]!r}, expected a JSON object of numbers; correct the "
-            "file, or "
-            "remove it, and the checkpoint has no metrics",
-        )
+        if not all(_is_number(value) for value in found.values()):
+            raise ValueError(content[:80])
     return {name: float(value) for name, value in found.items()}
 
 

@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from remesh.checkpoint.checkpoint_errors import CheckpointMismatchError
+from remesh.checkpoint.values.nests import named
 from remesh.layout.from_torch import Piece, piece_of
 from remesh.layout.torch_memory import find_shared, is_there, put_back
-
-_MOST_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ def settle(apart: Sequence[ReadApart]) -> None:
     for one in apart:
         if one.sharing and not is_there(one.piece, one.copy):
             raise CheckpointMismatchError(
-                f"filling tensor {one.key!r}: it shares memory with {', '.join(map(repr, one.sharing[:_MOST_NAMED]))}, "
+                f"filling tensor {one.key!r}: it shares memory with {named(one.sharing, 3)}, "
                 "for which the checkpoint holds other values, expected the same, since one place keeps one value; load "
                 "into a tensor of its own (untie the model's weights), or ask for one of them"
             )

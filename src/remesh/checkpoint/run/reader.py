@@ -28,6 +28,7 @@ from remesh.checkpoint.formats.directory import (
     COMMON_STATE_FNAME,
     CONFIG_FNAME,
     METADATA_FNAME,
+    CheckpointingConfig,
     load_common,
     maybe_load_config,
 )
@@ -98,7 +99,7 @@ class OpenCheckpoint:
 
     def stored_keys(self) -> set[str]:
         """Keys of all tensors and objects, objects without the number of their element."""
-        return {*self.manifest.tensors, *map(_object_key, self.manifest.objects)} - {_COMMON_STATE_KEY}
+        return {*self.manifest.tensors, *map(key_of_object, self.manifest.objects)} - {_COMMON_STATE_KEY}
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,8 +256,8 @@ def _as_stored(
     before = manifest.unflattened_shapes
     if not before and not any(one.flattened_range is not None for one in tensors):
         return tensors, whole, ()
-    rerouted = reroute([*tensors, *(_whole(key, tensor) for key, tensor in whole if key in before)], manifest)
-    return rerouted.tensors, [one for one in whole if one[0] not in before], rerouted.copies
+    asked, copies = reroute([*tensors, *(_whole(key, tensor) for key, tensor in whole if key in before)], manifest)
+    return asked, [one for one in whole if one[0] not in before], copies
 
 
 def _is_simple(one: ShardedTensor) -> bool:
@@ -352,6 +353,20 @@ def _format_of(directory: Location, allow_native: bool) -> tuple[str, bool]:
 
     Sharded data has no common data where native torch, or a strategy by itself, has saved it.
     """
+    config = find_marker(directory, allow_native)
+    if isinstance(config, str):
+        return config, False
+    if (config.sharded_backend, config.sharded_backend_version) not in READABLE:
+        raise CheckpointFormatError(
+            "unknown-backend",
+            f"loading checkpoint {directory}: its tensors are in format {config.sharded_backend!r} version "
+            f"{config.sharded_backend_version}, expected one of {READABLE}; convert it first",
+        )
+    return config.sharded_backend, True
+
+
+def find_marker(directory: Location, allow_native: bool) -> CheckpointingConfig | str:
+    """The marker of a checkpoint, or the format of one that is allowed to have none; raises unless there is one."""
     store = store_of(directory)
     if not store.is_directory(directory):
         is_file = store.size_of(directory) is not None
@@ -371,7 +386,7 @@ def _format_of(directory: Location, allow_native: bool) -> tuple[str, bool]:
         config = maybe_load_config(directory)
     if config is None:
         if allow_native and committed:
-            return NATIVE if METADATA_FNAME in committed else zarr_format.BACKEND, False
+            return NATIVE if METADATA_FNAME in committed else zarr_format.BACKEND
         is_native = METADATA_FNAME in committed
         hint = "it was written by native torch, load it with remesh.load" if is_native else "use another checkpoint"
         if below := [name for name in names if _step_below(name) >= 0]:
@@ -383,13 +398,7 @@ def _format_of(directory: Location, allow_native: bool) -> tuple[str, bool]:
             f"loading checkpoint: {directory} is not a distributed checkpoint, expected the marker {CONFIG_FNAME} that "
             f"a completed save leaves, found {names[:8]}; {hint}",
         )
-    if (config.sharded_backend, config.sharded_backend_version) not in READABLE:
-        raise CheckpointFormatError(
-            "unknown-backend",
-            f"loading checkpoint {directory}: its tensors are in format {config.sharded_backend!r} version "
-            f"{config.sharded_backend_version}, expected one of {READABLE}; convert it first",
-        )
-    return config.sharded_backend, True
+    return config
 
 
 def _has(directory: Location, name: str) -> bool:
@@ -400,7 +409,7 @@ def _load_common(checksums: Checksums, manifest: Manifest, *, with_stand_ins: bo
     directory = checksums.directory
     if _has(directory, COMMON_STATE_FNAME):
         return load_common(directory, with_stand_ins=with_stand_ins)
-    names = sorted(name for name in manifest.objects if _object_key(name) == _COMMON_STATE_KEY)
+    names = sorted(name for name in manifest.objects if key_of_object(name) == _COMMON_STATE_KEY)
     if not names:
         return load_common(directory)  # raises, naming the file that is missing
     extents = [manifest.objects[names[0]]]
@@ -415,10 +424,11 @@ def _load_common(checksums: Checksums, manifest: Manifest, *, with_stand_ins: bo
     return common
 
 
-def _object_key(unique_key: str) -> str:
+def key_of_object(unique_key: str) -> str:
+    """The key of an object's array; of an object that another program named, this name."""
     try:
         return ShardedObject.empty_from_unique_key(unique_key).key
-    except CheckpointingException:  # native torch names its objects freely
+    except CheckpointingException:
         return unique_key
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-
-import torch
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from remesh.checkpoint.checkpoint_errors import CheckpointMismatchError, as_checkpoint_errors
 from remesh.checkpoint.formats.safetensors_format import (
     FORMAT,
     MAX_FILE_BYTES,
-    ExportFile,
+    BandedTensor,
     read_safetensors_manifest,
     write_tensors,
 )
@@ -21,34 +18,12 @@ from remesh.checkpoint.run.stored_values import read_bands, shape_of
 from remesh.checkpoint.storage import Directory, Location, location_of
 from remesh.checkpoint.storage.integrity import Checksums
 from remesh.checkpoint.values.entities import ShardedTensor
-from remesh.layout import itemsize_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A tensor to be written."""
-
-    checkpoint: OpenCheckpoint
-    key: str
-
-    @property
-    def dtype(self) -> str:
-        """Name of its dtype."""
-        return self.checkpoint.manifest.tensors[self.key].dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The global shape of the tensor."""
-        return shape_of(self.checkpoint, self.key)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all its elements."""
-        return math.prod(self.shape) * itemsize_bytes(self.dtype)
-
-    def bands(self) -> Iterator[torch.Tensor]:
-        """The values of the tensor, part by part."""
-        return read_bands(self.checkpoint, self.key)
+def banded(checkpoint: OpenCheckpoint, key: str) -> BandedTensor:
+    """A stored tensor, to be written."""
+    dtype = checkpoint.manifest.tensors[key].dtype
+    return BandedTensor(dtype, shape_of(checkpoint, key), partial(read_bands, checkpoint, key))
 
 
 def export(
@@ -58,24 +33,25 @@ def export(
     max_file_bytes: int = MAX_FILE_BYTES,
     rename: Callable[[str], str | None] = str,
     on_bytes: Callable[[int], None] = lambda num_bytes: None,
-) -> list[ExportFile]:
+) -> dict[str, list[str]]:
     """Write the tensors of a checkpoint into directory ``target``, which must hold no export yet; one process.
 
     ``rename`` gives the name of each tensor in the export, None for one to be left out. The index, or the only file,
-    comes last. Objects and common data have no place in this format.
+    comes last. Objects and common data have no place in this format. Returns the names in each file.
     """
     with as_checkpoint_errors(f"exporting checkpoint {checkpoint.directory} to {target}"):
-        sources: dict[str, Source] = {}
+        key_of: dict[str, str] = {}
         for key in checkpoint.manifest.tensors:
             name = rename(key)
             if name is None:
                 continue
-            if name in sources:
+            if name in key_of:
                 raise CheckpointMismatchError(
-                    f"exporting checkpoint {checkpoint.directory}: tensors {sources[name].key!r} and {key!r} would "
+                    f"exporting checkpoint {checkpoint.directory}: tensors {key_of[name]!r} and {key!r} would "
                     f"both be called {name!r}, expected one tensor per name; rename them otherwise"
                 )
-            sources[name] = Source(checkpoint, key)
+            key_of[name] = key
+        sources = {name: banded(checkpoint, key) for name, key in key_of.items()}
         return write_tensors(sources, target, max_file_bytes, on_bytes)
 
 

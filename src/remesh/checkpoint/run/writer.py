@@ -24,8 +24,8 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from remesh.checkpoint.background.staging import Copies as StagedCopies
-from remesh.checkpoint.checkpoint_errors import CheckpointMismatchError, as_checkpoint_error
-from remesh.checkpoint.formats.data_file import dump_object, write_data_file
+from remesh.checkpoint.checkpoint_errors import as_checkpoint_error
+from remesh.checkpoint.formats.data_file import dump_common, dump_object, write_data_file
 from remesh.checkpoint.formats.directory import (
     COMMON_STATE_FNAME,
     METRICS_FNAME,
@@ -41,7 +41,7 @@ from remesh.checkpoint.formats.torch_format import BACKEND, BACKEND_VERSION
 from remesh.checkpoint.plan.flattened import shapes_before_flattening, stored_form, unflatten_all
 from remesh.checkpoint.plan.writes import Written, assemble_index, select_objects, select_tensors
 from remesh.checkpoint.run.collective_steps import take_step
-from remesh.checkpoint.run.common_data import NAME, check_each, digest_of, warn_of_differences
+from remesh.checkpoint.run.common_data import digest_of, warn_of_differences
 from remesh.checkpoint.run.equal_copies import Copies, check_equal, digests_of
 from remesh.checkpoint.storage import Location
 from remesh.checkpoint.storage.save_lock import SaveLock, check_found, held
@@ -73,13 +73,7 @@ class RankState:
 
     def dump(self) -> bytes:
         """The common data as it is to be written; `CheckpointMismatchError` for what could not be loaded again."""
-        if self.blob is not None:
-            return self.blob
-        try:
-            return dump_object(self.common, NAME)
-        except CheckpointMismatchError:
-            check_each(self.common)
-            raise  # of a key
+        return dump_common(self.common) if self.blob is None else self.blob
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from remesh.checkpoint.checkpoint_errors import CheckpointFormatError
 from remesh.checkpoint.storage import Location, store_of
-from remesh.checkpoint.storage.integrity import BLOCK_BYTES, Trailer
+from remesh.checkpoint.storage.integrity import BLOCK_BYTES, Trailer, read_checksums
 from remesh.checkpoint.storage.joined_checksums import join_groups
 from remesh.foundation.checksums import crc32
 from remesh.foundation.thread_pool import PooledExecutor
@@ -203,6 +203,24 @@ class CheckedFile:
         """Checksums of groups of blocks: one call for each instead of one for each block."""
         assert self._trailer is not None
         return join_groups(np.array(self._trailer.crcs, np.uint32), _GROUP, self._block_bytes)
+
+
+def verify(directory: Location) -> Iterator[tuple[str, int]]:
+    """Read every file in full and compare all checksums; yields ``(file name, bytes just checked)`` on the way.
+
+    Raises `CheckpointFormatError` at the first difference. Memory is bounded by a few MiB.
+    """
+    checksums = read_checksums(directory)
+    checksums.check_sizes()
+    for name, entry in checksums.entries.items():
+        trailer = checksums.trailer_of(name)
+        if trailer is None:
+            checksums.check_whole(name)
+            yield name, entry.num_bytes
+            continue
+        with CheckedFile(directory / name, trailer) as file:
+            for start, stop in _cut(0, trailer.data_bytes, WINDOW_BYTES):
+                yield name, len(file.view(start, stop, f"all of {directory}"))
 
 
 def _cut(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:

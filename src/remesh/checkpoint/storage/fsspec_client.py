@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from remesh.checkpoint.storage.remote_client import RemoteClient, RemoteInfo, RemotePath, Upload
+from remesh.checkpoint.storage.remote_path import RemoteInfo, RemotePath
 from remesh.checkpoint.storage.store import Entry
 
 _PART_BYTES = 32 << 20
@@ -18,7 +18,7 @@ _CHANGING = ("size", "ETag", "etag", "md5Hash", "generation", "LastModified", "l
 """Attributes by which stores show that a file has changed."""
 
 
-class FsspecClient(RemoteClient):
+class FsspecClient:
     """The client of one scheme."""
 
     num_attempts = 5
@@ -32,10 +32,10 @@ class FsspecClient(RemoteClient):
         return RemoteInfo(num_bytes, tuple(str(found.get(name)) for name in _CHANGING))
 
     def is_directory(self, path: RemotePath) -> bool:
-        return bool(_call(path, "isdir"))
+        return self.find(path).num_bytes is None  # not isdir, which is False at any error, too
 
     def entries(self, directory: RemotePath) -> list[Entry]:
-        entries, itself = [], _path_of(directory).strip("/")
+        entries, itself = [], _reach(directory)[1].strip("/")
         for one in _call(directory, "ls", detail=True):
             name = one["name"].rstrip("/").rpartition("/")[2]
             if name and one["name"].strip("/") != itself:
@@ -54,11 +54,11 @@ class FsspecClient(RemoteClient):
     def create(self, path: RemotePath, content: bytes) -> None:
         _call(path, "pipe_file", content, mode="create")
 
-    def upload(self, path: RemotePath) -> Upload:
+    def upload(self, path: RemotePath) -> _FsspecUpload:
         return _FsspecUpload(_call(path, "open", "wb", block_size=_PART_BYTES))
 
     def copy(self, path: RemotePath, to: RemotePath) -> None:
-        _call(path, "cp_file", _path_of(to))
+        _call(path, "cp_file", _reach(to)[1])
 
     def remove(self, path: RemotePath) -> None:
         _call(path, "rm_file")
@@ -70,7 +70,7 @@ class FsspecClient(RemoteClient):
         _call(path, "rmdir")
 
 
-class _FsspecUpload(Upload):
+class _FsspecUpload:
     def __init__(self, file: Any) -> None:
         self._file = file
 
@@ -88,14 +88,13 @@ class _FsspecUpload(Upload):
 
 
 def _call(path: RemotePath, method: str, *args: Any, **options: Any) -> Any:
-    import fsspec  # noqa: PLC0415 - only programs that keep files elsewhere wait for its import
-
-    files, at = fsspec.core.url_to_fs(str(path), use_listings_cache=False)  # here: each thread has clients of its own
+    files, at = _reach(path)
     return getattr(files, method)(at, *args, **options)
 
 
-def _path_of(path: RemotePath) -> str:
-    import fsspec  # noqa: PLC0415 - as above
+def _reach(path: RemotePath) -> tuple[Any, str]:
+    """fsspec's file system, of which each thread has one of its own, and the path in there."""
+    import fsspec  # noqa: PLC0415 - only programs that keep files elsewhere wait for its import
 
-    at: str = fsspec.core.url_to_fs(str(path), use_listings_cache=False)[1]
-    return at
+    files, at = fsspec.core.url_to_fs(str(path), use_listings_cache=False)
+    return files, at

@@ -18,10 +18,12 @@ import json
 import struct
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
-from remesh.checkpoint.checkpoint_errors import CheckpointFormatError
+from remesh.checkpoint.checkpoint_errors import CheckpointFormatError, CheckpointingException
 from remesh.checkpoint.storage import Location, RangedFile, store_of
 from remesh.foundation.checksums import crc32
 
@@ -44,6 +46,23 @@ _MAGIC = b"remeshCK"
 _FOOTER = struct.Struct("<8sIQI")
 _FOOTER_CRC = struct.Struct("<I")
 _END_BYTES = _FOOTER.size + _FOOTER_CRC.size
+_OF_STRANGE_BYTES = (
+    *(ValueError, TypeError, LookupError, AttributeError),
+    *(ArithmeticError, RecursionError, struct.error),
+)
+"""What bytes raise in a reader that expects others."""
+
+
+@contextmanager
+def parsing(reason: str, doing: str, expected: str, hint: str = "") -> Iterator[None]:
+    """Give what strange bytes make their reader raise in the block one form, `CheckpointFormatError`."""
+    try:
+        yield
+    except CheckpointingException:
+        raise
+    except (OSError, *_OF_STRANGE_BYTES) as raised:
+        found = f"{raised!r:.200}" + (hint and f"; {hint}")
+        raise CheckpointFormatError(reason, f"{doing}: expected {expected}, found: {found}") from raised
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +145,7 @@ class Checksums:
                 found = _look_through(path)
             except (FileNotFoundError, IsADirectoryError):
                 continue  # left to its reader to report: what it is needed for is known there
-            _check_length(path, entry.num_bytes, found.num_bytes)
+            check_length(path, entry.num_bytes, found.num_bytes)
             self._check_crc(path, found.crc, entry, "the file")
 
     def read(self, name: str) -> bytes:
@@ -151,7 +170,7 @@ class Checksums:
 
     def _check_size(self, name: str, entry: SummedFile) -> None:
         path = self.directory / name
-        _check_length(path, entry.num_bytes, store_of(path).size_of(path))
+        check_length(path, entry.num_bytes, store_of(path).size_of(path))
 
     def _check_crc(self, path: Location, found: int, entry: SummedFile, what: str) -> None:
         if found != entry.crc:
@@ -162,13 +181,12 @@ class Checksums:
             )
 
 
-def _check_length(path: Location, expected: int, found: int | None) -> None:
+def check_length(path: Location, expected: int, found: int | None, *, may_be_longer: bool = False) -> None:
     """Raise `CheckpointFormatError` unless a file has that length; None when it is not there."""
-    if found != expected:
-        is_shorter = found is not None and found < expected
+    if found is None or found < expected or (found > expected and not may_be_longer):
         raise CheckpointFormatError(
-            "missing-file" if found is None else "truncated" if is_shorter else "checksum",
-            f"checking file {path}: expected {expected} bytes, found "
+            "missing-file" if found is None else "truncated" if found < expected else "checksum",
+            f"checking file {path}: expected {'at least ' * may_be_longer}{expected} bytes, found "
             f"{'no such file' if found is None else found}; the checkpoint is damaged, use another one",
         )
 
@@ -206,17 +224,9 @@ def read_checksums(directory: Location) -> Checksums:
             f"reading {path}: expected the file to end in its own checksum {crc32(body):08x}, found {ending!r}; it is "
             "damaged, use another checkpoint",
         )
-    try:
-        found = json.loads(body)
-        if found["version"] != _VERSION:
-            raise ValueError(f"version {found['version']!r}")
-        entries = {_plain_name(name): _entry(values) for name, values in found["files"].items()}
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as raised:
-        raise CheckpointFormatError(
-            "bad-checksums",
-            f"reading {path}: expected checksums of version {_VERSION}, found: {raised!r}; the file is foreign or of "
-            "a later version",
-        ) from raised
+    with _parsing_checksums(path):
+        files = _checked_version(body)["files"]
+        entries = {plain_name(name): _entry(values) for name, values in files.items()}
     checksums = Checksums(directory, entries)
     return Checksums(directory, {**entries, **_read_blocks(checksums)}) if BLOCKS_FNAME in entries else checksums
 
@@ -243,18 +253,22 @@ def files_in_blocks(path: Location) -> list[str]:
 
 def _read_blocks(checksums: Checksums) -> dict[str, SummedFile]:
     path = checksums.directory / BLOCKS_FNAME
-    try:
+    with _parsing_checksums(path):
         checksums.check_whole(BLOCKS_FNAME)
-        found = json.loads(store_of(path).read(path))
-        if found["version"] != _VERSION:
-            raise ValueError(f"version {found['version']!r}")
+        found = _checked_version(store_of(path).read(path))
         return {_inner_name(name): _table_entry(found["block_bytes"], *row) for name, row in found["files"].items()}
-    except CheckpointFormatError:
-        raise
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as raised:
-        raise CheckpointFormatError(
-            "bad-checksums", f"reading {path}: expected tables of checksums of version {_VERSION}, found: {raised!r}"
-        ) from raised
+
+
+def _parsing_checksums(path: Location) -> AbstractContextManager[None]:
+    hint = "the file is foreign or of a later version"
+    return parsing("bad-checksums", f"reading {path}", f"checksums of version {_VERSION}", hint)
+
+
+def _checked_version(content: bytes) -> Any:
+    found = json.loads(content)
+    if found["version"] != _VERSION:
+        raise ValueError(f"version {found['version']!r}")
+    return found
 
 
 def _table_entry(block_bytes: int, num_bytes: int, table: str) -> SummedFile:
@@ -262,37 +276,6 @@ def _table_entry(block_bytes: int, num_bytes: int, table: str) -> SummedFile:
     if type(block_bytes) is not int or type(num_bytes) is not int or len(crcs) != -(-num_bytes // block_bytes):
         raise ValueError(f"{len(crcs)} checksums of {num_bytes!r} bytes in blocks of {block_bytes!r}")
     return SummedFile(_BLOCKS, num_bytes, 0, Trailer(block_bytes, num_bytes, crcs))
-
-
-def verify(directory: Location) -> Iterator[tuple[str, int]]:
-    """Read every file in full and compare all checksums; yields ``(file name, bytes just checked)`` on the way.
-
-    Raises `CheckpointFormatError` at the first difference. Memory is bounded by a few MiB.
-    """
-    checksums = read_checksums(directory)
-    checksums.check_sizes()
-    for name, entry in checksums.entries.items():
-        trailer = checksums.trailer_of(name)
-        if trailer is None:
-            checksums.check_whole(name)
-            yield name, entry.num_bytes
-        else:
-            yield from _verify_data(directory / name, name, trailer)
-
-
-def _verify_data(path: Location, name: str, trailer: Trailer) -> Iterator[tuple[str, int]]:
-    block = trailer.block_bytes
-    for start, content in _pieces(path, trailer.data_bytes, max(1, _READ_BYTES // block) * block):
-        for at in range(0, len(content), block):
-            part = content[at : at + block]
-            expected, found = trailer.crcs[(start + at) // block], crc32(part)
-            if found != expected:
-                raise CheckpointFormatError(
-                    "checksum",
-                    f"verifying {path}: bytes {start + at} to {start + at + len(part)} have checksum {found:08x}, "
-                    f"expected {expected:08x}; the file is damaged, use another checkpoint",
-                )
-        yield name, len(content)
 
 
 def write_sha256_manifest(directory: Location, known: Mapping[str, str] = MappingProxyType({})) -> None:
@@ -309,17 +292,12 @@ def write_sha256_manifest(directory: Location, known: Mapping[str, str] = Mappin
 def check_sha256_manifest(directory: Location) -> None:
     """Raise `CheckpointFormatError` unless `SHA256_FNAME` is there and every file that it names has its sum."""
     path = directory / SHA256_FNAME
-    try:
+    hint = "save with verify_integrity, or load without it"
+    with parsing("bad-integrity", f"reading {path}", "SHA-256 sums of the checkpoint's files", hint):
         found = json.loads(store_of(path).read(path))
         if found["algorithm"] != "sha256":
             raise ValueError(f"algorithm {found['algorithm']!r}")
-        files = {_plain_name(name): str(value) for name, value in found["files"].items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as raised:
-        raise CheckpointFormatError(
-            "bad-integrity",
-            f"reading {path}: expected SHA-256 sums of the checkpoint's files, found: {raised!r}; save with "
-            "verify_integrity, or load without it",
-        ) from raised
+        files = {plain_name(name): str(value) for name, value in found["files"].items()}
     for name, expected in files.items():
         file = directory / name
         actual = _sha256_of(file) if store_of(file).size_of(file) is not None else "no such file"
@@ -338,15 +316,15 @@ def _entry(values: list[object]) -> SummedFile:
     return SummedFile(str(kind), num_bytes, crc)
 
 
-def _plain_name(name: str) -> str:
-    if not name or name in (".", "..") or any(mark in name for mark in "/\\\0"):
+def plain_name(name: Any) -> str:
+    """The name of a file that lies beside the one that names it; ValueError for any other."""
+    if not isinstance(name, str) or not name or name in (".", "..") or any(mark in name for mark in "/\\\0"):
         raise ValueError(f"file name {name!r}")
     return name
 
 
 def _inner_name(name: str) -> str:
-    parts = name.split("/")
-    return "/".join(map(_plain_name, parts))
+    return "/".join(map(plain_name, name.split("/")))
 
 
 def _sizes(directory: Location) -> dict[str, int]:
@@ -355,20 +333,18 @@ def _sizes(directory: Location) -> dict[str, int]:
     return {entry.name: entry.num_bytes for entry in found if entry.num_bytes is not None}
 
 
-def _pieces(path: Location, num_bytes: int | None = None, step: int = _READ_BYTES) -> Iterator[tuple[int, memoryview]]:
-    """The content of a file, or its first bytes, in order; each piece is valid until the next."""
+def _pieces(path: Location) -> Iterator[memoryview]:
+    """The content of a file in order; each piece is valid until the next."""
     with store_of(path).open_ranged(path) as file:
-        stop = file.num_bytes if num_bytes is None else num_bytes
-        buffer = memoryview(bytearray(min(step, stop)))
-        for start in range(0, stop, step):
-            part = buffer[: min(step, stop - start)]
-            yield start, part[: file.read_into(start, part)]
+        buffer = memoryview(bytearray(min(_READ_BYTES, file.num_bytes)))
+        for start in range(0, file.num_bytes, _READ_BYTES):
+            yield buffer[: file.read_into(start, buffer)]
 
 
 def _look_through(path: Location) -> SummedFile:
     """Length and checksum of all of a file, which is opened once."""
     num_bytes = crc = 0
-    for _, content in _pieces(path):
+    for content in _pieces(path):
         crc = crc32(content, crc)
         num_bytes += len(content)
     return SummedFile(_WHOLE, num_bytes, crc)
@@ -376,7 +352,7 @@ def _look_through(path: Location) -> SummedFile:
 
 def _sha256_of(path: Location) -> str:
     digest = hashlib.sha256()
-    for _, content in _pieces(path):
+    for content in _pieces(path):
         digest.update(content)
     return digest.hexdigest()
 

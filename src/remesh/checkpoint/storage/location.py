@@ -17,7 +17,7 @@ from remesh.checkpoint.storage.fsspec_client import FsspecClient
 from remesh.checkpoint.storage.obstore_client import ObstoreClient
 from remesh.checkpoint.storage.obstore_settings import SCHEMES
 from remesh.checkpoint.storage.remote import RemoteStore
-from remesh.checkpoint.storage.remote_client import RemotePath
+from remesh.checkpoint.storage.remote_path import RemotePath
 from remesh.checkpoint.storage.store import LocalStore, Store
 from remesh.foundation.errors import ConfigError
 from remesh.foundation.options import OptionError

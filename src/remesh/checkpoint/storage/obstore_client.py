@@ -15,7 +15,7 @@ from typing import Any
 
 from remesh.checkpoint.storage.obstore_settings import SETTINGS, open_bucket
 from remesh.checkpoint.storage.remote_answers import read_timeout_s
-from remesh.checkpoint.storage.remote_client import RemoteClient, RemoteInfo, RemotePath, Upload
+from remesh.checkpoint.storage.remote_path import RemoteInfo, RemotePath
 from remesh.checkpoint.storage.store import Entry
 from remesh.foundation.errors import ConfigError
 from remesh.foundation.settings import STORE_TIMEOUT_S
@@ -28,10 +28,12 @@ _RANGE_BYTES = 8 << 20
 """Of a large read."""
 
 
-class ObstoreClient(RemoteClient):
+class ObstoreClient:
     """The client of all buckets of one scheme."""
 
     has_directories = False
+    num_attempts = 1
+    """obstore makes more by itself."""
 
     def find(self, path: RemotePath) -> RemoteInfo:
         with _requests(path) as (obs, store, key):
@@ -42,7 +44,7 @@ class ObstoreClient(RemoteClient):
 
     def is_directory(self, path: RemotePath) -> bool:
         with _requests(path) as (obs, store, key):
-            return any(len(page) for page in obs.list(store, key or None))
+            return not key or any(len(page) for page in obs.list(store, key))
 
     def entries(self, directory: RemotePath) -> list[Entry]:
         with _requests(directory) as (obs, store, key):
@@ -77,7 +79,7 @@ class ObstoreClient(RemoteClient):
         with _requests(path) as (obs, store, key):
             obs.put(store, key, content, mode="create", use_multipart=False)
 
-    def upload(self, path: RemotePath) -> Upload:
+    def upload(self, path: RemotePath) -> _ObstoreUpload:
         return _ObstoreUpload(path)
 
     def copy(self, path: RemotePath, to: RemotePath) -> None:
@@ -95,7 +97,7 @@ class ObstoreClient(RemoteClient):
         """Do nothing, as above."""
 
 
-class _ObstoreUpload(Upload):
+class _ObstoreUpload:
     def __init__(self, path: RemotePath) -> None:
         self._path = path
         with _requests(path) as (obs, store, key):

@@ -11,8 +11,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
+from remesh.checkpoint.storage.fsspec_client import FsspecClient
+from remesh.checkpoint.storage.obstore_client import ObstoreClient
 from remesh.checkpoint.storage.remote_answers import NoAnswerError, ask_store
-from remesh.checkpoint.storage.remote_client import RemoteClient, RemoteInfo, RemotePath
+from remesh.checkpoint.storage.remote_path import RemoteInfo, RemotePath
 from remesh.checkpoint.storage.store import Entry, NewFile, RangedFile, Store
 
 T = TypeVar("T")
@@ -26,17 +28,14 @@ class RemoteStore(Store[RemotePath]):
     worthwhile_gap_bytes = 1 << 20
     worthwhile_read_bytes = 32 << 20
 
-    def __init__(self, client: RemoteClient) -> None:
+    def __init__(self, client: FsspecClient | ObstoreClient) -> None:
         self.client = client
         self.has_directories = client.has_directories
 
     def is_directory(self, path: RemotePath) -> bool:
-        with suppress(FileNotFoundError):
-            if self._ask(f"looking at {path}", lambda: self.client.is_directory(path)):
-                return True
-        # Many clients return False at every error; this raises where a store does not answer.
-        found = self._find(path)
-        return found is not None and found.num_bytes is None
+        with suppress(FileNotFoundError, NotADirectoryError):
+            return self._ask(f"looking at {path}", lambda: self.client.is_directory(path))
+        return False
 
     def entries(self, directory: RemotePath) -> list[Entry]:
         found = self._ask(f"listing {directory}", lambda: self.client.entries(directory))

@@ -30,14 +30,10 @@ class NoAnswerError(TimeoutError):
     """A store has not answered for as long as it may; another attempt would wait as long."""
 
 
-_DEFINITE = (
-    NoAnswerError,
-    *(FileNotFoundError, PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError),
-    *(ValueError, TypeError, NotImplementedError, ImportError, ConfigError),
-)
-"""Errors that another attempt does not change."""
 _KNOWN = (FileNotFoundError, NotADirectoryError, PermissionError, FileExistsError, NotImplementedError, ConfigError)
 """Errors that callers tell apart."""
+_DEFINITE = (*_KNOWN, NoAnswerError, IsADirectoryError, ValueError, TypeError, ImportError)
+"""Errors that another attempt does not change."""
 
 
 def ask_store(doing: str, act: Callable[[], T], num_attempts: int = 1) -> T:

@@ -271,9 +271,8 @@ def _read_lock_file(directory: Location, number: int) -> _LockFile:
         content = json.loads(store_of(path).read(path) or b"{}")
         staged = content.get("staged")
         return _LockFile(number, None if staged is None else tuple(map(str, staged)))
-    except FileNotFoundError:  # its checkpoint has come to be
-        return _LockFile(number, None)
-    except (ValueError, TypeError, AttributeError):  # a partial lock file, of a store whose files appear in parts
+    except (FileNotFoundError, ValueError, TypeError, AttributeError):
+        # Its checkpoint has come to be; or the file is partial, in a store whose files appear in parts.
         return _LockFile(number, None)
 
 

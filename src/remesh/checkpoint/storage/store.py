@@ -22,8 +22,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
 
 from remesh.foundation.files import flush
 
@@ -48,7 +47,21 @@ class Entry:
         return self.num_bytes is not None
 
 
-class RangedFile(ABC):
+class _ClosedAtEnd(ABC):
+    """A context manager that closes itself."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the file; gives up one that is being written and not finished."""
+
+
+class RangedFile(_ClosedAtEnd):
     """A file open for reading at any place, by any thread. A context manager."""
 
     num_bytes: int
@@ -58,20 +71,8 @@ class RangedFile(ABC):
     def read_into(self, start: int, destination: memoryview) -> int:
         """Fill ``destination`` from ``start`` on; returns the number of bytes, fewer only where the file ends."""
 
-    @abstractmethod
-    def close(self) -> None:
-        """Let go of the file."""
 
-    def __enter__(self) -> RangedFile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-class NewFile(ABC):
+class NewFile(_ClosedAtEnd):
     """A file being written. A context manager; left without `finish`, the file is not to be relied on."""
 
     @abstractmethod
@@ -85,18 +86,6 @@ class NewFile(ABC):
     @abstractmethod
     def finish(self) -> None:
         """Return when the file is durable and in full."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Let go of the file; gives it up if it is not finished."""
-
-    def __enter__(self) -> NewFile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class Store(ABC, Generic[P]):

@@ -52,6 +52,12 @@ def name_of(path: Path) -> str:
     return ".".join(map(str, path))
 
 
+def named(names: Iterable[str], most: int = 5) -> str:
+    """The first few names, quoted, for a message."""
+    quoted = [*map(repr, names)]
+    return ", ".join(quoted[:most] or ["none"]) + (", ..." if len(quoted) > most else "")
+
+
 def nested_values(x: Nest) -> Iterator[Any]:
     """Every leaf, depth first in order.
 
@@ -362,21 +368,14 @@ def is_stateful(value: Any) -> bool:
 def spread_objects(state: Any) -> tuple[Any, tuple[Path, ...]]:
     """The state with the state dict of every such object in its place, and where they are; itself if there is none."""
     try:
-        paths = tuple(_paths_of_objects(state))
+        leaves = nested_leaves(state) if isinstance(state, NESTS) else ()
+        paths = tuple(path for path, leaf in leaves if is_stateful(leaf))
     except RecursionError:
         raise CheckpointMismatchError(
             "taking a state apart: a dict or list in it holds itself, or they are nested too deeply, expected a tree; "
             "leave the reference to the outer one out"
         ) from None
     return _spread(state) if paths else state, paths
-
-
-def _paths_of_objects(nest: Any, path: Path = ()) -> Iterator[Path]:
-    for key, value in items_of(nest) if isinstance(nest, NESTS) else ():
-        if isinstance(value, NESTS):
-            yield from _paths_of_objects(value, (*path, key))
-        elif is_stateful(value):
-            yield (*path, key)
 
 
 def give_to_objects(state: dict[str, Any], loaded: dict[str, Any], paths: Iterable[Path]) -> dict[str, Any]:

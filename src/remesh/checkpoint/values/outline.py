@@ -23,7 +23,7 @@ import base64
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -44,23 +44,29 @@ _OBJECT_FIELDS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Outline:
-    """The description of a rank's entities that it sends to the others."""
+class SentRows:
+    """What a rank sends to the others of what it holds."""
 
-    form: Sequence[FormRow]
-    """JSON, up to tuples that are lists there."""
+    form: Sequence[Sequence[Any]]
+    """One row of each thing. JSON, up to tuples that are lists there."""
     numbers: Sequence[int] | IntArray
-    """For each row as many offsets as its global shape has axes, then whether it is a main replica."""
+    """Those of all rows, one behind the other."""
 
     def parts(self) -> list[Any]:
         """The same for the other ranks, as JSON."""
         return [self.form, pack(self.numbers)]
 
     @classmethod
-    def from_parts(cls, parts: Sequence[Any]) -> Outline:
+    def from_parts(cls, parts: Sequence[Any]) -> Self:
         """What `parts` was made of."""
         form, numbers = parts
         return cls(form, unpack(numbers))
+
+
+class Outline(SentRows):
+    """The outline of a rank's entities."""
+
+    __slots__ = ()
 
     def entities(self) -> list[ShardedBase]:
         """The entities without data, in order; of their replica ids only whether they are main ones."""
@@ -174,14 +180,19 @@ class _Row:
 
 
 def _groups(outlines: Sequence[Outline]) -> list[_Group]:
-    ranks_of: dict[int, list[int]] = {}
-    for rank, outline in enumerate(outlines):
-        ranks_of.setdefault(id(outline.form), []).append(rank)
     groups = []
-    for ranks in ranks_of.values():
+    for ranks in alike([outline.form for outline in outlines]):
         numbers = np.array([outlines[rank].numbers for rank in ranks], dtype=np.int64).reshape(len(ranks), -1)
         groups.append(_Group(outlines[ranks[0]].form, ranks, np.ascontiguousarray(numbers.T)))
     return groups
+
+
+def alike(by_rank: Sequence[Any]) -> list[list[int]]:
+    """The ranks that sent the same object, by rank."""
+    ranks_of: dict[int, list[int]] = {}
+    for rank, one in enumerate(by_rank):
+        ranks_of.setdefault(id(one), []).append(rank)
+    return list(ranks_of.values())
 
 
 def _problem(key: str, rows: Sequence[_Row], known: dict[Any, bool]) -> str | None:

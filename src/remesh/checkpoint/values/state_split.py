@@ -21,6 +21,7 @@ from remesh.checkpoint.values.nests import (
     Path,
     common_of,
     copy_nest,
+    dict_list_map_outplace,
     extract_matching_values,
     graft,
     nested_leaves,
@@ -86,7 +87,7 @@ def take_apart(sharded_state_dict: dict[Any, Any], added: Mapping[str, Any] = Ma
     )
     expanded = copy_nest(sharded_state_dict)
     apply_factories(expanded)
-    bare = copy_nest(factories)
+    bare = dict_list_map_outplace(lambda factory: factory.without_data(), factories)
     common = common_of(
         expanded, lambda leaf: isinstance(leaf, ShardedBase | LocalNonpersistentObject), looks_within=False
     )
@@ -94,7 +95,7 @@ def take_apart(sharded_state_dict: dict[Any, Any], added: Mapping[str, Any] = Ma
     leaves = [leaf for _, leaf in nested_leaves(expanded)]
     entities = [leaf for leaf in leaves if isinstance(leaf, ShardedBase)]
     nonpersistent = [leaf for leaf in leaves if isinstance(leaf, LocalNonpersistentObject)]
-    return TakenApart(expanded, _without_data(bare), entities, nonpersistent, common)
+    return TakenApart(expanded, bare, entities, nonpersistent, common)
 
 
 def _stored_factories(factories: Any, expanded: Any, stored: Collection[int], path: Path = ()) -> tuple[Any, list[Any]]:
@@ -129,9 +130,3 @@ def _hides_entity(value: tuple[Any, ...]) -> bool:
         isinstance(inner, ShardedBase | LocalNonpersistentObject) or (isinstance(inner, tuple) and _hides_entity(inner))
         for inner in value
     )
-
-
-def _without_data(factories: Any) -> Any:
-    if isinstance(factories, ShardedTensorFactory):
-        return factories.without_data()
-    return {name: _without_data(inner) for name, inner in factories.items()}

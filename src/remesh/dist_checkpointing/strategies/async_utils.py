@@ -5,29 +5,19 @@ from __future__ import annotations
 import logging
 import os
 
-from remesh.checkpoint.background.queue import AsyncCallsQueue
+from remesh.checkpoint.background.queue import AsyncCallsQueue as AsyncCallsQueue
 from remesh.checkpoint.background.writers import (
-    AsyncCaller,
-    AsyncRequest,
-    PersistentAsyncCaller,
-    Progress,
-    TemporalAsyncCaller,
-    ThreadAsyncCaller,
+    AsyncCaller as AsyncCaller,
+    AsyncRequest as AsyncRequest,
+    PersistentAsyncCaller as PersistentAsyncCaller,
+    Progress as Progress,
+    TemporalAsyncCaller as TemporalAsyncCaller,
+    ThreadAsyncCaller as ThreadAsyncCaller,
 )
-from remesh.foundation.collector import collector_at_rest as _disable_gc
-
-__all__ = [
-    "AsyncCaller",
-    "AsyncCallsQueue",
-    "AsyncRequest",
-    "PersistentAsyncCaller",
-    "Progress",
-    "TemporalAsyncCaller",
-    "ThreadAsyncCaller",
-    "_disable_gc",
-]
+from remesh.foundation.collector import collector_at_rest
 
 logger = logging.getLogger(__name__)
+_disable_gc = collector_at_rest
 
 
 def _set_process_qos(cpu_priority: int | None, io_priority: int | None = None) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from remesh.checkpoint.formats.directory import COMMON_STATE_FNAME, load_common, save_common
+from remesh.checkpoint.formats.directory import (
+    COMMON_STATE_FNAME as COMMON_STATE_FNAME,
+    load_common as load_common,
+    save_common as save_common,
+)
 from remesh.checkpoint.storage import Directory
 from remesh.checkpoint.values.entities import StateDict
 from remesh.dist_checkpointing.strategies.base import (
@@ -11,15 +15,6 @@ from remesh.dist_checkpointing.strategies.base import (
     StrategyAction,
     register_default_strategy,
 )
-
-__all__ = [
-    "COMMON_STATE_FNAME",
-    "TorchCommonLoadStrategy",
-    "TorchCommonSaveStrategy",
-    "load_common",
-    "register_default_common_strategies",
-    "save_common",
-]
 
 _BACKEND, _VERSION = "torch", 1
 

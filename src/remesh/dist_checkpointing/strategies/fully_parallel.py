@@ -23,10 +23,10 @@ from remesh.checkpoint.values.nests import dict_list_map_inplace, dict_list_map_
 from remesh.comm.agreement import Agreements
 from remesh.comm.gather import Group, group_rank, group_size
 from remesh.dist_checkpointing.exchange_utils import (
-    EXCHANGE_ALGOS,
     ShardDistribution,
     Shards,
     Tensors,
+    check_exchange_algo,
     determine_main_replica_uniform_distribution,
     exchange_by_distribution,
 )
@@ -36,15 +36,7 @@ from remesh.dist_checkpointing.strategies.base import (
     SaveShardedStrategy,
     call_on_all,
 )
-from remesh.dist_checkpointing.utils import _sharded_tensor_shard_id
-
-__all__ = [
-    "FullyParallelLoadStrategyWrapper",
-    "FullyParallelSaveStrategyWrapper",
-    "_sharded_tensor_shard_id",
-    "distribute_main_replicas_with_precomputed_distribution",
-]
-
+from remesh.dist_checkpointing.utils import _sharded_tensor_shard_id as _sharded_tensor_shard_id
 
 _Wrapped = TypeVar("_Wrapped", SaveShardedStrategy, LoadShardedStrategy)
 
@@ -156,11 +148,7 @@ class FullyParallelLoadStrategyWrapper(_Sharing[LoadShardedStrategy], LoadSharde
         pg_cache_create: bool = False,
     ) -> None:
         super().__init__()
-        if exchange_algo not in EXCHANGE_ALGOS:
-            raise NotImplementedError(
-                f"wrapping {type(strategy).__name__}: unknown exchange algorithm {exchange_algo!r}, expected one of "
-                f"{', '.join(EXCHANGE_ALGOS)}"
-            )
+        check_exchange_algo(exchange_algo)
         self._share(strategy, parallelization_group, do_cache_distribution)
         self.exchange_algo = exchange_algo
         self.per_rank_object_load = per_rank_object_load

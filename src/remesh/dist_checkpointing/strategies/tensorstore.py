@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from remesh.dist_checkpointing.strategies.zarr import ZarrLoadShardedStrategy
 
-__all__ = ["TensorStoreLoadShardedStrategy"]
-
 
 class TensorStoreLoadShardedStrategy(ZarrLoadShardedStrategy):
     """Reads zarr. ``load_directly_on_device`` is accepted: tensors of a request are always filled in place."""
