@@ -113,7 +113,7 @@ def _cost_of(
     started_s, planned_s, base_mib = since
     _ = transfer.digest, transfer.last_rank, transfer.steps_of(min(hosts)), transfer.steps_of(max(hosts))
     ready_s = time.thread_time()
-    return Cost(name, plan.rows.num_messages, planned_s - started_s, ready_s - planned_s, _peak_mib() - base_mib)
+    return Cost(name, len(plan.messages), planned_s - started_s, ready_s - planned_s, _peak_mib() - base_mib)
 
 
 def measure_case(number: int) -> Cost:

@@ -20,13 +20,13 @@ import numpy as np
 from remesh.layout import Box
 from remesh.resharding.model.bound import Bound
 from remesh.resharding.model.network import Network
-from remesh.resharding.model.program import Copy, Message, Program
+from remesh.resharding.model.program import Copy, Program
 from remesh.resharding.model.tasks import TensorMove, compute_missing_boxes, number_layouts
 from remesh.resharding.planning.check import check_plan, check_rank
 from remesh.resharding.planning.plan_json import fields_from_json, fields_to_json
 from remesh.resharding.schedule.chunks import ChunkTable
 from remesh.resharding.schedule.grid_rows import GridRows
-from remesh.resharding.schedule.message_rows import Columns, MessageRows
+from remesh.resharding.schedule.message_rows import MessageRows, PlannedMessages
 from remesh.resharding.schedule.rows import Rows, columns_of
 
 
@@ -68,9 +68,9 @@ class Plan:
         return self.rows.chunks
 
     @cached_property
-    def messages(self) -> tuple[Message, ...]:
-        """All messages by round, then giver. Their number alone is ``rows.num_messages``."""
-        return tuple(Columns.joined(columns for columns, _ in self.rows.blocks()).sorted().messages())
+    def messages(self) -> PlannedMessages:
+        """All messages by round, then giver; made when they are gone through."""
+        return PlannedMessages(self.rows)
 
     @property
     def lower_bound_bytes(self) -> int:

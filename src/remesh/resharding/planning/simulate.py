@@ -60,22 +60,23 @@ def simulate_plan(plan: Plan, network: Network | None = None) -> SimulatedRun:
     if network is None:
         network = plan.network or Network.uniform(plan.host_of.values())
     network.check_hosts(plan.host_of.values(), "simulating a plan")
-    if plan.rows.num_messages > _MAX_MESSAGES:
+    if len(plan.messages) > _MAX_MESSAGES:
         raise PlanError(
-            f"simulating a plan: it has {plan.rows.num_messages} messages, expected at most {_MAX_MESSAGES}; simulate "
-            "the same layouts on fewer hosts, or ask the plan itself for its bound and its bytes"
+            f"simulating a plan: it has {len(plan.messages)} messages, expected at most {_MAX_MESSAGES}; simulate the "
+            "same layouts on fewer hosts, or ask the plan itself for its bound and its bytes"
         )
     ports = _Ports(plan, network)
+    messages = tuple(plan.messages)
     sizes = {number: chunk.nbytes for number, chunk in enumerate(plan.chunks)}
     arrived: dict[tuple[int, int], float] = {}
     timed = []
-    for message in plan.messages:
+    for message in messages:
         nbytes = sizes[message.chunk]
         ready_s = arrived.get((message.giver, message.chunk), 0.0)
         start_s, finish_s = ports.serve(message, nbytes, ready_s)
         arrived[message.taker, message.chunk] = finish_s
         timed.append(Timing(1, message.round, message.giver, message.taker, nbytes, start_s, finish_s))
-    return SimulatedRun(tuple(timed), ports.busy_s, _peak_staging(plan.messages, timed))
+    return SimulatedRun(tuple(timed), ports.busy_s, _peak_staging(messages, timed))
 
 
 class _Ports:

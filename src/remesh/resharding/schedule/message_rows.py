@@ -10,6 +10,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import overload
 
 import numpy as np
 
@@ -113,6 +115,33 @@ class MessageRows(ABC):
             for key, size in zip(keys.tolist(), sums.tolist(), strict=True):
                 total[key] = total.get(key, 0) + size
         return {divmod(key, base): size for key, size in sorted(total.items())}
+
+
+class PlannedMessages(Sequence[Message]):
+    """All messages by round, then giver, made when they are asked for."""
+
+    def __init__(self, rows: MessageRows) -> None:
+        self._rows = rows
+
+    @cached_property
+    def columns(self) -> Columns:
+        """All of them."""
+        return Columns.joined(columns for columns, _ in self._rows.blocks()).sorted()
+
+    def __len__(self) -> int:
+        return self._rows.num_messages
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self.columns.messages())
+
+    @overload
+    def __getitem__(self, index: int) -> Message: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Message]: ...
+    def __getitem__(self, index: int | slice) -> Message | Sequence[Message]:
+        if isinstance(index, slice):
+            return tuple(self.columns.take(np.arange(len(self))[index]).messages())
+        return self.columns.take(np.array([range(len(self))[index]])).messages()[0]
 
 
 def loads_of(between_hosts: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], int]:
