@@ -21,7 +21,8 @@ from benchmarks.report import Row, at_most
 from remesh import dist_checkpointing
 from remesh.checkpoint.run.conversion import Format, convert, gather_contents, open_any
 from remesh.checkpoint.run.stored_values import BAND_BYTES
-from remesh.checkpoint.storage.integrity import verify, write_sha256_manifest
+from remesh.checkpoint.storage.checked_file import verify
+from remesh.checkpoint.storage.integrity import write_sha256_manifest
 from remesh.dist_checkpointing import ShardedTensor
 
 State = dict[str, torch.Tensor]

@@ -28,7 +28,6 @@ from torch.nn.parameter import is_lazy
 
 from remesh.checkpoint.background.saving_thread import BackgroundSave, thread_of
 from remesh.checkpoint.checkpoint_errors import CheckpointFormatError, CheckpointMismatchError, as_checkpoint_error
-from remesh.checkpoint.formats.safetensors_format import is_safetensors
 from remesh.checkpoint.plan.writes import SMALL_BYTES, Choice, HeldBoxes, choose_writers
 from remesh.checkpoint.run.collective_steps import take_step
 from remesh.checkpoint.run.common_data import Common, join_common
@@ -54,7 +53,7 @@ from remesh.checkpoint.run.reader import (
     plan_fill,
     run_fill,
 )
-from remesh.checkpoint.run.safetensors import open_safetensors
+from remesh.checkpoint.run.safetensors import open_safetensors_after
 from remesh.checkpoint.run.writer import RankState, begin_save, commit_save, part_of, store_index, write_part
 from remesh.checkpoint.storage import Directory, Location, location_of
 from remesh.checkpoint.storage.save_lock import SaveLock
@@ -270,16 +269,6 @@ def load(
     return filled
 
 
-def _open_any(place: Location) -> OpenCheckpoint:
-    """A checkpoint, or what Hugging Face has written, where there is no sign of one."""
-    try:
-        return open_checkpoint(place, allow_native=True)
-    except CheckpointFormatError as raised:
-        if raised.reason != "not-a-checkpoint" or not is_safetensors(place):
-            raise
-        return open_safetensors(place)
-
-
 @never_compiled
 def load_chosen(
     choose: Callable[[OpenCheckpoint], dict[str, Any]],
@@ -303,7 +292,10 @@ def load_chosen(
                 check_option(doing, name, given, bool)  # type: ignore[unreachable]  # not all check types
         if (save_into_it := _UNDER_WAY.get(location_of(path))) is not None:
             save_into_it.failure()  # what became of it, its handle reports
-        checkpoint = _open_any(location_of(path))
+        try:
+            checkpoint = open_checkpoint(location_of(path), allow_native=True)
+        except CheckpointFormatError as raised:
+            checkpoint = open_safetensors_after(raised, location_of(path))
         return _plan_load(choose(checkpoint), checkpoint, strict, allow_unsafe_types)
 
     with collector_at_rest():

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from remesh.foundation.errors import LayoutError
+from remesh.foundation.torch_private import never_compiled
 from remesh.layout.affine import AffineRuns, find_runs, join_runs, shards_of_runs
 from remesh.layout.box import Box
 from remesh.layout.box_array import BoxArray, is_disjoint
@@ -93,6 +94,7 @@ class BoundWeights:
                 source.copy_(to)
 
 
+@never_compiled
 def record(
     load: Loader,
     sources: Mapping[str, Sequence[int]],

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from remesh.checkpoint.checkpoint_errors import CheckpointMismatchError, as_checkpoint_errors
+from remesh.checkpoint.checkpoint_errors import CheckpointFormatError, CheckpointMismatchError, as_checkpoint_errors
 from remesh.checkpoint.formats.safetensors_format import (
     FORMAT,
     MAX_FILE_BYTES,
     BandedTensor,
+    is_safetensors,
     read_safetensors_manifest,
     write_tensors,
 )
@@ -61,6 +62,13 @@ def open_safetensors(source: Directory) -> OpenCheckpoint:
     with as_checkpoint_errors(f"opening safetensors {place}"):
         directory, manifest = read_safetensors_manifest(place)
         return OpenCheckpoint(Checksums(directory, {}), manifest, {}, FORMAT)
+
+
+def open_safetensors_after(raised: CheckpointFormatError, place: Location) -> OpenCheckpoint:
+    """What Hugging Face has written, where there was no sign of a checkpoint; else raises the error of that look."""
+    if raised.reason != "not-a-checkpoint" or not is_safetensors(place):
+        raise raised
+    return open_safetensors(place)
 
 
 def load_safetensors(tensors: Sequence[ShardedTensor], source: Directory) -> None:
