@@ -26,6 +26,7 @@ from remesh.carried.torch import torch_job
 from remesh.carried.torch.successors import REFUSAL, prepare_successors
 from remesh.foundation.checksums import crc32
 from remesh.foundation.errors import Error
+from remesh.foundation.exit_codes import ExitCode
 from remesh.foundation.linux.procfs import children_of, start_of
 from remesh.foundation.settings import PROGRAM
 from tests.damage import damaged
@@ -410,13 +411,13 @@ def test_what_does_not_fit_a_checkpoint_is_refused_and_harms_nothing(stopped: To
     folder = JobFolder(stopped.folder).checkpoint(None).path
     script, store = steady.folder.parent / "steady.py", folder / "store.json"
     with _changed(script, script.read_bytes() + b"# another one\n"):
-        assert "its script is" in _refused(stopped)
+        assert "its script is" in _refused(stopped, ExitCode.USAGE)
     with _changed(store, store.read_bytes()[:-1]):
-        assert "its digest does not match" in _refused(stopped)
+        assert "its digest does not match" in _refused(stopped, ExitCode.FAILED)
     pages = next(path for path in sorted((folder / rank_name(1)).rglob("pages.bin")))
     whole = pages.read_bytes()
     with _changed(pages, whole[:4096] + bytes([whole[4096] ^ 1]) + whole[4097:]):
-        assert "rank 1" in _refused(stopped)
+        assert "rank 1" in _refused(stopped, ExitCode.FAILED)
     other = subprocess.run(
         [sys.executable, "-m", "remesh", "mpi", "restart", str(stopped.folder)], capture_output=True, text=True
     )
@@ -435,10 +436,10 @@ def _changed(path: Path, content: bytes) -> Iterator[None]:
         path.write_bytes(whole)
 
 
-def _refused(job: TorchJob) -> str:
+def _refused(job: TorchJob, code: ExitCode) -> str:
     job.restart()
     status, said = job.end()
-    assert status == 1
+    assert status == code
     return said
 
 

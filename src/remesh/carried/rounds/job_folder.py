@@ -19,7 +19,6 @@ import fcntl
 import hashlib
 import itertools
 import json
-import logging
 import os
 import re
 import shutil
@@ -34,8 +33,6 @@ from remesh.foundation.files import flush, replace_whole, write_new
 from remesh.foundation.options import check_option
 from remesh.foundation.retention import KeepLast, Saved, decide_kept
 from remesh.wire.token import Token
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _VERSION: Final = 1
@@ -252,7 +249,7 @@ class JobFolder:
             with path.open("a") as file:
                 file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}\n")
         except OSError as error:
-            logger.warning("writing %s: %s; the line was: %s", path, error.strerror, text)
+            _warn("writing %s: %s; the line was: %s", path, error.strerror, text)
 
     # --- checkpoints ---
 
@@ -325,7 +322,7 @@ class JobFolder:
         try:
             flush(self.images)
         except OSError as error:
-            logger.warning(
+            _warn(
                 "%s is a checkpoint, but its disk has not confirmed its name (%s): a crash of this machine may take it "
                 "back",
                 *(final, error.strerror),
@@ -431,6 +428,12 @@ def _as_damaged(path: Path) -> Iterator[None]:
         yield
     except (KeyError, TypeError, ValueError) as error:
         raise FormatError("bad-job", f"reading {path}: {error!r}; it is damaged, or another version's") from error
+
+
+def _warn(text: str, *values: object) -> None:
+    import logging  # noqa: PLC0415 - ranks of MPI programs load this module, and do without
+
+    logging.getLogger(__name__).warning(text, *values)
 
 
 def _to_json(value: Any) -> bytes:

@@ -341,7 +341,7 @@ def _chunk_size(lag: int, problem: _Problem) -> int:
     if not lag:
         return problem.chunk_bytes
     if network is not None and network.latency_s and bound.seconds:
-        num_chunks = max(1, round(math.sqrt(lag * bound.seconds / network.latency_s)))
+        num_chunks = max(1, round(min(math.sqrt(lag * bound.seconds / network.latency_s), bound.bytes)))
         return min(problem.chunk_bytes, max(bound.bytes // num_chunks, MIN_CHUNK_BYTES))
     # Where nothing leaves its host, no NIC is busy, and the bound is of no bytes.
     nbytes = bound.bytes or max(problem.fused.group_bytes)
