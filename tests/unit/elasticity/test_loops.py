@@ -553,6 +553,41 @@ def test_a_job_that_is_resumed_with_other_data_is_refused_unless_asked_for(
     assert len([sample for _, batch in world.taken for sample in batch]) == 3 * len(dataset) - 12
 
 
+def limited(**limits: int) -> Program:
+    def program(job: Job, world: World) -> Net:
+        net = Net(job)
+        for batch in job.batches(B, 3, max_steps=2):
+            step(job, world, net, "B", batch)
+        for batch in job.batches(A, 4, **limits):
+            step(job, world, net, "A", batch)
+        return net
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [({"max_steps": 2}, {"max_steps": 7}), ({"epochs": 1}, {"epochs": 3}), ({"epochs": 2},) * 2]
+)
+def test_a_job_that_has_ended_and_is_started_again_with_more_to_do_does_it(
+    tmp_path: Path, before: dict[str, int], after: dict[str, int]
+) -> None:
+    """And no more than that: the loop before the last one is over, with the same limits the last one, too."""
+    whole, world = World(), World()
+    with stint_of(whole, None, 1) as session:
+        limited(**after)(Job(session, EventLog(None, "test")), whole)
+    for limits in (before, after):
+        with stint_of(world, None, 1, tmp_path) as session:
+            job = Job(session, EventLog(None, "test"))
+            limited(**limits)(job, world)
+            job.save()
+    # The last batch of an end may be a short one; the samples are the same.
+    assert samples_of(world) == samples_of(whole)
+
+
+def samples_of(world: World) -> list[tuple[str, int]]:
+    return [(what, sample) for what, batch in world.taken for sample in batch]
+
+
 class Chances(torch.utils.data.Dataset[torch.Tensor]):
     """Changes its samples at random, by each generator that programs use, and one that nobody seeds."""
 

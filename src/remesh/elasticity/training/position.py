@@ -81,6 +81,8 @@ class Position:
     """By name: where in the program it is called, and its number there."""
     num_done: Mapping[str, int] = field(default_factory=dict)
     """Place in the program -> how many readings there are behind the job without a gap; ``readings`` lacks them."""
+    last: Mapping[str, Reading] = field(default_factory=dict)
+    """By name the reading that is behind the job as far as its limits went, where nothing has been read since."""
 
     def after(self, num_samples: int, name: str | None = None) -> Position:
         """The position once a batch of this many samples is resolved, of this reading."""
@@ -90,7 +92,7 @@ class Position:
             sources = {**sources, reading.source: replace(source, samples=source.samples + num_samples)}
             readings = {**readings, name: replace(reading, steps=reading.steps + 1)}
         step, samples = self.step + 1, self.samples + num_samples
-        return replace(self, step=step, samples=samples, mark=0, sources=sources, readings=readings)
+        return replace(self, step=step, samples=samples, mark=0, sources=sources, readings=readings, last={})
 
     def marked(self) -> Position:
         """The same, once more has happened since the step."""
@@ -100,18 +102,18 @@ class Position:
         """With a reading that begins here, of the source of this key as it is now."""
         reading = Reading(key, source.samples, source.epoch)
         sources, readings = {**self.sources, key: source}, {**self.readings, name: reading}
-        return replace(self, sources=sources, readings=readings).marked()
+        return replace(self, sources=sources, readings=readings, last={}).marked()
 
     def is_done(self, name: str) -> bool:
         """Whether this reading is behind the job."""
         where, number = split_name(name)
         return number < self.num_done.get(where, 0) or (name in self.readings and self.readings[name].is_done)
 
-    def ended(self, name: str, epoch: int = 0) -> Position:
-        """With this reading behind the job; ``epoch`` is how many passes over an iterable are."""
+    def ended(self, name: str, epoch: int = 0, *, is_left: bool = False) -> Position:
+        """With this reading behind the job, by its limits or left; ``epoch`` counts the passes over an iterable."""
         if self.is_done(name):
             return self
-        where, _ = split_name(name)
+        where, number = split_name(name)
         readings, num_done = dict(self.readings), self.num_done.get(where, 0)
         key = readings[name].source
         readings[name] = replace(readings[name], is_done=True)
@@ -120,19 +122,28 @@ class Position:
             num_done += 1
         sources = {**self.sources, key: replace(self.sources[key], epoch=epoch)}
         counts = {**self.num_done, where: num_done}
-        return replace(self, sources=sources, readings=readings, num_done=counts).marked()
+        last = {} if is_left or num_done != number + 1 else {name: self.readings[name]}
+        return replace(self, sources=sources, readings=readings, num_done=counts, last=last).marked()
+
+    def reopened(self) -> Position:
+        """With the last reading not behind the job: one that is started again may have other limits, and reads on."""
+        readings, counts = {**self.readings, **self.last}, dict(self.num_done)
+        for where, number in map(split_name, self.last):
+            counts[where] = number
+        return replace(self, readings=readings, num_done=counts, last={})
 
     def next_epoch(self, where: str) -> Position:
         """In the next epoch: all readings that are called at this place begin again."""
         readings = {name: one for name, one in self.readings.items() if split_name(name)[0] != where}
         counts = {other: count for other, count in self.num_done.items() if other != where}
-        return replace(self, epoch=self.epoch + 1, readings=readings, num_done=counts).marked()
+        return replace(self, epoch=self.epoch + 1, readings=readings, num_done=counts, last={}).marked()
 
     def to_text(self) -> str:
         """What is neither step, samples nor line; travels among the plain values of a state."""
         fields = {name: getattr(self, name) for name in ("mark", "epoch", "num_done")}
         parts = {
-            key: {name: asdict(one) for name, one in getattr(self, key).items()} for key in ("sources", "readings")
+            key: {name: asdict(one) for name, one in getattr(self, key).items()}
+            for key in ("sources", "readings", "last")
         }
         return json.dumps(fields | parts)
 
@@ -144,7 +155,8 @@ class Position:
             return cls(step, samples, line, sources={"0": known}, readings={"0": Reading("0", steps=step)})
         fields = json.loads(text)
         fields["sources"] = {name: SampleSource(**one) for name, one in fields["sources"].items()}
-        fields["readings"] = {name: Reading(**one) for name, one in fields["readings"].items()}
+        for key in ("readings", "last"):
+            fields[key] = {name: Reading(**one) for name, one in fields.get(key, {}).items()}
         return cls(step, samples, line, **fields)
 
 

@@ -92,7 +92,8 @@ class Readings:
 
     def stand_at(self, position: Position, *, is_from_disk: bool = False) -> None:
         """Go on from here. A digest is looked at where the state is not of this run."""
-        self.position, self._is_from_disk, self._left = position, is_from_disk, []
+        self.position = position.reopened() if is_from_disk else position
+        self._is_from_disk, self._left = is_from_disk, []
         self._unproved = position.sources.keys() - self._keys.values()
 
     def call(self) -> str:
@@ -152,7 +153,7 @@ class Readings:
 
     def leave(self, name: str, epoch: int, values: Any) -> None:
         """The loop over this reading is left in the middle, with these plain values; ``epoch`` of an iterable."""
-        self._left.append(_Left(lambda position: position.ended(name, epoch), values))
+        self._left.append(_Left(lambda position: position.ended(name, epoch, is_left=True), values))
 
     def settle(self, error: BaseException | None = None) -> Any:
         """The program has called the job, or this error ends it: the loops that it left before are behind it.
